@@ -77,7 +77,7 @@ lock: ## refresh the lock files (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes --extra grpc --extra kubernetes -c requirements-dev.lock pyproject.toml requirements-build.in -o requirements-image.lock
 
 sbom: $(VENV)/.installed-dev ## what the lock files install, with licences and hashes, as CycloneDX JSON in var/
-	$(BIN)/python -m cli.sbom $(ARGS)
+	$(BIN)/python -m fleetcast.cli.sbom $(ARGS)
 
 release: $(VENV)/.installed-dev ## VERSION=0.2.0: bump, changelog, files in dist/, commit and tag; ARGS=--dry-run shows the plan
 	$(BIN)/python -m deploy.release $(VERSION) $(ARGS)

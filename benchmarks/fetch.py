@@ -16,10 +16,10 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.case import record
-from benchmarks.exporters import Farm
-from ingest.pages.fetch import fetch, open_session
-from ingest.pages.plain_http import PageClient
+from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.exporters import Farm
+from fleetcast.ingest.pages.fetch import fetch, open_session
+from fleetcast.ingest.pages.plain_http import PageClient
 
 SIZES = (40,)  # targets
 PAIRS = 7

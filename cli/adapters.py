@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.options import ConfigOption, StateOption, configured
-from cli.screen import echo, echo_text
+from fleetcast.cli.kit.options import ConfigOption, StateOption, configured
+from fleetcast.cli.kit.screen import echo, echo_text
 
 if TYPE_CHECKING:
-    from service.adapter_records import AdapterRecords, AdapterStatus
-    from service.config import Config
+    from fleetcast.service.adapter_records import AdapterRecords, AdapterStatus
+    from fleetcast.service.config import Config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,7 +51,7 @@ def show(name: NameArgument, config: ConfigOption = None, state: StateOption = N
     """
     import msgspec
 
-    from service.adapter_records import AdapterRecords
+    from fleetcast.service.adapter_records import AdapterRecords
 
     loaded = _loaded(config, state)
     row = _row(loaded, name)
@@ -87,7 +87,7 @@ def withdraw(
 
       fleetcast adapters withdraw --all --config config.toml
     """
-    from service.adapter_records import AdapterRecords
+    from fleetcast.service.adapter_records import AdapterRecords
 
     loaded = _loaded(config, state)
     records = AdapterRecords(loaded.folder)
@@ -122,7 +122,7 @@ def _withdraw(config: "Config", records: "AdapterRecords", name: str, undo: bool
 
 
 def _loaded(config: Path | None, state: str | None) -> "Config":
-    from service.doors import open_doors
+    from fleetcast.service.doors import open_doors
 
     loaded = configured(config, state)
     open_doors(loaded.adapters)  # refuses what cannot be
@@ -133,14 +133,14 @@ def _rows(config: "Config") -> list[dict[str, Any]]:
     """Return the rows of `GET /v1/adapters`, without what each adapter wrote last."""
     import msgspec
 
-    from service.adapter_rows import adapter_rows
+    from fleetcast.service.adapter_rows import adapter_rows
 
     rows = msgspec.to_builtins(adapter_rows(config))
     return [{key: value for key, value in row.items() if key != "last"} for row in rows]
 
 
 def _row(config: "Config", name: str) -> dict[str, Any]:
-    from fleet.errors import ConfigError
+    from fleetcast.fleet.errors import ConfigError
 
     rows = {row["name"]: row for row in _rows(config)}
     if name not in rows:
@@ -149,7 +149,7 @@ def _row(config: "Config", name: str) -> dict[str, Any]:
 
 
 def _standing(row: dict[str, Any]) -> str:
-    from service.config import GRPC_SERVICES
+    from fleetcast.service.config import GRPC_SERVICES
 
     if row["name"] == "external_metrics":
         return "asked by a Kubernetes API server"
@@ -171,8 +171,8 @@ def _withdrawn(
 
     Returns whether everything is undone, and the adapter's status if known.
     """
-    from service.adapters import AdapterHost
-    from service.state_folder import StateError, role_lock
+    from fleetcast.service.adapters import AdapterHost
+    from fleetcast.service.state_folder import StateError, role_lock
 
     try:
         with role_lock(config, "adapters", patience_s=0.0):

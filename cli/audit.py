@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.screen import echo, echo_text
+from fleetcast.cli.kit.screen import echo, echo_text
 
 if TYPE_CHECKING:
-    from placement.ledger_verify import LedgerVerdict
+    from fleetcast.placement.ledger.verify import LedgerVerdict
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,9 +51,9 @@ def verify_trail(
 
       fleetcast audit verify --head "$(cat head-of-last-monday)"
     """
-    from cli.options import check_outputs, configured
-    from fleet.errors import ConfigError
-    from placement.ledger_verify import verify
+    from fleetcast.cli.kit.options import check_outputs, configured
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.placement.ledger.verify import verify
 
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):  # an empty one is a file that was not found
         raise ConfigError(f"--head {head!r}: expected the 64 hexadecimal digits of a line's hash")

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import configured
-from cli.screen import echo
-from fleet.errors import ConfigError, SourceError
+from fleetcast.cli.kit.options import configured
+from fleetcast.cli.kit.screen import echo
+from fleetcast.fleet.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from clients.prometheus import MatrixRow
-    from ingest.archive.archive import Archive
-    from ingest.remote_write.backfill import Ranges, Taken, Wish
-    from service.config import Config
+    from fleetcast.clients.prometheus import MatrixRow
+    from fleetcast.ingest.archive.archive import Archive
+    from fleetcast.ingest.remote_write.backfill import Ranges, Taken, Wish
+    from fleetcast.service.config import Config
 
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -56,8 +56,8 @@ def backfill(
 
       fleetcast backfill http://prometheus:9090 --from 2026-11-01 --to 2026-11-08 --step 60s --match 'cluster="a"'
     """
-    from clients.prometheus import SilentServer
-    from ingest.remote_write.backfill import Wish
+    from fleetcast.clients.prometheus import SilentServer
+    from fleetcast.ingest.remote_write.backfill import Wish
 
     loaded = configured(config, state)
     if not loaded.archive.enabled:
@@ -129,15 +129,15 @@ class SlowClient:
 
 
 def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s: float) -> "tuple[Taken, Archive]":
-    from clients.prometheus import PrometheusClient
-    from fleet.decode_faults import explain_json
-    from fleet.entities import Entities
-    from fleet.topology import Topology
-    from ingest.archive.archive import Archive, ArchiveLimits
-    from ingest.archive.files import ArchiveFiles
-    from ingest.remote_write.backfill import Progress, PrometheusBackfill
-    from ingest.topology.load import load_topology
-    from service.pipeline.state import align
+    from fleetcast.clients.prometheus import PrometheusClient
+    from fleetcast.fleet.decode_faults import explain_json
+    from fleetcast.fleet.entities import Entities
+    from fleetcast.fleet.topology import Topology
+    from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
+    from fleetcast.ingest.archive.files import ArchiveFiles
+    from fleetcast.ingest.remote_write.backfill import Progress, PrometheusBackfill
+    from fleetcast.ingest.topology.load import load_topology
+    from fleetcast.service.pipeline.state import align
 
     entities = Entities()
     named = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.screen import echo
+from fleetcast.cli.kit.screen import echo
 
 if TYPE_CHECKING:
-    from service.config import Config
-    from service.http.tls import Tls
+    from fleetcast.service.config import Config
+    from fleetcast.service.http.tls import Tls
 
 
 def check_config_file(
@@ -19,16 +19,16 @@ def check_config_file(
 
     Example:  fleetcast check-config config.toml
     """
-    from fleet.entities import Entities
-    from fleet.redaction import redacted
-    from ingest.archive.files import ArchiveFiles
-    from ingest.topology.load import load_topology
-    from service.config import load_config, naming_lines
-    from service.doors import open_doors
-    from service.http.access import load_access
-    from service.http.tls import Tls
-    from service.pipeline.role import open_sources
-    from service.start_checks import check_start
+    from fleetcast.fleet.entities import Entities
+    from fleetcast.fleet.redaction import redacted
+    from fleetcast.ingest.archive.files import ArchiveFiles
+    from fleetcast.ingest.topology.load import load_topology
+    from fleetcast.service.config import load_config, naming_lines
+    from fleetcast.service.doors import open_doors
+    from fleetcast.service.http.access import load_access
+    from fleetcast.service.http.tls import Tls
+    from fleetcast.service.pipeline.role import open_sources
+    from fleetcast.service.start_checks import check_start
 
     config = load_config(path)
     with naming_lines(path):
@@ -57,7 +57,7 @@ def check_config_file(
 
 def tls_line(config: "Config", tls: "Tls | None") -> str:
     """Return which certificate is used, until when, and whether client certificates may replace tokens."""
-    from service.http.tls import date_of
+    from fleetcast.service.http.tls import date_of
 
     if tls is None:
         return "none, requests and tokens travel in the clear"

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.backfill import time_of
-from cli.options import ConfigOption, configured
-from cli.screen import echo
-from fleet.redaction import redacted
+from fleetcast.cli.backfill import time_of
+from fleetcast.cli.kit.options import ConfigOption, configured
+from fleetcast.cli.kit.screen import echo
+from fleetcast.fleet.redaction import redacted
 
 if TYPE_CHECKING:
-    from ingest.archive.files import ArchiveFiles, FileName
-    from ingest.archive.read import ArchiveSpan
-    from ingest.archive.series import ArchivedSeries
+    from fleetcast.ingest.archive.files import ArchiveFiles, FileName
+    from fleetcast.ingest.archive.read import ArchiveSpan
+    from fleetcast.ingest.archive.series import ArchivedSeries
 
 MANY_SERIES = 40
 PLOT_COLUMNS, PLOT_LINES = 96, 8
@@ -64,8 +64,8 @@ def show(
 
       fleetcast history show --metric power_w --entity n001/3
     """
-    from ingest.archive.read import ArchiveSpan
-    from ingest.archive.series import read_series
+    from fleetcast.ingest.archive.read import ArchiveSpan
+    from fleetcast.ingest.archive.series import read_series
 
     files = _files(config, state, url)
     now_ms = _now_ms()
@@ -93,9 +93,9 @@ def compact_files(
 
     Example:  fleetcast history compact
     """
-    from fleet.errors import FleetcastError
-    from ingest.archive.compact import compact, runs
-    from ingest.archive.files import DATASETS
+    from fleetcast.fleet.errors import FleetcastError
+    from fleetcast.ingest.archive.compact import compact, runs
+    from fleetcast.ingest.archive.files import DATASETS
 
     files = _files(config, state, url)
     now_ms = _now_ms()
@@ -142,7 +142,7 @@ def prune_days(
 
       fleetcast history prune --keep-days 30
     """
-    from ingest.archive.compact import old_days, prune
+    from fleetcast.ingest.archive.compact import old_days, prune
 
     files = _files(config, state, url)
     days = old_days(files, _now_ms(), keep_days)
@@ -158,7 +158,7 @@ def prune_days(
 
 
 def _files(config: Path | None, state: str | None, url: str | None) -> "ArchiveFiles":
-    from ingest.archive.files import ArchiveFiles
+    from fleetcast.ingest.archive.files import ArchiveFiles
 
     return ArchiveFiles(url or configured(config, state).archive_url)
 
@@ -169,7 +169,7 @@ def _now_ms() -> int:
 
 def _days(files: "ArchiveFiles", span: "ArchiveSpan") -> list[dict[str, Any]]:
     """Return a row for each day and dataset."""
-    from ingest.archive.files import DATASETS
+    from fleetcast.ingest.archive.files import DATASETS
 
     counts: dict[tuple[str, str], Counter[str]] = {}
     blocks: dict[tuple[str, str], set[str]] = {}
@@ -197,7 +197,7 @@ def _read_size(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
     """Return the bytes and rows of a file. Both are 0 if it is damaged, or was compacted in the meantime."""
     import pyarrow.parquet as pq
 
-    from ingest.archive.read import log_damaged
+    from fleetcast.ingest.archive.read import log_damaged
 
     try:
         with log_damaged(name), files.open(name) as file:
@@ -295,7 +295,7 @@ def plot(series: "ArchivedSeries") -> list[str]:
     """
     import numpy as np
 
-    from features.sums import divide
+    from fleetcast.features.sums import divide
 
     first, last = series.time_ms[0], series.time_ms[-1]
     columns = min(PLOT_COLUMNS, len(series.time_ms))

@@ -11,35 +11,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cli import (
-    adapters,
-    audit,
-    backfill,
-    backtest,
-    bench,
-    check,
-    data,
-    demo,
-    drift,
-    evaluate,
-    history,
-    logs,
-    models,
-    play,
-    produce,
-    queues,
-    run,
-    simulate,
-    state,
-    state_backup,
-    topology,
-    train,
-)
-from cli.checked_command import check_all
-from cli.screen import echo
-from fleet.errors import ConfigError, FleetcastError
-from fleet.installation import check_packages
-from fleet.process import watch_parent
+from fleetcast.cli import adapters, audit, backfill, check, history, produce, queues, run, state, state_backup, topology
+from fleetcast.cli.demo import demo
+from fleetcast.cli.kit import logs
+from fleetcast.cli.kit.checked_command import check_all
+from fleetcast.cli.kit.screen import echo
+from fleetcast.cli.lab import backtest, bench, data, drift, evaluate, models, play, simulate, train
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.fleet.process import watch_parent
 
 UMASK_VARIABLE = "FLEETCAST_UMASK"
 PRIVATE_UMASK = "077"
@@ -103,7 +82,6 @@ def main() -> NoReturn:
     try:
         keep_files_private()
         logs.configure()
-        check_packages()
         app()
     except FleetcastError as error:
         logs.complain(error)

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from cli.screen import echo
-from fleet.errors import ConfigError
+from fleetcast.cli.kit.screen import echo
+from fleetcast.fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from clients.kafka import KafkaWriter
-    from fleet.clock import Clock
-    from fleet.entities import Entities
-    from ingest.kafka.output import Output, Sent
-    from ingest.kafka.source import KafkaOptions
-    from ingest.source import Source
-    from service.config import Config
+    from fleetcast.clients.kafka import KafkaWriter
+    from fleetcast.fleet.clock import Clock
+    from fleetcast.fleet.entities import Entities
+    from fleetcast.ingest.kafka.output import Output, Sent
+    from fleetcast.ingest.kafka.source import KafkaOptions
+    from fleetcast.ingest.source import Source
+    from fleetcast.service.config import Config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -87,10 +87,10 @@ def telemetry(
 
       fleetcast produce telemetry --brokers kafka-1:9092 --replay pages/ --form json
     """
-    from clients.kafka import KafkaWriter
-    from fleet.entities import Entities
-    from ingest.kafka.output import FORMS, blocks_of, forward
-    from ingest.topology.load import load_topology
+    from fleetcast.clients.kafka import KafkaWriter
+    from fleetcast.fleet.entities import Entities
+    from fleetcast.ingest.kafka.output import FORMS, blocks_of, forward
+    from fleetcast.ingest.topology.load import load_topology
 
     if form not in FORMS:
         raise typer.BadParameter(f"{form!r}: must be one of {', '.join(FORMS)}", param_hint="--form")
@@ -127,8 +127,8 @@ def events(
 
       tail -F events.jsonl | fleetcast produce events --brokers kafka-1:9092
     """
-    from ingest.inbox.event_body import decode_body
-    from ingest.kafka.output import send_events
+    from fleetcast.ingest.inbox.event_body import decode_body
+    from fleetcast.ingest.kafka.output import send_events
 
     _, options = _read(config, brokers)
     writer = _writer(options, options.events)
@@ -157,7 +157,7 @@ def page(
 
     Example:  curl -s http://n001:9400/metrics > n001.prom; fleetcast produce page n001.prom --brokers kafka-1:9092
     """
-    from clients.kafka_records import Outgoing
+    from fleetcast.clients.kafka_records import Outgoing
 
     _, options = _read(config, brokers)
     try:
@@ -176,8 +176,8 @@ def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
 
     The command line's brokers have priority.
     """
-    from ingest.kafka.source import read_kafka_options
-    from service.config import load_config
+    from fleetcast.ingest.kafka.source import read_kafka_options
+    from fleetcast.service.config import load_config
 
     config = load_config(path)
     given = next((dict(row.options) for row in config.pipeline.sources if row.use == "kafka"), {})
@@ -193,7 +193,7 @@ def _writer(options: "KafkaOptions", topic: str | None = None) -> "KafkaWriter":
 
     Raises SourceError if no broker answers, and ConfigError if the topic does not exist.
     """
-    from clients.kafka import KafkaWriter
+    from fleetcast.clients.kafka import KafkaWriter
 
     writer = KafkaWriter(options)
     if topic is not None and topic not in writer.topics():
@@ -203,7 +203,7 @@ def _writer(options: "KafkaOptions", topic: str | None = None) -> "KafkaWriter":
 
 
 def _output(writer: "KafkaWriter", topic: str) -> "Output":
-    from ingest.kafka.output import Output
+    from fleetcast.ingest.kafka.output import Output
 
     return Output(writer, topic)
 
@@ -217,8 +217,8 @@ def _source(
 ) -> "Source":
     import msgspec
 
-    from ingest.pages.recorded import PageReplay, ReplaySpeed
-    from ingest.pages.scrape import Scraper
+    from fleetcast.ingest.pages.recorded import PageReplay, ReplaySpeed
+    from fleetcast.ingest.pages.scrape import Scraper
 
     entities, clock = world
     if replay is not None:

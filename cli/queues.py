@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli import queues_import
-from cli.screen import echo, echo_text
+from fleetcast.cli import queues_import
+from fleetcast.cli.kit.screen import echo, echo_text
 
 if TYPE_CHECKING:
-    from placement.tree import Amounts, QueueNode, QueueTree
+    from fleetcast.placement.queues.tree import Amounts, QueueNode, QueueTree
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,7 +34,7 @@ def check(path: QueuesPath, topology: TopologyPath = None) -> None:
 
     Example:  fleetcast queues check queues.toml
     """
-    from placement.tree import notes_of
+    from fleetcast.placement.queues.tree import notes_of
 
     tree = _read(path, topology)
     leaves = sum(1 for _ in tree.leaves())
@@ -74,17 +74,17 @@ def show(
 
 def _read(path: Path, topology: Path | None) -> "QueueTree":
     """Read a file of queues. Raises ConfigError if it is refused."""
-    from ingest.topology.load import load_topology
-    from placement.queues_file import installed_gpus
+    from fleetcast.ingest.topology.load import load_topology
+    from fleetcast.placement.queues.queues_file import installed_gpus
 
     return read_tree(path, None if topology is None else installed_gpus(load_topology(topology).nodes))
 
 
 def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
     """Read the tree of a file. Raises ConfigError if it is refused or guarantees more than the capacity."""
-    from fleet.errors import ConfigError, RequestError
-    from placement.queue_trial import try_tree
-    from placement.queues_file import check_capacity, read_queues
+    from fleetcast.fleet.errors import ConfigError, RequestError
+    from fleetcast.placement.ahead.queue_trial import try_tree
+    from fleetcast.placement.queues.queues_file import check_capacity, read_queues
 
     try:
         text = path.read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.screen import echo, echo_text
+from fleetcast.cli.kit.screen import echo, echo_text
 
 if TYPE_CHECKING:
-    from schedulers.imports.draft import Draft, Spell
+    from fleetcast.schedulers.imports.draft import Draft, Spell
 
 MOST_BYTES = 64 * 2**20
 NAMED = 3
@@ -42,7 +42,7 @@ def slurm(files: Files, out: Out = "-", topology: Topology = None) -> None:
 
     Example:  fleetcast queues import slurm assoc.txt qos.txt /etc/slurm/slurm.conf --out queues.toml
     """
-    from schedulers.imports.slurm import draft_slurm
+    from fleetcast.schedulers.imports.slurm import draft_slurm
 
     _import(draft_slurm, files, out, topology)
 
@@ -60,7 +60,7 @@ def kueue(files: Files, out: Out = "-", topology: Topology = None) -> None:
 
     Example:  fleetcast queues import kueue kueue.yaml --out queues.toml
     """
-    from schedulers.imports.kueue import draft_kueue
+    from fleetcast.schedulers.imports.kueue import draft_kueue
 
     _import(draft_kueue, files, out, topology)
 
@@ -75,7 +75,7 @@ def kai(files: Files, out: Out = "-", topology: Topology = None) -> None:
 
     Example:  fleetcast queues import kai kai.yaml --out queues.toml
     """
-    from schedulers.imports.kai import draft_kai
+    from fleetcast.schedulers.imports.kai import draft_kai
 
     _import(draft_kai, files, out, topology)
 
@@ -90,7 +90,7 @@ def volcano(files: Files, out: Out = "-", topology: Topology = None) -> None:
 
     Example:  fleetcast queues import volcano volcano.yaml --out queues.toml
     """
-    from schedulers.imports.volcano import draft_volcano
+    from fleetcast.schedulers.imports.volcano import draft_volcano
 
     _import(draft_volcano, files, out, topology)
 
@@ -98,10 +98,10 @@ def volcano(files: Files, out: Out = "-", topology: Topology = None) -> None:
 def _import(
     make: "Callable[[dict[str, str], Spell], Draft]", files: list[str], out: str, topology: Path | None
 ) -> None:
-    from fleet.errors import ConfigError
-    from placement.queues_file import read_queues
-    from schedulers.imports.agreement import agree
-    from schedulers.imports.toml_text import text_of
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.placement.queues.queues_file import read_queues
+    from fleetcast.schedulers.imports.agreement import agree
+    from fleetcast.schedulers.imports.toml_text import text_of
 
     if out != "-" and Path(out).exists():
         raise ConfigError(f"{out} is there: name another file, or move it away")
@@ -128,7 +128,7 @@ def _print_unread(draft: "Draft", out: str) -> None:
 
 
 def _read(name: str) -> str:
-    from fleet.errors import ConfigError
+    from fleetcast.fleet.errors import ConfigError
 
     try:
         raw = sys.stdin.buffer.read(MOST_BYTES + 1) if name == "-" else _bytes(Path(name))
@@ -150,8 +150,8 @@ def _bytes(path: Path) -> bytes:
 
 def _spelling(topology: Path | None) -> "Spell":
     """Return a function that spells GPU models as a topology does, or else as telemetry does."""
-    from ingest.gpus import short_model
-    from ingest.topology.load import load_topology
+    from fleetcast.ingest.gpus import short_model
+    from fleetcast.ingest.topology.load import load_topology
 
     known = {node.gpu_model.casefold(): node.gpu_model for node in load_topology(topology).nodes} if topology else {}
 

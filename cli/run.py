@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli import logs
+from fleetcast.cli.kit import logs
 
 if TYPE_CHECKING:
-    from service.config import Config
-    from service.launcher import Launcher
+    from fleetcast.service.config import Config
+    from fleetcast.service.launcher import Launcher
 
 
 logger = logging.getLogger(__name__)
@@ -27,10 +27,10 @@ class RoleName(StrEnum):
 
 
 MODULES = {  # each has a coroutine `serve(config)`
-    RoleName.PIPELINE: "service.pipeline.role",
-    RoleName.API: "service.api.role",
-    RoleName.PLACER: "service.placer.role",
-    RoleName.ADAPTERS: "service.adapters",
+    RoleName.PIPELINE: "fleetcast.service.pipeline.role",
+    RoleName.API: "fleetcast.service.api.role",
+    RoleName.PLACER: "fleetcast.service.placer.role",
+    RoleName.ADAPTERS: "fleetcast.service.adapters",
 }
 
 
@@ -62,8 +62,8 @@ def run(
 
       fleetcast run --config config.toml --role pipeline --instance 1    the second of [pipeline] instances = 2
     """
-    from service.config import check_config, load_config, naming_lines, override
-    from service.start_checks import check_start
+    from fleetcast.service.config import check_config, load_config, naming_lines, override
+    from fleetcast.service.start_checks import check_start
 
     logs.configure(log_format, log_level, _process_name(role, instance))
     loaded = override(
@@ -89,8 +89,8 @@ def run(
 
 def _spare_memory() -> None:
     """Set the options that keep the memory of a role's process small."""
-    from service.process_memory import use_one_heap
-    from service.withheld_imports import withhold_imports
+    from fleetcast.service.process_memory import use_one_heap
+    from fleetcast.service.withheld_imports import withhold_imports
 
     use_one_heap()
     withhold_imports()
@@ -101,12 +101,12 @@ def _launch(config: "Config") -> "Launcher | str | None":
 
     In a role's own process, it returns the name of the role.
     """
-    from service.launcher import fork_launcher
+    from fleetcast.service.launcher import fork_launcher
 
     if sys.platform != "linux":
         return None
     modules = {MODULES[role]: None for role, _ in _roles(config)}
-    return fork_launcher(["uvloop", "service.supervise", "service.state_folder", *modules])
+    return fork_launcher(["uvloop", "fleetcast.service.supervise", "fleetcast.service.state_folder", *modules])
 
 
 def _process_name(role: RoleName | None, instance: int | None) -> str:
@@ -115,7 +115,7 @@ def _process_name(role: RoleName | None, instance: int | None) -> str:
 
 
 def _check_instance(role: RoleName | None, instance: int | None, config: "Config") -> None:
-    from fleet.errors import ConfigError
+    from fleetcast.fleet.errors import ConfigError
 
     count = config.pipeline.instances
     if instance is not None and (role is not RoleName.PIPELINE or not 0 <= instance < count):
@@ -138,11 +138,11 @@ def _roles(config: "Config") -> list[tuple[RoleName, int | None]]:
 
 
 async def _supervise(config: "Config", launcher: "Launcher | None") -> int:
-    from fleet.errors import ConfigError
-    from service.config import save_config
-    from service.start_checks import check_ports
-    from service.state_folder import folder_lock, prepare
-    from service.supervise import SupervisedRole, Supervisor, role_command
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.service.config import save_config
+    from fleetcast.service.start_checks import check_ports
+    from fleetcast.service.state_folder import folder_lock, prepare
+    from fleetcast.service.supervise import SupervisedRole, Supervisor, role_command
 
     prepare(config)
     with folder_lock(config):
@@ -171,8 +171,8 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
 
     import uvloop
 
-    from service.exit_reason import record_exit_reason
-    from service.state_folder import role_lock
+    from fleetcast.service.exit_reason import record_exit_reason
+    from fleetcast.service.state_folder import role_lock
 
     name = _state_name(role, instance, config)
     with role_lock(config, name), record_exit_reason(config.folder, name):
@@ -182,7 +182,7 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
 
 def _state_name(role: RoleName, instance: int | None, config: "Config") -> str:
     """Return the name of a role's files in the state folder: its lock, and the reason for its end."""
-    from service.exit_reason import api_name, pipeline_name
+    from fleetcast.service.exit_reason import api_name, pipeline_name
 
     if role is RoleName.PIPELINE:
         return pipeline_name(instance or 0)

@@ -1,6 +1,6 @@
 """A bill of materials of what the lock files install, as CycloneDX JSON.
 
-Run `python -m cli.sbom` or `make sbom`. Licences are those that installed packages declare. The
+Run `python -m fleetcast.cli.sbom` or `make sbom`. Licences are those that installed packages declare. The
 document has no timestamp, so the same locks and packages make the same bytes.
 """
 
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.screen import echo
+from fleetcast.cli.kit.screen import echo
 
 SPEC_VERSION = "1.5"
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([^\s;\\]+)\s*(?:;\s*([^\\]*?))?\s*\\?$")

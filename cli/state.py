@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.options import ConfigOption, StateOption, check_outputs, configured
-from cli.screen import echo
-from fleet.errors import ConfigError
+from fleetcast.cli.kit.options import ConfigOption, StateOption, check_outputs, configured
+from fleetcast.cli.kit.screen import echo
+from fleetcast.fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from service.config import Config
-    from service.state_identity import Doubt, StateParts
+    from fleetcast.service.config import Config
+    from fleetcast.service.state_identity import Doubt, StateParts
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,8 +46,8 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
     """
     import msgspec
 
-    from service.state_identity import doubts
-    from service.state_parts import survey
+    from fleetcast.service.state_identity import doubts
+    from fleetcast.service.state_parts import survey
 
     check_outputs(Path(json_path) if json_path else None)
     parts = survey(settings_of(config, state))
@@ -72,8 +72,8 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
 
     Example:  fleetcast state accept
     """
-    from service.state_identity import doubts, sentence
-    from service.state_parts import survey
+    from fleetcast.service.state_identity import doubts, sentence
+    from fleetcast.service.state_parts import survey
 
     settings = settings_of(config, state)
     parts = survey(settings)
@@ -104,8 +104,8 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
     import getpass
     import uuid
 
-    from placement.ledger_rows import LedgerError
-    from service.state_parts import Accepted, StateFile, glances, write_identity
+    from fleetcast.placement.ledger.rows import LedgerError
+    from fleetcast.service.state_parts import Accepted, StateFile, glances, write_identity
 
     if parts.ledger is None:
         raise LedgerError(f"{config.ledger} cannot be read: move it away, or restore a copy, and accept then")
@@ -127,10 +127,10 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
 
 def _mark_ledger(config: "Config") -> None:
     """Write the identity into the ledger. If a placer runs, it does so itself."""
-    from placement.ledger import Ledger
-    from service.placer.state_watch import adopt_identity
-    from service.state_folder import StateError, role_lock
-    from service.state_parts import read_identity
+    from fleetcast.placement.ledger.ledger import Ledger
+    from fleetcast.service.placer.state_watch import adopt_identity
+    from fleetcast.service.state_folder import StateError, role_lock
+    from fleetcast.service.state_parts import read_identity
 
     try:
         with role_lock(config, "placer", patience_s=0.0):
@@ -147,7 +147,7 @@ def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
 
     A position is a number. For the inbox it is segment -> offset in bytes.
     """
-    from ingest.inbox.segments import segment_name
+    from fleetcast.ingest.inbox.segments import segment_name
 
     doubts, rows = {doubt.part: doubt for doubt in found}, []
     end = {segment_name(writer, number): offset for writer, (number, offset) in parts.inbox.end.items()}

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import ConfigOption, StateOption, configured
-from cli.screen import echo
+from fleetcast.cli.kit.options import ConfigOption, StateOption, configured
+from fleetcast.cli.kit.screen import echo
 
 if TYPE_CHECKING:
-    from service.state_backup import Manifest
+    from fleetcast.service.state_backup import Manifest
 
 
 def backup(
@@ -37,8 +37,8 @@ def backup(
 
       fleetcast state backup /backup/monday.tar.gz --config fleet.toml
     """
-    from cli.state import settings_of
-    from service.state_backup import back_up
+    from fleetcast.cli.state import settings_of
+    from fleetcast.service.state_backup import back_up
 
     _summarise(back_up(settings_of(config, state), to.absolute(), _say), f"{to} is a backup")
 
@@ -53,7 +53,7 @@ def verify(
 
     Example:  fleetcast state verify /backup/monday
     """
-    from service.state_backup import verify_backup
+    from fleetcast.service.state_backup import verify_backup
 
     with tempfile.TemporaryDirectory(prefix="fleetcast-verify-") as scratch:
         _summarise(
@@ -76,7 +76,7 @@ def restore(
 
     Example:  fleetcast state restore /backup/monday --state var
     """
-    from service.state_backup import restore as restore_state
+    from fleetcast.service.state_backup import restore as restore_state
 
     settings = configured(config, state)
     _summarise(restore_state(settings, backup, _say), f"{settings.folder} is restored")
@@ -87,7 +87,7 @@ def _say(step: str) -> None:
 
 
 def _summarise(manifest: "Manifest", done: str) -> None:
-    from fleet.clock import moment
+    from fleetcast.fleet.clock import moment
 
     size = sum(row.bytes for row in manifest.files)
     echo(f"{done}: {len(manifest.files):,} files, {size:,} bytes, of {moment(manifest.time_ms)}")

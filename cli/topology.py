@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.screen import echo, echo_text
+from fleetcast.cli.kit.screen import echo, echo_text
 
 if TYPE_CHECKING:
-    from fleet.topology import Topology
+    from fleetcast.fleet.topology import Topology
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,8 +41,8 @@ def show(
 
       fleetcast topology show topology --node n001
     """
-    from fleet.errors import UnknownEntity
-    from ingest.topology.load import load_topology
+    from fleetcast.fleet.errors import UnknownEntity
+    from fleetcast.ingest.topology.load import load_topology
 
     topology = load_topology(path)
     if json_path is None and path.is_file():
@@ -62,7 +62,7 @@ def show(
 
 def _say_hosts(path: Path) -> None:
     """Print a note if a dump of NCCL holds several hosts: they share one wiring."""
-    from ingest.topology.host_wiring import count_hosts, is_nccl
+    from fleetcast.ingest.topology.host_wiring import count_hosts, is_nccl
 
     text = path.read_text(encoding="utf-8")
     if is_nccl(text) and (hosts := count_hosts(text)) > 1:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from clients.kafka_access import KafkaAccess, settings
-from clients.kafka_records import FetchLimits, Gap, Message, Outgoing, Place
-from fleet.errors import SourceError
+from fleetcast.clients.kafka_access import KafkaAccess, settings
+from fleetcast.clients.kafka_records import FetchLimits, Gap, Message, Outgoing, Place
+from fleetcast.fleet.errors import SourceError
 
 with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 deprecates
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fleet.errors import ConfigError
+from fleetcast.fleet.errors import ConfigError
 
 PASSWORD = "FLEETCAST_KAFKA_PASSWORD"  # of the SASL user
 KEY_PASSWORD = "FLEETCAST_KAFKA_KEY_PASSWORD"  # of the client's private key, where it has one

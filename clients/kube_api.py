@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from clients.kubernetes import ExpiredError
-from fleet.decode_faults import explain_bytes
-from fleet.errors import FleetcastError, SourceError
+from fleetcast.clients.kubernetes import ExpiredError
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import FleetcastError, SourceError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE = 500

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fleet.decode_faults import explain_bytes
-from fleet.errors import ConfigError, SourceError
-from fleet.event_wait import wait_for_event
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.event_wait import wait_for_event
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import requests
 from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
 from urllib3.util.retry import Retry
 
-from fleet.decode_faults import explain_bytes
-from fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import ConfigError, SourceError
 
 TOKEN, USER, PASSWORD = (f"FLEETCAST_PROMETHEUS_{word}" for word in ("TOKEN", "USER", "PASSWORD"))
 MAX_ANSWER_BYTES = 2**30

@@ -25,7 +25,7 @@ from typing import Protocol
 
 import aiohttp
 
-from fleet.errors import SourceError
+from fleetcast.fleet.errors import SourceError
 
 MAX_BYTES = 2**29
 CHUNK_BYTES = 2**18

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol, TypeVar
 
-from clients.slurm import run_command
-from fleet.errors import FleetcastError, SourceError
+from fleetcast.clients.slurm import run_command
+from fleetcast.fleet.errors import FleetcastError, SourceError
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from clients.slurm import MAX_BYTES
-from clients.slurm_control import ControlledJob, ControlledNode, NodeChange, SlurmRefused, hostlists, refusal
-from fleet.errors import SourceError
+from fleetcast.clients.slurm import MAX_BYTES
+from fleetcast.clients.slurm_control import ControlledJob, ControlledNode, NodeChange, SlurmRefused, hostlists, refusal
+from fleetcast.fleet.errors import SourceError
 
 FIRST_WITH_NODES = (0, 0, 40)
 _VERSION = re.compile(rb"/slurm\\?/v(\d+)\.(\d+)\.(\d+)\\?/nodes")

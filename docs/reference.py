@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PUBLIC = {  # file → for whom
-    "fleetcast_checks.py": "Contract suites of plugins",
-    "ingest/source.py": "Sources",
-    "models/forecast.py": "Forecasters",
-    "placement/options.py": "Filters and scorers",
-    "placement/view.py": "What filters and scorers see",
-    "fleet/requests.py": "Requests for placement",
-    "schedulers/adapter.py": "Adapters",
+    "fleetcast/checks.py": "Contract suites of plugins",
+    "fleetcast/ingest/source.py": "Sources",
+    "fleetcast/models/forecast.py": "Forecasters",
+    "fleetcast/placement/machines/options.py": "Filters and scorers",
+    "fleetcast/placement/machines/view.py": "What filters and scorers see",
+    "fleetcast/fleet/requests.py": "Requests for placement",
+    "fleetcast/schedulers/adapter.py": "Adapters",
     "sdk/fleetcast_client/client.py": "Client: questions",
     "sdk/fleetcast_client/reporter.py": "Client: training loops",
 }

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.naive import forecast_by_errors, shifted
-from models.forecast import Panel
+from fleetcast.models.demand.naive import forecast_by_errors, shifted
+from fleetcast.models.forecast import Panel
 
 WEEK_S = 7 * 86_400
 

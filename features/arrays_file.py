@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet import files
+from fleetcast.fleet import files
 
 AREA = "snapshot"  # of failpoints
 MAGIC = b"FLEETARR"

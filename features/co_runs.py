@@ -1,6 +1,6 @@
 """CoRuns: which jobs share hardware, and how fast each runs alone and next to the other.
 
-share      as in features.sharing; an attempt with several neighbours of the tightest kind is not measured
+share      as in fleetcast.features.sharing; an attempt with several neighbours of the tightest kind is not measured
 alone      median step time while nothing is shared, else only wider hardware (sharing a rail, it is alone on its GPU)
 together   median step time since the two began to share
 co-run     both times are known: speed = alone / together, one for each job
@@ -16,16 +16,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from features.frame import FeatureFrame
-from features.past_runs import JobShape
-from features.sharing import LEVELS, Attempt, Company, Neighbours, Share, Wiring
-from features.similarity import shape_of
-from features.sums import divide
-from fleet.events import Step, Submitted
-from fleet.jobs import JobAttempt
-from fleet.placements import RunningPlaces
-from fleet.requests import RankPlacement
-from fleet.stateful import Dump, Stateful
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.features.past_runs import JobShape
+from fleetcast.features.sharing import LEVELS, Attempt, Company, Neighbours, Share, Wiring
+from fleetcast.features.similarity import shape_of
+from fleetcast.features.sums import divide
+from fleetcast.fleet.events import Step, Submitted
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.stateful import Dump, Stateful
 
 Array = NDArray[np.float64]
 Keys = tuple[int, int]
@@ -102,7 +102,7 @@ class _Watched:
     company: Attempt | None  # None: several, or nobody
     share: Share | Literal[""]  # "": nothing
     since_ms: int
-    paces: dict[int, float]  # level of what was shared (features.sharing.LEVELS) -> seconds of a step
+    paces: dict[int, float]  # level of what was shared (fleetcast.features.sharing.LEVELS) -> seconds of a step
     due_ms: int = 0  # when its steps and its load are looked at again
 
     def goes_on(self, company: Company | None) -> bool:

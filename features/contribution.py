@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from features.delta_bins import MOST
-from features.pool_inventory import EVERYTHING, PoolInventory, Weights, divide
-from fleet.held_gpus import wanted_milli
-from fleet.jobs import JobAttempt
-from fleet.requests import WHOLE_GPU
-from fleet.wait_reasons import waits_for_quota
+from fleetcast.features.delta_bins import MOST
+from fleetcast.features.pool_inventory import EVERYTHING, PoolInventory, Weights, divide
+from fleetcast.fleet.held_gpus import wanted_milli
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import WHOLE_GPU
+from fleetcast.fleet.wait_reasons import waits_for_quota
 
 Key = tuple[str, int]  # job, attempt
 Edge = tuple[int, int, int, int, int]  # time_ms, arriving, arriving_jobs, running, queued; GPUs in thousandths

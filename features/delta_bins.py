@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.requests import WHOLE_GPU
+from fleetcast.fleet.requests import WHOLE_GPU
 
 ARRIVING, ARRIVING_JOBS, RUNNING, QUEUED, MARKS = range(5)
 ROWS = 5

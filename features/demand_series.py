@@ -26,19 +26,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from features.contribution import OTHER, Contribution, DemandScope, Edge, Key, contribution, edges_between
-from features.delta_bins import ARRIVING, ARRIVING_JOBS, QUEUED, RUNNING, DeltaBins
-from features.finished_runs import FinishedRuns
-from features.gpu_residency import GpuResidency
-from features.job_records import JobRecords
-from features.open_demand import OpenDemand
-from features.pool_inventory import EVERYTHING, PoolInventory
-from features.request_series import RequestSeries
-from features.shown_sizes import NO_KEYS, AttemptOf, ShownSizes
-from features.whole_gpu_dumps import UNIT, in_thousandths
-from fleet.jobs import JobAttempt
-from fleet.requests import WHOLE_GPU
-from fleet.stateful import Dump, Stateful
+from fleetcast.features.contribution import OTHER, Contribution, DemandScope, Edge, Key, contribution, edges_between
+from fleetcast.features.delta_bins import ARRIVING, ARRIVING_JOBS, QUEUED, RUNNING, DeltaBins
+from fleetcast.features.finished_runs import FinishedRuns
+from fleetcast.features.gpu_residency import GpuResidency
+from fleetcast.features.job_records import JobRecords
+from fleetcast.features.open_demand import OpenDemand
+from fleetcast.features.pool_inventory import EVERYTHING, PoolInventory
+from fleetcast.features.request_series import RequestSeries
+from fleetcast.features.shown_sizes import NO_KEYS, AttemptOf, ShownSizes
+from fleetcast.features.whole_gpu_dumps import UNIT, in_thousandths
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import WHOLE_GPU
+from fleetcast.fleet.stateful import Dump, Stateful
 
 Target = Literal["arriving", "arriving_jobs", "running", "queued", "wanted"]
 TARGETS: tuple[Target, ...] = ("arriving", "arriving_jobs", "running", "queued", "wanted")

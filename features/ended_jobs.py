@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 
-from fleet.jobs import JobAttempt
+from fleetcast.fleet.jobs import JobAttempt
 
 ENDED_RETENTION_MS = 3_600_000
 MOST_ENDED = 60_000  # attempts that are over and held in full, some 5 KB each

@@ -6,7 +6,7 @@ begin begin begin ── end ── end ── end        one checkpoint: from t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.checkpoint_edges import Edges
+from fleetcast.fleet.checkpoint_edges import Edges
 
 TOGETHER_MS = 60_000  # ranks of a gang begin within it, and tell ends that nobody began no later
 APART_MS = 5_000  # one that begins so soon after all others have ended writes the same checkpoint

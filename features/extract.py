@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.frame import FeatureFrame
-from features.layout import SUMMED, layout_of
-from features.ring import NEVER, Ring
-from features.store import WindowStore
-from features.sums import mean, spread
-from fleet.metrics import METRICS, metric_row
-from fleet.samples import EntityKind
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.features.layout import SUMMED, layout_of
+from fleetcast.features.ring import NEVER, Ring
+from fleetcast.features.store import WindowStore
+from fleetcast.features.sums import mean, spread
+from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.samples import EntityKind
 
 STALE_S = 120.0
 STICKY = frozenset(  # true until reset, so never stale

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.period import Period
+from fleetcast.features.period import Period
 
 Array = NDArray[np.float64]
 

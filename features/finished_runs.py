@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from features.run_past import LEVELS
-from fleet.jobs import JobAttempt
+from fleetcast.features.run_past import LEVELS
+from fleetcast.fleet.jobs import JobAttempt
 
 MAX_RUNS = 2000
 Run = tuple[int, str, int, float]  # ended_ms, job, attempt, run_s

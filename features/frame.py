@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.samples import EntityKind
+from fleetcast.fleet.samples import EntityKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """JobFold: folds job events, in any order and with repeats, into attempts, demand and past runs."""
 
-from features.demand_series import DemandSeries
-from features.past_runs import PastRuns
-from features.similarity import shape_of
-from fleet.events import Checkpoint, JobEvent, NodeLost, Phase, Queued, Step
-from fleet.jobs import JobAttempt, JobTable
+from fleetcast.features.demand_series import DemandSeries
+from fleetcast.features.past_runs import PastRuns
+from fleetcast.features.similarity import shape_of
+from fleetcast.fleet.events import Checkpoint, JobEvent, NodeLost, Phase, Queued, Step
+from fleetcast.fleet.jobs import JobAttempt, JobTable
 
 
 class JobFold:

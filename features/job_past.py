@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.job_window import JobWindow
+from fleetcast.features.job_window import JobWindow
 
 LONGEST_MS = 3 * 3_600_000  # four pauses that come every 40 minutes
 ACTIVITIES = ("sm_active", "tensor_active", "gpu_util")  # the first that its GPUs report

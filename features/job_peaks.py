@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.similarity import Kind, kinds, shape_of
-from fleet.jobs import JobAttempt
-from fleet.placements import RunningPlaces
-from fleet.stateful import Dump, Stateful
+from fleetcast.features.similarity import Kind, kinds, shape_of
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.stateful import Dump, Stateful
 
 MAX_RUNS = 32
 MOST_KINDS = 4096

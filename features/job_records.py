@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from fleet.jobs import JobAttempt
+from fleetcast.fleet.jobs import JobAttempt
 
 MAX_RECORDS = 10_000
 OBSERVED_WITHIN_MS = 300_000  # of a start: who hears of it later does not know what came before

@@ -11,11 +11,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from features.ring import Ring
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.jobs import JobAttempt
-from fleet.samples import EntityKind
+from fleetcast.features.ring import Ring
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.samples import EntityKind
 
 Array = NDArray[np.float32]
 

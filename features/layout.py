@@ -6,9 +6,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from features.counters import SATURATES_AT, WRAPS_AT
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
+from fleetcast.features.counters import SATURATES_AT, WRAPS_AT
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
 
 BUCKET_MS = 600_000
 BUCKETS = 144  # a day of 10-minute means

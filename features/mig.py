@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from features.store import WindowStore
-from fleet.samples import EntityKind
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.samples import EntityKind
 
 INSTANCE = EntityKind.GPU_INSTANCE
 STALE_MS = 600_000

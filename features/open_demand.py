@@ -12,8 +12,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from features.contribution import Contribution, Key
-from fleet.stateful import Dump, Stateful
+from fleetcast.features.contribution import Contribution, Key
+from fleetcast.fleet.stateful import Dump, Stateful
 
 FOLLOWED = ("milli", "weights", "allowed", "names_quota")  # as the request says, while it waits or is promised
 RETENTION_MS = 86_400_000  # an attempt that left the queue, in case that events tell of it after all

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from features.run_past import LEVELS, PAST_NAMES, RunPast, RunProgress
-from fleet.stateful import Dump, Stateful
+from fleetcast.features.run_past import LEVELS, PAST_NAMES, RunPast, RunProgress
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.stateful import Dump, Stateful
 
 KEYS = ("user", "user_name", "user_size", "group", "group_gpus", "all")
 EMPIRICAL = tuple(f"empirical_{level:g}" for level in LEVELS)
@@ -74,6 +75,19 @@ class JobShape:
     def kin(self) -> str:
         """The group, or the queue if there is no group."""
         return self.group or self.queue
+
+
+def shape_of_request(request: PlacementRequest) -> JobShape:
+    """Return the shape of the job that a request asks for, at its full size."""
+    return JobShape(
+        user=request.user,
+        name=request.job_name,
+        queue=request.queue,
+        class_=request.class_,
+        gpus=request.members.desired * request.gpus_per_node,
+        cpus=request.cpus,
+        limit_s=request.limit_s,
+    )
 
 
 _columns = attrgetter(*(row.name for row in fields(JobShape)))

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.peaks import find_peaks
-from features.pulses import find_rhythm
-from features.sums import divide
+from fleetcast.features.peaks import find_peaks
+from fleetcast.features.pulses import find_rhythm
+from fleetcast.features.sums import divide
 
 Array = NDArray[np.float64]
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.held_gpus import share_of
-from fleet.jobs import JobAttempt
-from fleet.topology import Topology
-from fleet.wait_reasons import waits_for_quota
+from fleetcast.fleet.held_gpus import share_of
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.topology import Topology
+from fleetcast.fleet.wait_reasons import waits_for_quota
 
 EVERYTHING = "all"
 UNASSIGNED = "unassigned"

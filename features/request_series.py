@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from features.serving import ServedInstance
+from fleetcast.features.serving import ServedInstance
 
 EVERYTHING = "all"
 MINUTE_MS = 60_000

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.counters import increments
-from features.layout import BUCKET_MS, BUCKETS, OPEN_SLOTS, Layout, RingSpan
-from features.ring_arrays import runs, widened, widened_runs
-from features.sums import EventSums, ValueSums, largest
+from fleetcast.features.counters import increments
+from fleetcast.features.layout import BUCKET_MS, BUCKETS, OPEN_SLOTS, Layout, RingSpan
+from fleetcast.features.ring_arrays import runs, widened, widened_runs
+from fleetcast.features.sums import EventSums, ValueSums, largest
 
 NEVER = np.iinfo(np.int64).max
 STRIPES = 128  # one part of the entities is summed anew as each slot closes, so that rounding never builds up

@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.ring import Ring
-from features.store import WindowStore
-from features.sums import mean
-from fleet.metrics import TTFT_EDGES_MS
-from fleet.samples import EntityKind
+from fleetcast.features.ring import Ring
+from fleetcast.features.store import WindowStore
+from fleetcast.features.sums import mean
+from fleetcast.fleet.metrics import TTFT_EDGES_MS
+from fleetcast.fleet.samples import EntityKind
 
 SERVED = EntityKind.SERVED_MODEL
 WINDOW_S = 120.0

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from fleet.jobs import JobAttempt
-from fleet.placements import RunningPlaces
-from fleet.requests import RankPlacement
-from fleet.topology import Device, Level, Topology
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import Device, Level, Topology
 
 Share = Literal["gpu", "mig", "pcie", "nic", "rail"]
 Attempt = tuple[str, int]

@@ -6,10 +6,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from features.contribution import Contribution, Key, contribution
-from features.pool_inventory import PoolInventory
-from fleet.jobs import JobAttempt
-from fleet.stateful import Dump, Stateful
+from fleetcast.features.contribution import Contribution, Key, contribution
+from fleetcast.features.pool_inventory import PoolInventory
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.stateful import Dump, Stateful
 
 AttemptOf = Callable[[str, int], JobAttempt | None]  # job, attempt
 NO_KEYS: Set[Key] = frozenset()

@@ -6,8 +6,8 @@ So readers need neither names nor a decoder.
 import hashlib
 from typing import Literal
 
-from features.past_runs import JobShape
-from fleet.jobs import JobAttempt
+from fleetcast.features.past_runs import JobShape
+from fleetcast.fleet.jobs import JobAttempt
 
 Kind = Literal["user, name and GPUs", "user and name", "user and GPUs", "user", "queue and GPUs", "GPUs", "all jobs"]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from features.layout import BUCKET_MS, RingSpan, layout_of
-from features.ring import NEVER, Ring
-from features.store_files import SEGMENTS, OtherIntervalError, StoreError, read_store, save_store
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.metrics import LARGEST_VALUE, METRICS, plausible_range, why_implausible
-from fleet.samples import EntityKind, SampleBatch
+from fleetcast.features.layout import BUCKET_MS, RingSpan, layout_of
+from fleetcast.features.ring import NEVER, Ring
+from fleetcast.features.store_files import SEGMENTS, OtherIntervalError, StoreError, read_store, save_store
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.metrics import LARGEST_VALUE, METRICS, plausible_range, why_implausible
+from fleetcast.fleet.samples import EntityKind, SampleBatch
 
 __all__ = ["OtherIntervalError", "StoreError", "WindowStore", "Written"]
 
@@ -127,7 +127,7 @@ class WindowStore:
     def was_deaf(self, until_ms: int, for_ms: int) -> None:
         """Record our own downtime of `for_ms` up to `until_ms`, so that it does not count as silence.
 
-        See `features.extract`.
+        See `fleetcast.features.extract`.
         """
         self.gaps = [*self.gaps, (until_ms, for_ms)][-MAX_GAPS:]
 
@@ -147,7 +147,7 @@ class WindowStore:
         return True
 
     def saving(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
-        """Yield the functions of `features.store_files.save_store`, which save into `folder`.
+        """Yield the functions of `fleetcast.features.store_files.save_store`, which save into `folder`.
 
         The folder may hold the previous save. Each function may raise OSError. The save after an unfinished one
         holds everything. becomes: the folder's later place.

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.arrays_file import AREA, ArraysWriter, TornFileError, read_parts
-from features.layout import BUCKETS, Layout, RingSpan, layout_of
-from features.ring import Ring
-from fleet import files
-from fleet.entities import Entities
-from fleet.samples import EntityKind
+from fleetcast.features.arrays_file import AREA, ArraysWriter, TornFileError, read_parts
+from fleetcast.features.layout import BUCKETS, Layout, RingSpan, layout_of
+from fleetcast.features.ring import Ring
+from fleetcast.fleet import files
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind
 
 SEGMENTS = 30  # about as many minutes as a ring of fine slots reaches back: older files hold hardly anything else
 SLICE_BYTES = 8 * 2**20

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from features.ring_arrays import widened
+from fleetcast.features.ring_arrays import widened
 
 
 class ValueSums:

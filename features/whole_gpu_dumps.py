@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.delta_bins import ARRIVING, QUEUED, ROWS, RUNNING, fitting
-from fleet.requests import WHOLE_GPU
-from fleet.stateful import Dump
+from fleetcast.features.delta_bins import ARRIVING, QUEUED, ROWS, RUNNING, fitting
+from fleetcast.fleet.requests import WHOLE_GPU
+from fleetcast.fleet.stateful import Dump
 
 UNIT = "per_gpu"  # how many units of a dump are one GPU; a dump without it counts whole GPUs
 GPU_ROWS = (ARRIVING, RUNNING, QUEUED)

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
-from fleet.events import Checkpoint
+from fleetcast.fleet.events import Checkpoint
 
 MAX_EDGES = 256  # the newest by event time, whatever the order of arrival
 TOGETHER_MS = 1000

@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from fleet.spelling import nearest
-from fleet.type_words import choices_of, one_of, words_of
+from fleetcast.fleet.spelling import nearest
+from fleetcast.fleet.type_words import choices_of, one_of, words_of
 
 Path = tuple[str | int, ...]
 SHOWN_CHARACTERS = 80

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.devices import GpuDevices
-from fleet.errors import RecordError
-from fleet.samples import EntityKind
+from fleetcast.fleet.devices import GpuDevices
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.samples import EntityKind
 
 MAX_NAME_LENGTH = 253
 MOST_NODES = 200_000

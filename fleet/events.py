@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from fleet.requests import Gang, RankPlacement
+from fleetcast.fleet.requests import Gang, RankPlacement
 
 JobClass = Literal["training", "fine_tuning", "inference", "batch", "interactive"]
 PhaseName = Literal["init", "loading", "warmup", "steady", "evaluation", "checkpoint", "cooldown"]

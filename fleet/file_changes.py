@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fleet import files
+from fleetcast.fleet import files
 
 logger = logging.getLogger(__name__)
 

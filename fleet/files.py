@@ -2,7 +2,7 @@
 
 A path with an attribute `disk` is served by that disk, and any other path by the machine's. So tests run
 the service on a disk in memory that tears writes, fills up and loses unsynced data. Other operations are
-the path's own methods. `area` names the writer for `fleet.failpoints`. Functions raise OSError unless
+the path's own methods. `area` names the writer for `fleetcast.fleet.failpoints`. Functions raise OSError unless
 they say otherwise.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from fleet import failpoints
+from fleetcast.fleet import failpoints
 
 Data = bytes | bytearray | memoryview
 

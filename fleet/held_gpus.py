@@ -6,8 +6,8 @@ the submission states them: the share, or the number of GPUs of a member on a no
 
 from collections.abc import Mapping
 
-from fleet.jobs import JobAttempt
-from fleet.requests import WHOLE_GPU, RankPlacement
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
 
 NO_COUNTS: Mapping[str, int] = {}
 

@@ -10,7 +10,7 @@ MAX_RANK_STEPS steps of each other. A step that is repeated after a rollback is 
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from fleet.events import Step
+from fleetcast.fleet.events import Step
 
 MAX_STEPS = 256
 MAX_RANK_STEPS = 16

@@ -15,8 +15,8 @@ from operator import itemgetter
 
 import msgspec
 
-from fleet.checkpoint_edges import Edges, keep_edge
-from fleet.events import (
+from fleetcast.fleet.checkpoint_edges import Edges, keep_edge
+from fleetcast.fleet.events import (
     Checkpoint,
     Failed,
     Finished,
@@ -30,10 +30,10 @@ from fleet.events import (
     Step,
     Submitted,
 )
-from fleet.job_steps import RankSteps, keep_step
-from fleet.requests import Gang, RankPlacement
-from fleet.sequences import SeenSequences, keep_newest
-from fleet.tellers import UNSEEN_START, Teller, teller_of, with_place
+from fleetcast.fleet.job_steps import RankSteps, keep_step
+from fleetcast.fleet.requests import Gang, RankPlacement
+from fleetcast.fleet.sequences import SeenSequences, keep_newest
+from fleetcast.fleet.tellers import UNSEEN_START, Teller, teller_of, with_place
 
 EndEvent = Finished | Failed | Preempted
 SIGNS_OF_LIFE = (Phase, Step, Checkpoint)

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.samples import EntityKind
+from fleetcast.fleet.samples import EntityKind
 
 GAUGE = "gauge"
 COUNTER = "counter"

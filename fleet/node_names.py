@@ -9,7 +9,7 @@ Kubernetes' names, full domain names, addresses with a port (`10.0.0.1:9400`) an
 import re
 from functools import lru_cache
 
-from fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
 
 ALLOWED = (
     f"1 to {MAX_NAME_LENGTH} ASCII letters, digits, '-', '_', '.', ':' and '%' with at least one letter or digit, "

@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from fleet.events import NodeEvent
-from fleet.sequences import SeenSequences
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.sequences import SeenSequences
 
 MAX_NODE_EVENTS = 64
 MAX_CONDITIONS = 128  # conditions of one node

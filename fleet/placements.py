@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Self
 
-from fleet.jobs import JobAttempt
+from fleetcast.fleet.jobs import JobAttempt
 
 
 class RunningPlaces:

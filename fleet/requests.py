@@ -5,10 +5,10 @@ from typing import Literal
 
 import msgspec
 
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.errors import RequestError
-from fleet.node_names import is_node_name, node_name_fault
-from fleet.topology import Level
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.node_names import is_node_name, node_name_fault
+from fleetcast.fleet.topology import Level
 
 WHOLE_GPU = 1000  # thousandths
 

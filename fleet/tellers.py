@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from fleet.events import Phase, Step, Submitted
-from fleet.requests import RankPlacement
+from fleetcast.fleet.events import Phase, Step, Submitted
+from fleetcast.fleet.requests import RankPlacement
 
 Teller = Literal["events", "labels", "sdk", "queue"]
 REQUESTED = -1  # the sequence of a submission that is a request of our own queue; no event has it

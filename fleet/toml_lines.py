@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
-from fleet.decode_faults import Path, explain
-from fleet.errors import ConfigError
-from fleet.toml_text import read_toml
+from fleetcast.fleet.decode_faults import Path, explain
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.toml_text import read_toml
 
 LONGEST_LINE = 1_000  # longer lines hold no header or key that a message is about
 PLAIN = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")

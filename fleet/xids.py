@@ -6,7 +6,7 @@ The catalogue's actions are for one GPU; HARD and SOFT decide when a node leaves
 
 from typing import Final
 
-from fleet.events import NodeEvent
+from fleetcast.fleet.events import NodeEvent
 
 HARD: Final = {
     48: "double-bit ECC error",

@@ -19,8 +19,8 @@ from functools import lru_cache
 
 import msgspec
 
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.events import JobClass
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.events import JobClass
 
 # What Kubernetes makes random parts of names of (k8s.io/apimachinery: util/rand), so that they spell no words.
 _RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"

@@ -5,9 +5,9 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from ingest.machines import MachineNames
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.machines import MachineNames
 
 MAX_GPUS_PER_NODE = 256
 _VENDOR = re.compile(r"^(NVIDIA|Tesla|GRID|AMD|Instinct)[ \-_]+", re.IGNORECASE)

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import ConfigError, RecordError
+from fleetcast.fleet.errors import ConfigError, RecordError
 
 # fmt: off
 SWF_COLUMNS = (

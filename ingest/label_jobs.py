@@ -19,15 +19,15 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from fleet.entities import Entities
-from fleet.events import Finished, JobEvent, Preempted, Resized, Started, Submitted
-from fleet.jobs import JobAttempt, JobTable
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind
-from fleet.stateful import Dump, Stateful
-from fleet.tellers import UNSEEN_START
-from ingest.gpu_labels import JobLabel, LabelSight
-from ingest.lifecycle import ENDED, LABELS, RESIZED, STARTED, SUBMITTED
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Finished, JobEvent, Preempted, Resized, Started, Submitted
+from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.stateful import Dump, Stateful
+from fleetcast.fleet.tellers import UNSEEN_START
+from fleetcast.ingest.gpu_labels import JobLabel, LabelSight
+from fleetcast.ingest.lifecycle import ENDED, LABELS, RESIZED, STARTED, SUBMITTED
 
 GONE_MS = 60_000
 GONE_PAGES = 2

@@ -15,11 +15,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.samples import EntityKind
-from ingest.board_readings import BoardReadings, have_other_work, have_same_boards, read_boards
-from ingest.node_names import known_name, node_name
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.board_readings import BoardReadings, have_other_work, have_same_boards, read_boards
+from fleetcast.ingest.node_names import known_name, node_name
 
 logger = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from fleet.entities import MAX_NAME_LENGTH, Entities, EntityTable
-from fleet.errors import ConfigError, RecordError
-from fleet.node_names import is_node_name, node_name_fault
-from fleet.samples import EntityKind
+from fleetcast.fleet.entities import MAX_NAME_LENGTH, Entities, EntityTable
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.fleet.node_names import is_node_name, node_name_fault
+from fleetcast.fleet.samples import EntityKind
 
 MAX_NODES = 200_000
 _ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.samples import EntityKind
-from ingest.gpu_labels import JobLabel
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.gpu_labels import JobLabel
 
 # DCGM prints "no data" as 16 numbers from each of 2147483632, 140737488355328 and 2**63 on (dcgm_structs.h:
 # blank, not found, not supported, not permitted). Drivers print all ones of 32 bits; 16-bit fields have a `ceiling`.
@@ -42,7 +42,7 @@ class Form(IntEnum):
 
 
 class Fold(IntEnum):
-    """The ways in which several lines make one sample. See `ingest.pages.parts`."""
+    """The ways in which several lines make one sample. See `fleetcast.ingest.pages.parts`."""
 
     WHOLE = 0  # they do not: a line is a sample, and a second one of the same series is dropped
     SUM = 1

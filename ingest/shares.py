@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.entities import Entities
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, Topology
-from ingest.pages.target_spec import TargetSpec
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, Topology
+from fleetcast.ingest.pages.target_spec import TargetSpec
 
 
 @dataclass(frozen=True, slots=True)

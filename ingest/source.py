@@ -12,13 +12,13 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from fleet.decode_faults import explain
-from fleet.errors import ConfigError, RecordError
-from fleet.events import JobEvent, NodeEvent
-from fleet.samples import SampleBatch
-from fleet.topology import NodeSpec
-from ingest.gpu_labels import LabelSight
-from ingest.tally import RecordTally
+from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.samples import SampleBatch
+from fleetcast.fleet.topology import NodeSpec
+from fleetcast.ingest.gpu_labels import LabelSight
+from fleetcast.ingest.tally import RecordTally
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -165,7 +165,9 @@ def check_source_class(kind: object, where: str) -> type[Source]:
     methods that does not derive from `Source` gets the defaults.
     """
     if not isinstance(kind, type):
-        raise ConfigError(f"{where}: expected a class derived from ingest.source.Source, or a function that makes one")
+        raise ConfigError(
+            f"{where}: expected a class derived from fleetcast.ingest.source.Source, or a function that makes one"
+        )
     if not issubclass(kind, Source):
         kind = cast("type[Source]", ABCMeta(kind.__name__, (kind, Source), {}))
     if lacks := ", ".join(sorted(kind.__abstractmethods__)):

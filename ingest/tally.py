@@ -20,7 +20,7 @@ MAX_UNREAD_NAMES = 20
 class SkipRule(IntEnum):
     """The rules that skip a record although it is understood.
 
-    Roles of lines (`ingest.pages.page_shape`) have lower numbers.
+    Roles of lines (`fleetcast.ingest.pages.page_shape`) have lower numbers.
     """
 
     REPEATED = 16  # another record says the same: one GPU under several pods, an aggregate, a storm of one error

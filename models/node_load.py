@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.frame import FeatureFrame
-from features.sums import divide
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.features.sums import divide
 
 Array = NDArray[np.float64]
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from features.sums import divide
+from fleetcast.features.sums import divide
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64] | NDArray[np.int32]

@@ -24,7 +24,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.start_answers import LEVELS, LOOKS_S, AnsweredRequest, AnsweredRequests, StartJudgement, StartShares, Times
+from fleetcast.models.start_answers import (
+    LEVELS,
+    LOOKS_S,
+    AnsweredRequest,
+    AnsweredRequests,
+    StartJudgement,
+    StartShares,
+    Times,
+)
 
 __all__ = ["LEVELS", "LOOKS_S", "StartJudgement", "StartRecord", "StartShares", "Times"]
 

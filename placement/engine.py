@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.requests import Decision, PlacementRequest, RankPlacement, RunnerUp, check_request, ignored_facts
-from fleet.topology import DOMAIN_LEVELS, Level
-from placement.filters import Screen, screen
-from placement.fit import Fit, best_fits, largest_size, room_at, widest_level
-from placement.growth import GangSize, grown
-from placement.options import Options
-from placement.scorers import NodeScores
-from placement.slots import WHOLE, fullest
-from placement.view import ClusterView
-from placement.words import placed_sentence, refused_sentence
+from fleetcast.fleet.requests import Decision, PlacementRequest, RankPlacement, RunnerUp, check_request, ignored_facts
+from fleetcast.fleet.topology import DOMAIN_LEVELS, Level
+from fleetcast.placement.machines.filters import Screen, screen
+from fleetcast.placement.machines.fit import Fit, best_fits, largest_size, room_at, widest_level
+from fleetcast.placement.machines.growth import GangSize, grown
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.scorers import NodeScores
+from fleetcast.placement.machines.slots import WHOLE, fullest
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.machines.words import placed_sentence, refused_sentence
 
 DEFAULT_OPTIONS = Options()
 

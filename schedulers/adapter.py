@@ -1,7 +1,7 @@
 """The one protocol between Fleetcast and outside schedulers and autoscalers.
 
-    board → Weather → Adapter.wishes → limits → Port.write      we write   (service.adapters)
-    question → Verb.answer, or Verb.stale                       we answer  (service.api.answerers)
+    board → Weather → Adapter.wishes → limits → Port.write      we write   (fleetcast.service.adapters)
+    question → Verb.answer, or Verb.stale                       we answer  (fleetcast.service.api.answerers)
 
 An adapter translates and does nothing else: no clock, no socket, no file. Whatever has one is the host's or the port's.
 """
@@ -11,8 +11,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from fleet.errors import FleetcastError
-from schedulers.weather import Weather
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.schedulers.weather import Weather
 
 Seen = Mapping[str, Mapping[str, str]]  # key → field → value: what the other system holds, ours and others'
 

@@ -1,13 +1,13 @@
-"""Node risk bands for a file (`service.ports.band_file`): each node and its band."""
+"""Node risk bands for a file (`fleetcast.service.ports.band_file`): each node and its band."""
 
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from fleet.node_names import is_node_name
-from schedulers.adapter import Seen, Verb, Write, withdraw_fields
-from schedulers.bands import LEVELS
-from schedulers.weather import Outlook, Weather
+from fleetcast.fleet.node_names import is_node_name
+from fleetcast.schedulers.adapter import Seen, Verb, Write, withdraw_fields
+from fleetcast.schedulers.bands import LEVELS
+from fleetcast.schedulers.weather import Outlook, Weather
 
 BAND = "band"
 

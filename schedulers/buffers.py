@@ -13,11 +13,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from fleet.errors import RequestError, UnknownEntity
-from models.demand.rows import DemandRow
-from schedulers.adapter import NotKnown, Seen, Verb, Write, withdraw_fields
-from schedulers.demand_value import row_of
-from schedulers.weather import DemandKey, Weather
+from fleetcast.fleet.errors import RequestError, UnknownEntity
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write, withdraw_fields
+from fleetcast.schedulers.demand_value import row_of
+from fleetcast.schedulers.weather import DemandKey, Weather
 
 PREFIX = "fleetcast.io/"
 QUEUE, POOL, CLASS, GPUS = PREFIX + "queue", PREFIX + "pool", PREFIX + "class", PREFIX + "gpus-per-replica"

@@ -4,10 +4,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from fleet.errors import RequestError, UnknownEntity
-from models.demand.rows import DemandRow
-from schedulers.adapter import NotKnown
-from schedulers.weather import DemandKey, Weather
+from fleetcast.fleet.errors import RequestError, UnknownEntity
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.schedulers.adapter import NotKnown
+from fleetcast.schedulers.weather import DemandKey, Weather
 
 OLDEST_S = 600.0  # of a forecast; one is made a minute
 

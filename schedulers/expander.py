@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from fleet.decode_faults import explain_bytes
-from fleet.errors import RequestError
-from models.risk.scores import RISK_HORIZONS_S
-from schedulers.adapter import NotKnown, Seen, Verb, Write
-from schedulers.bands import BandRule
-from schedulers.weather import Outlook, Weather
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import RequestError
+from fleetcast.models.risk.scores import RISK_HORIZONS_S
+from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write
+from fleetcast.schedulers.bands import BandRule
+from fleetcast.schedulers.weather import Outlook, Weather
 
 LABEL = "fleetcast.io/pool"
 DAY = RISK_HORIZONS_S.index(86_400)

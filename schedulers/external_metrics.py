@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from fleet.errors import RequestError, UnknownEntity
-from schedulers.adapter import Seen, Verb, Write
-from schedulers.demand_value import row_of, value_of
-from schedulers.keda import SERVING
-from schedulers.weather import DemandKey, Weather
+from fleetcast.fleet.errors import RequestError, UnknownEntity
+from fleetcast.schedulers.adapter import Seen, Verb, Write
+from fleetcast.schedulers.demand_value import row_of, value_of
+from fleetcast.schedulers.keda import SERVING
+from fleetcast.schedulers.weather import DemandKey, Weather
 
 GROUP = "external.metrics.k8s.io"
 VERSION = f"{GROUP}/v1beta1"

@@ -10,13 +10,13 @@ from typing import get_args
 
 import msgspec
 
-from fleet.decode_faults import explain_bytes
-from fleet.errors import RequestError, UnknownEntity
-from fleet.events import JobClass
-from models.demand.rows import DemandRow
-from schedulers.adapter import NotKnown, Seen, Verb, Write
-from schedulers.demand_value import row_of, value_of
-from schedulers.weather import DemandKey, Weather
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import RequestError, UnknownEntity
+from fleetcast.fleet.events import JobClass
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write
+from fleetcast.schedulers.demand_value import row_of, value_of
+from fleetcast.schedulers.weather import DemandKey, Weather
 
 TARGETS = ("arriving", "running", "queued", "wanted", "request_rate")
 CLASSES = ("all", *get_args(JobClass))

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.decode_faults import explain_bytes
-from fleet.errors import RequestError
-from schedulers.adapter import NotKnown, Seen, Verb, Write
-from schedulers.kube_types import HostPriority, KubeNode, KubePod, PreemptionArgs, PreemptionResult
-from schedulers.name_index import NameIndex
-from schedulers.ratings import NEUTRAL, Ratings
-from schedulers.weather import Outlook, Weather
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import RequestError
+from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write
+from fleetcast.schedulers.kube_types import HostPriority, KubeNode, KubePod, PreemptionArgs, PreemptionResult
+from fleetcast.schedulers.name_index import NameIndex
+from fleetcast.schedulers.ratings import NEUTRAL, Ratings
+from fleetcast.schedulers.weather import Outlook, Weather
 
 PREFIX = "fleetcast: "
 NULL = msgspec.Raw(b"null")

@@ -4,8 +4,8 @@ from math import ceil
 
 import msgspec
 
-from fleet.gpu_resources import is_gpu_resource
-from fleet.mig import SLICES, read_profile
+from fleetcast.fleet.gpu_resources import is_gpu_resource
+from fleetcast.fleet.mig import SLICES, read_profile
 
 MIG_RESOURCE = "nvidia.com/mig-"  # and a profile
 LIMIT = "fleetcast/limit-s"  # annotation: how long the pod will run, in whole seconds

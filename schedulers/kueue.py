@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from schedulers.adapter import Seen, Verb, Write, withdraw_fields
-from schedulers.safe_room import SafeRoom, SafeRooms, risk_of
-from schedulers.weather import Outlook, StartOutlook, Weather
+from fleetcast.schedulers.adapter import Seen, Verb, Write, withdraw_fields
+from fleetcast.schedulers.safe_room import SafeRoom, SafeRooms, risk_of
+from fleetcast.schedulers.weather import Outlook, StartOutlook, Weather
 
 HOLD, NOTE, ACTIVE = "hold", "note", "condition Active"
 PENDING, RETRY, SERVING = "Pending", "Retry", "True Serving"

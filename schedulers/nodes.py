@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from fleet.nodes import FAILURE_EXPECTED
-from schedulers.adapter import Seen, Verb, Write, withdraw_fields
-from schedulers.bands import HIGH, LEVELS
-from schedulers.weather import Outlook, Weather
+from fleetcast.fleet.nodes import FAILURE_EXPECTED
+from fleetcast.schedulers.adapter import Seen, Verb, Write, withdraw_fields
+from fleetcast.schedulers.bands import HIGH, LEVELS
+from fleetcast.schedulers.weather import Outlook, Weather
 
 MARK = "fleetcast.io/risk"
 SLINKY = "features.slinky.slurm.net/spec"

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.nodes import NodeState
-from models.risk.scores import RISK_HORIZONS_S
-from schedulers.weather import Outlook
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.models.risk.scores import RISK_HORIZONS_S
+from fleetcast.schedulers.weather import Outlook
 
 NEUTRAL = 5
 FLOOR, SPAN = np.array([6, 2, 0]), np.array([4, 2, 1])  # by band: low, elevated, high

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedulers.weather import Outlook
+from fleetcast.schedulers.weather import Outlook
 
 
 class SafeRoom(NamedTuple):

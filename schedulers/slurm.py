@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedulers.adapter import Seen, Verb, Write, withdraw_fields
-from schedulers.bands import HIGH, LEVELS, LOW
-from schedulers.weather import JobOutlook, Outlook, StartOutlook, Weather
+from fleetcast.schedulers.adapter import Seen, Verb, Write, withdraw_fields
+from fleetcast.schedulers.bands import HIGH, LEVELS, LOW
+from fleetcast.schedulers.weather import JobOutlook, Outlook, StartOutlook, Weather
 
 OURS = "[fleetcast]"
 THEIRS = "theirs: "  # before a field of ours that somebody else holds

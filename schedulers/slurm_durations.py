@@ -10,8 +10,8 @@ model uses ended jobs of the same user and name before all others. A forecast th
 import math
 from collections.abc import Iterator, Mapping
 
-from schedulers.adapter import Seen, Verb, Write, withdraw_fields
-from schedulers.weather import JobOutlook, Weather
+from fleetcast.schedulers.adapter import Seen, Verb, Write, withdraw_fields
+from fleetcast.schedulers.weather import JobOutlook, Weather
 
 MINUTES, UNTIL, FILE = "minutes", "until", ""
 VALID_S = 4 * 3600  # renewed at half of it

@@ -5,9 +5,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from schedulers.adapter import Seen, Verb, Write, withdraw_fields
-from schedulers.nodes import THEIRS
-from schedulers.weather import Outlook, Weather
+from fleetcast.schedulers.adapter import Seen, Verb, Write, withdraw_fields
+from fleetcast.schedulers.nodes import THEIRS
+from fleetcast.schedulers.weather import Outlook, Weather
 
 LABELS = {"block": "fleetcast.io/block", "rack": "fleetcast.io/rack", "nvlink_domain": "fleetcast.io/nvlink-domain"}
 LONGEST = 63  # characters of a label's value

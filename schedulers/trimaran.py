@@ -14,8 +14,8 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from schedulers.adapter import NotKnown, Seen, Verb, Write
-from schedulers.weather import Load, Weather
+from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write
+from fleetcast.schedulers.weather import Load, Weather
 
 SOURCE = "fleetcast"
 WINDOW, WINDOW_S = "15m", 900  # the only window that Trimaran reads

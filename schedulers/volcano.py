@@ -12,13 +12,13 @@ from typing import TypeVar
 
 import msgspec
 
-from fleet.decode_faults import explain_bytes
-from fleet.errors import RequestError
-from fleet.gpu_resources import is_gpu_resource
-from schedulers.adapter import NotKnown, Seen, Verb, Write
-from schedulers.kube_types import KubeContainer, KubePod, KubePodSpec, KubeResources, Quantities
-from schedulers.ratings import NEUTRAL, Ratings
-from schedulers.weather import Weather
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.gpu_resources import is_gpu_resource
+from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write
+from fleetcast.schedulers.kube_types import KubeContainer, KubePod, KubePodSpec, KubeResources, Quantities
+from fleetcast.schedulers.ratings import NEUTRAL, Ratings
+from fleetcast.schedulers.weather import Weather
 
 SCALE = 10
 ABSTAIN, REJECT = 0, -1

@@ -1,4 +1,4 @@
-"""Weather: what an adapter may know of the fleet, made once for each board (`service.weather`).
+"""Weather: what an adapter may know of the fleet, made once for each board (`fleetcast.service.weather`).
 
 It must not be changed. A part that is missing or too old is None, so no adapter ever receives a stale
 part. The mappings decode a row only when it is read.
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.rows import DemandRow
-from models.risk.scores import RISK_HORIZONS_S
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.models.risk.scores import RISK_HORIZONS_S
 
 
 class Domains(NamedTuple):
@@ -39,7 +39,9 @@ class Outlook:
     pool: NDArray[np.integer[Any]] = field(default_factory=lambda: np.zeros(0, np.int16))  # (n,) row of `pools`, or -1
     pools: Sequence[str] = ()
     max_risk: float = 0.5
-    domains: Mapping[str, Domains] = field(default_factory=dict)  # by level above the node (`fleet.topology.Level`)
+    domains: Mapping[str, Domains] = field(
+        default_factory=dict
+    )  # by level above the node (`fleetcast.fleet.topology.Level`)
 
     @classmethod
     def nothing(cls) -> "Outlook":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from fleet import files
+from fleetcast.fleet import files
 
 AREA = "adapters"
 SEGMENT_BYTES = 8 * 2**20

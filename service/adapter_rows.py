@@ -1,8 +1,8 @@
 """The state of every adapter, for the api and the command line."""
 
-from service.adapter_records import AdapterRecords, AdapterStatus
-from service.config import GRPC_SERVICES, Config
-from service.doors import ANSWERERS
+from fleetcast.service.adapter_records import AdapterRecords, AdapterStatus
+from fleetcast.service.config import GRPC_SERVICES, Config
+from fleetcast.service.doors import ANSWERERS
 
 
 def adapter_rows(config: Config) -> list[AdapterStatus]:

@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
-from fleet.clock import Clock
-from fleet.errors import SourceError
-from fleet.printable import printable
-from schedulers.adapter import Port, Seen, Write, WriteOutcome
-from schedulers.weather import Weather
-from service.adapter_records import AdapterAuditLine, AdapterRecords, AdapterStatus
-from service.doors import ConfiguredDoor
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.errors import SourceError
+from fleetcast.fleet.printable import printable
+from fleetcast.schedulers.adapter import Port, Seen, Write, WriteOutcome
+from fleetcast.schedulers.weather import Weather
+from fleetcast.service.adapter_records import AdapterAuditLine, AdapterRecords, AdapterStatus
+from fleetcast.service.doors import ConfiguredDoor
 
 logger = logging.getLogger(__name__)
 

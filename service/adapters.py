@@ -15,19 +15,19 @@ import math
 import signal
 from collections.abc import Callable
 
-from fleet.clock import Clock
-from fleet.file_changes import LISTED, REPLACED, REST_S, FileChanges
-from schedulers.bands import Bands
-from schedulers.weather import Weather
-from service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
-from service.adapter_writer import AdapterWriter
-from service.board.board import Board, BoardReader
-from service.config import Config
-from service.disk_errors import log_disk_errors
-from service.doors import open_doors
-from service.exit_reason import announce_ready
-from service.start_times_link import StartTimesLink
-from service.weather import WeatherStation, rule_of
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.file_changes import LISTED, REPLACED, REST_S, FileChanges
+from fleetcast.schedulers.bands import Bands
+from fleetcast.schedulers.weather import Weather
+from fleetcast.service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
+from fleetcast.service.adapter_writer import AdapterWriter
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.config import Config
+from fleetcast.service.disk_errors import log_disk_errors
+from fleetcast.service.doors import open_doors
+from fleetcast.service.exit_reason import announce_ready
+from fleetcast.service.start_times_link import StartTimesLink
+from fleetcast.service.weather import WeatherStation, rule_of
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import tomli_w
 
-from fleet.clock import Clock, ScaledClock, SystemClock
-from fleet.errors import ConfigError
-from fleet.toml_lines import decode_toml, with_line
-from placement.ledger_chain import ChainHead
-from service.config_checks import check_names, check_ports, check_ranges
-from service.http.addresses import LOOPBACK, Networks
+from fleetcast.fleet.clock import Clock, ScaledClock, SystemClock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.toml_lines import decode_toml, with_line
+from fleetcast.placement.ledger.chain import ChainHead
+from fleetcast.service.config_checks import check_names, check_ports, check_ranges
+from fleetcast.service.http.addresses import LOOPBACK, Networks
 
 STALE_WALL_S = 15.0
 DEFAULT_FLEET = "fleet"
@@ -66,7 +66,7 @@ class ClockConfig(_Section, frozen=True):
 class ScrapeConfig(_Section, frozen=True):
     """The settings of scraping.
 
-    `targets`: exporter URLs, and lists of them (see ingest.pages.targets). `timeout_s` is wall time.
+    `targets`: exporter URLs, and lists of them (see fleetcast.ingest.pages.targets). `timeout_s` is wall time.
     """
 
     targets: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class PipelineConfig(_Section, frozen=True):
 class ModelsConfig(_Section, frozen=True):
     """The settings for versions of fitted models.
 
-    `retrain_*`: the conditions for fitting a serving model again (models.versions.drift).
+    `retrain_*`: the conditions for fitting a serving model again (fleetcast.models.versions.drift).
     """
 
     folder: str = "models"
@@ -134,7 +134,7 @@ class ArchiveConfig(_Section, frozen=True):
 class LimitsConfig(_Section, frozen=True):
     """The bounds on names.
 
-    Beyond a bound only new names are refused (for GPUs see fleet.entities.DeviceRoom).
+    Beyond a bound only new names are refused (for GPUs see fleetcast.fleet.entities.DeviceRoom).
     """
 
     live_jobs: int = 20_000
@@ -280,7 +280,7 @@ class Config(_Section, frozen=True):
 
     @property
     def models_folder(self) -> Path:
-        """The root folder of `models.versions.registry.Registry`."""
+        """The root folder of `fleetcast.models.versions.registry.Registry`."""
         return self.folder / self.models.folder
 
     def home(self, instance: int) -> Path:
@@ -390,7 +390,7 @@ def check_config(config: Config) -> None:
 
 
 def _check_adapters(adapters: AdaptersConfig) -> None:
-    """Check our own keys. `service.doors.open_doors` checks the keys of each adapter."""
+    """Check our own keys. `fleetcast.service.doors.open_doors` checks the keys of each adapter."""
     if adapters.elevated > adapters.high:
         raise ConfigError(f"adapters.elevated = {adapters.elevated}: must not be above adapters.high = {adapters.high}")
     for number, row in enumerate(adapters.adapter):

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from functools import reduce
 from typing import Any
 
-from fleet.errors import ConfigError
+from fleetcast.fleet.errors import ConfigError
 
 PERIOD_S = (0.001, 31_536_000.0)
 BYTES = (1024, 2**34)

@@ -4,16 +4,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-from fleet.errors import ConfigError
-from schedulers.adapter import Adapter, Door
-from schedulers.expander import ExpanderAdapter
-from schedulers.external_metrics import ExternalMetrics
-from schedulers.keda import KedaAdapter
-from schedulers.kube_extender import KubeAdapter
-from schedulers.trimaran import TrimaranAdapter
-from schedulers.volcano import VolcanoAdapter
-from service.config import AdapterConfig, AdaptersConfig
-from service.plugins import call, load
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.schedulers.adapter import Adapter, Door
+from fleetcast.schedulers.expander import ExpanderAdapter
+from fleetcast.schedulers.external_metrics import ExternalMetrics
+from fleetcast.schedulers.keda import KedaAdapter
+from fleetcast.schedulers.kube_extender import KubeAdapter
+from fleetcast.schedulers.trimaran import TrimaranAdapter
+from fleetcast.schedulers.volcano import VolcanoAdapter
+from fleetcast.service.config import AdapterConfig, AdaptersConfig
+from fleetcast.service.plugins import call, load
 
 ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
     "expander": ExpanderAdapter,
@@ -25,13 +25,13 @@ ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
 }
 NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
 WRITERS: Mapping[str, str] = {
-    "band_file": "service.ports.band_file:band_file",
-    "buffers": "service.ports.buffers:buffers",
-    "kueue": "service.ports.kueue:kueue",
-    "nodes": "service.ports.nodes:nodes",
-    "slurm": "service.ports.slurm:slurm",
-    "slurm_durations": "service.ports.slurm_durations:slurm_durations",
-    "topology": "service.ports.topology:topology",
+    "band_file": "fleetcast.service.ports.band_file:band_file",
+    "buffers": "fleetcast.service.ports.buffers:buffers",
+    "kueue": "fleetcast.service.ports.kueue:kueue",
+    "nodes": "fleetcast.service.ports.nodes:nodes",
+    "slurm": "fleetcast.service.ports.slurm:slurm",
+    "slurm_durations": "fleetcast.service.ports.slurm_durations:slurm_durations",
+    "topology": "fleetcast.service.ports.topology:topology",
 }
 
 

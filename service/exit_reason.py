@@ -8,10 +8,10 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleet import files
-from fleet.errors import FleetcastError
-from fleet.process import report_ready
-from service.config import Config
+from fleetcast.fleet import files
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.fleet.process import report_ready
+from fleetcast.service.config import Config
 
 logger = logging.getLogger(__name__)
 

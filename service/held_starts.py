@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from fleet import files
+from fleetcast.fleet import files
 
 AREA = "held_starts"  # of failpoints
 

@@ -4,10 +4,10 @@ supervisor (imports, frozen heap) ──fork──▶ launcher ──fork──�
 
 A process shares the supervisor's pages until it writes to them, and a role starts without importing. The
 launcher runs no event loop, has no threads and opens no files. It ends when its socket closes, and its
-roles end with it (`fleet.process.watch_parent`). Without a launcher the supervisor starts each role as a
+roles end with it (`fleetcast.fleet.process.watch_parent`). Without a launcher the supervisor starts each role as a
 new program.
 
-    to the launcher    the name of a role, with the pipe of its report (`fleet.process.report_ready`)
+    to the launcher    the name of a role, with the pipe of its report (`fleetcast.fleet.process.report_ready`)
     from the launcher  {"pid": 7} or {"error": "why not"} for each name in order,
                        {"pid": 7, "code": -9} for each end
 """
@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fleet.process import PARENT_VARIABLE, READY_VARIABLE, watch_parent
+from fleetcast.fleet.process import PARENT_VARIABLE, READY_VARIABLE, watch_parent
 
 MESSAGE_BYTES = 4096
 ROLE_SIGNALS = {signal.SIGTERM, signal.SIGINT}

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import msgspec
 
-from fleet import files
-from fleet.clock import Clock, ClockWatch
-from fleet.errors import SourceError
-from service.answers.fleet import SourceHealth
-from service.board.board import Board
+from fleetcast.fleet import files
+from fleetcast.fleet.clock import Clock, ClockWatch
+from fleetcast.fleet.errors import SourceError
+from fleetcast.service.answers.fleet import SourceHealth
+from fleetcast.service.board.board import Board
 
 API = "api"
 AREA = "listening"  # of failpoints

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fleet.decode_faults import explain
-from fleet.errors import ConfigError, FleetcastError
-from fleet.installation import PACKAGES
-from service.withheld_imports import allow_imports
+from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.fleet.import_names import PACKAGE, full_name
+from fleetcast.service.withheld_imports import allow_imports
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -18,7 +18,9 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 def load(key: str, path: str) -> Any:
     """Return the object at `package.module:name`. Raises ConfigError that names the configuration's key."""
     module, _, name = path.partition(":")
-    if module.partition(".")[0] not in PACKAGES:
+    if full := full_name(module):
+        raise ConfigError(f"{key}: {path!r}: the package of all modules is {PACKAGE}: give '{full}:{name}'")
+    if module.partition(".")[0] != PACKAGE:
         allow_imports()
     try:
         return getattr(importlib.import_module(module), name)

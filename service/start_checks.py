@@ -8,16 +8,16 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fleet.errors import ConfigError
-from ingest.pages.targets import TargetList
-from ingest.topology.load import load_topology
-from service.config import PLACER_HOST, Config
-from service.doors import open_doors
-from service.http.access import load_access
-from service.http.listening import listen
-from service.http.tls import Tls
-from service.plugins import check_callable, load_functions, make_forecaster
-from service.state_folder import PATIENCE_S, POLL_S, is_role_held
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.pages.targets import TargetList
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.service.config import PLACER_HOST, Config
+from fleetcast.service.doors import open_doors
+from fleetcast.service.http.access import load_access
+from fleetcast.service.http.listening import listen
+from fleetcast.service.http.tls import Tls
+from fleetcast.service.plugins import check_callable, load_functions, make_forecaster
+from fleetcast.service.state_folder import PATIENCE_S, POLL_S, is_role_held
 
 
 def check_start(config: Config) -> None:
@@ -31,15 +31,15 @@ def check_start(config: Config) -> None:
     if config.external_metrics.port:
         Tls(config.external_metrics, "external_metrics", must_show=True)
     if config.api.grpc_port:
-        from service.api.grpc_extra import require_grpc
+        from fleetcast.service.api.grpc_extra import require_grpc
 
         require_grpc(config.api.grpc_port)
     if config.fleet.topology:
         load_topology(Path(config.fleet.topology))
     TargetList(config.scrape.targets)
     if config.pipeline.sources:
-        from fleet.entities import Entities
-        from service.pipeline.role import open_sources
+        from fleetcast.fleet.entities import Entities
+        from fleetcast.service.pipeline.role import open_sources
 
         open_sources(config, config.make_clock(), Entities())  # connects nowhere
     for path in config.pipeline.forecasters:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from fleet.errors import SourceError
-from schedulers.weather import StartOutlook
-from service.api.placer_link import PlacerLink
-from service.config import Config
-from service.http.access import VOUCHED
-from service.http.link_key import link_key
+from fleetcast.fleet.errors import SourceError
+from fleetcast.schedulers.weather import StartOutlook
+from fleetcast.service.api.placer_link import PlacerLink
+from fleetcast.service.config import Config
+from fleetcast.service.http.access import VOUCHED
+from fleetcast.service.http.link_key import link_key
 
 PERIOD_S = 5.0  # wall; between two readings
 TIMEOUT_S = 3.0  # wall

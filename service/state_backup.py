@@ -24,16 +24,16 @@ from pathlib import Path
 
 import msgspec
 
-from fleet import files
-from fleet.decode_faults import explain_json
-from fleet.errors import ConfigError, FleetcastError
-from ingest.inbox.segments import KEEP_LOCK
-from placement.ledger_chain import ChainHead
-from placement.ledger_schema import SCHEMA_VERSION
-from placement.ledger_verify import verify
-from service.config import Config
-from service.state_identity import doubts, sentence
-from service.state_parts import survey
+from fleetcast.fleet import files
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.ingest.inbox.segments import KEEP_LOCK
+from fleetcast.placement.ledger.chain import ChainHead
+from fleetcast.placement.ledger.schema import SCHEMA_VERSION
+from fleetcast.placement.ledger.verify import verify
+from fleetcast.service.config import Config
+from fleetcast.service.state_identity import doubts, sentence
+from fleetcast.service.state_parts import survey
 
 AREA = "backup"  # of failpoints
 MANIFEST, FORMAT = "manifest.json", 1

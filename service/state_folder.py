@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleet.errors import ConfigError, FleetcastError
-from ingest.archive.files import ArchiveFiles
-from service.config import Config
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.ingest.archive.files import ArchiveFiles
+from fleetcast.service.config import Config
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 15.0  # wall; longer than the roles of a supervisor that was killed take to end (fleet.process)
+PATIENCE_S = 15.0  # wall; longer than the roles of a supervisor that was killed take to end (fleetcast.fleet.process)
 POLL_S = 0.1
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from fleet.clock import moment
-from ingest.inbox.inbox import WRITES
-from ingest.inbox.segments import places, segment_name
+from fleetcast.fleet.clock import moment
+from fleetcast.ingest.inbox.inbox import WRITES
+from fleetcast.ingest.inbox.segments import places, segment_name
 
 LEDGER, BOARD, SNAPSHOT, INBOX = "ledger", "board", "snapshot", "inbox"
 

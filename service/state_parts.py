@@ -1,4 +1,4 @@
-"""Read and write the parts of the state on disk, which service.state_identity compares.
+"""Read and write the parts of the state on disk, which fleetcast.service.state_identity compares.
 
 inbox/identity   the state's identity, made once; with what an operator accepted, if it was ever made again
 inbox/seen       what the inbox's reader had seen of the other parts at its last snapshot
@@ -18,16 +18,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from features.arrays_file import TornFileError, read_arrays
-from fleet import files
-from fleet.decode_faults import explain_json
-from ingest.inbox.reach import inbox_end, inbox_first
-from placement.ledger_chain import ChainHead
-from placement.ledger_file import peek, peek_hashes, peek_marks
-from placement.ledger_rows import LedgerError
-from service.board.board import Board, BoardReader
-from service.config import Config
-from service.state_identity import LEDGER, Doubt, InboxPart, Part, PartView, StateParts
+from fleetcast.features.arrays_file import TornFileError, read_arrays
+from fleetcast.fleet import files
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.ingest.inbox.reach import inbox_end, inbox_first
+from fleetcast.placement.ledger.chain import ChainHead
+from fleetcast.placement.ledger.file import peek, peek_hashes, peek_marks
+from fleetcast.placement.ledger.rows import LedgerError
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.config import Config
+from fleetcast.service.state_identity import LEDGER, Doubt, InboxPart, Part, PartView, StateParts
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class StateFile(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, kw_only=True)
 class SnapshotHeader:
-    """A snapshot's description of itself. identity, seen, lost: see service.state_identity."""
+    """A snapshot's description of itself. identity, seen, lost: see fleetcast.service.state_identity."""
 
     positions: Positions  # of the sources, by name
     began_ms: int  # its history reaches back so far

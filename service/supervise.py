@@ -1,6 +1,6 @@
 """Start the roles as processes, restart those that end, and stop them all together.
 
-A role reports that it is ready through a pipe (`fleet.process.report_ready`), however long its start
+A role reports that it is ready through a pipe (`fleetcast.fleet.process.report_ready`), however long its start
 takes. Until a role has been ready for the first time, its ends count: exit status 2 (bad configuration)
 stops all roles at once, any other end at the `most_starts`-th start. The supervisor then reports the
 role's own reason. A role that was ready once is restarted without limit. The pause before a restart
@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet import files
-from fleet.event_wait import wait_for_event
-from fleet.process import READY_VARIABLE, child_environment
-from service.exit_reason import clear_exit_reason, read_exit_reason
-from service.launcher import LaunchedProcess, Launcher
+from fleetcast.fleet import files
+from fleetcast.fleet.event_wait import wait_for_event
+from fleetcast.fleet.process import READY_VARIABLE, child_environment
+from fleetcast.service.exit_reason import clear_exit_reason, read_exit_reason
+from fleetcast.service.launcher import LaunchedProcess, Launcher
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class SupervisedRole:
 
 
 def role_command(role: str, config: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "cli.main", "run", "--role", role, "--config", str(config), *more]
+    return [sys.executable, "-m", "fleetcast.cli.main", "run", "--role", role, "--config", str(config), *more]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,23 +10,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.clock import Clock
-from fleet.nodes import NodeState
-from fleet.topology import DOMAIN_LEVELS
-from models.demand.rows import DemandRow
-from models.risk.scores import RISK_KINDS
-from placement.slots import count_rows
-from schedulers.bands import HIGH, LEVELS, BandRule, Bands, Levels
-from schedulers.weather import DemandKey, Domains, JobOutlook, Load, Outlook, StartOutlook, Weather
-from service.answers.estimates import RunQuantiles
-from service.answers.jobs import Culprit, JobRow, RunningJobRow
-from service.board.age import why_stale
-from service.board.board import Board
-from service.board.free import describe_window, serving, unheld
-from service.board.gpu_use import Occupant
-from service.board.urgent import forbids, struck
-from service.config import AdaptersConfig, Config
-from service.pipeline.demand.sections import demand_keys, demand_rows
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.fleet.topology import DOMAIN_LEVELS
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.placement.machines.slots import count_rows
+from fleetcast.schedulers.bands import HIGH, LEVELS, BandRule, Bands, Levels
+from fleetcast.schedulers.weather import DemandKey, Domains, JobOutlook, Load, Outlook, StartOutlook, Weather
+from fleetcast.service.answers.estimates import RunQuantiles
+from fleetcast.service.answers.jobs import Culprit, JobRow, RunningJobRow
+from fleetcast.service.board.age import why_stale
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.free import describe_window, serving, unheld
+from fleetcast.service.board.gpu_use import Occupant
+from fleetcast.service.board.urgent import forbids, struck
+from fleetcast.service.config import AdaptersConfig, Config
+from fleetcast.service.pipeline.demand.sections import demand_keys, demand_rows
 
 DEMAND_FRESH_S = 600.0  # a forecast is made each minute, and takes its time for a large fleet
 
@@ -109,7 +109,7 @@ class WeatherStation:
             rows, node_load = self._rows_of(board), board.array("node.load")
         except KeyError:
             return None
-        kinds = np.moveaxis(node_load, 1, 0)  # models.node_load.LOADS
+        kinds = np.moveaxis(node_load, 1, 0)  # fleetcast.models.node_load.LOADS
         return Load(rows, *(_fitted(kind.T, len(rows), np.nan).T.astype(np.float64) for kind in kinds))
 
     def _outlook(self, board: Board) -> Outlook:

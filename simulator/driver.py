@@ -14,14 +14,14 @@ from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
-from fleet.clock import Clock
-from fleet.events import FailureCategory, NodeEvent, StepParts
-from fleet.requests import RankPlacement
-from simulator.live_job import LiveJob
-from simulator.outbox import Outbox, ProductApi
-from simulator.replay import TraceReplay, opening_events
-from simulator.traces import TraceJob
-from simulator.workload import WorkloadProfile
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.events import FailureCategory, NodeEvent, StepParts
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.simulator.days.replay import TraceReplay, opening_events
+from fleetcast.simulator.days.traces import TraceJob
+from fleetcast.simulator.hardware.workload import WorkloadProfile
+from fleetcast.simulator.live_job import LiveJob
+from fleetcast.simulator.outbox import Outbox, ProductApi
 
 logger = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fleet.errors import ConfigError
-from fleet.events import JobEvent, NodeEvent
-from simulator.cluster import FleetSpec, SimulatedFleet
-from simulator.columns import Recorder
-from simulator.effects import ActivityLevels
-from simulator.fault_file import FaultFile, to_toml
-from simulator.faults import FaultPlan, Incident
-from simulator.repairs import Repairs
-from simulator.tenants import Tenants
-from simulator.truth import FaultRecord, FaultTruth
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.simulator.faults.effects import ActivityLevels
+from fleetcast.simulator.faults.fault_file import FaultFile, to_toml
+from fleetcast.simulator.faults.faults import FaultPlan, Incident
+from fleetcast.simulator.faults.repairs import Repairs
+from fleetcast.simulator.faults.truth import FaultRecord, FaultTruth
+from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
+from fleetcast.simulator.hardware.columns import Recorder
+from fleetcast.simulator.tenants import Tenants
 
 SIMULATED = Path("faults") / "simulated"
 WARM_UP_S = 1800.0  # nothing goes wrong before

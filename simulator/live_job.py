@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, TypeVar, get_args
 
-from fleet.events import (
+from fleetcast.fleet.events import (
     Checkpoint,
     Failed,
     FailureCategory,
@@ -21,9 +21,9 @@ from fleet.events import (
     StepParts,
     Submitted,
 )
-from fleet.requests import Gang, PlacementRequest, RankPlacement
-from simulator.traces import TraceJob
-from simulator.workload import FLOPS_PER_TOKEN_GPU, WorkloadProfile
+from fleetcast.fleet.requests import Gang, PlacementRequest, RankPlacement
+from fleetcast.simulator.days.traces import TraceJob
+from fleetcast.simulator.hardware.workload import FLOPS_PER_TOKEN_GPU, WorkloadProfile
 
 GANG_GPUS = 8  # from this size on a job reports its steps
 STEP_EVERY_MS = 30_000

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from fleet.events import JobEvent, NodeEvent
-from fleet.requests import PlacementRequest
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.requests import PlacementRequest
 
 logger = logging.getLogger(__name__)
 

@@ -23,25 +23,25 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from fleet.clock import ScaledClock
-from fleet.errors import ConfigError
-from fleet.events import Started, Submitted
-from fleet.process import bearer
-from fleet.requests import RankPlacement
-from fleet.toml_text import read_toml
-from ingest.topology.load import load_topology
-from simulator.cluster import FleetSpec, SimulatedFleet
-from simulator.driver import Driver
-from simulator.exporters import Breakage, ExporterServer, PageSource
-from simulator.faults import DEMO, FaultSettings
-from simulator.h100 import RecordedFleet, load_recorded_fleet
-from simulator.outbox import Outbox, ProductApi
-from simulator.replay import TraceReplay, fast_forward
-from simulator.story import Story
-from simulator.teams import queues_toml, with_teams
-from simulator.traces import DEFAULT_AT, JobTrace, TraceJob, load_trace
-from simulator.truth import append_truth
-from simulator.workload import WorkloadProfile, profile_of
+from fleetcast.fleet.clock import ScaledClock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.events import Started, Submitted
+from fleetcast.fleet.process import bearer
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.toml_text import read_toml
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.simulator.days.replay import TraceReplay, fast_forward
+from fleetcast.simulator.days.traces import DEFAULT_AT, JobTrace, TraceJob, load_trace
+from fleetcast.simulator.driver import Driver
+from fleetcast.simulator.faults.faults import DEMO, FaultSettings
+from fleetcast.simulator.faults.truth import append_truth
+from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
+from fleetcast.simulator.hardware.exporters import Breakage, ExporterServer, PageSource
+from fleetcast.simulator.hardware.h100 import RecordedFleet, load_recorded_fleet
+from fleetcast.simulator.hardware.workload import WorkloadProfile, profile_of
+from fleetcast.simulator.outbox import Outbox, ProductApi
+from fleetcast.simulator.story import Story
+from fleetcast.simulator.teams import queues_toml, with_teams
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from fleet.requests import Gang
-from simulator.driver import Driver
-from simulator.faults import FaultPlan
-from simulator.live_job import LiveJob
-from simulator.teams import URGENT
-from simulator.traces import POOL, TraceJob
+from fleetcast.fleet.requests import Gang
+from fleetcast.simulator.days.traces import POOL, TraceJob
+from fleetcast.simulator.driver import Driver
+from fleetcast.simulator.faults.faults import FaultPlan
+from fleetcast.simulator.live_job import LiveJob
+from fleetcast.simulator.teams import URGENT
 
 BEGINS_S = 20.0  # wall, after the driver went live
 PATIENCE_S = 25.0  # wall, from the injection to the owner's decision

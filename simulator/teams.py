@@ -7,7 +7,7 @@ queue with a class of its own. A trace has no teams, so a checksum of its name a
 import zlib
 from dataclasses import dataclass, replace
 
-from simulator.traces import JobTrace
+from fleetcast.simulator.days.traces import JobTrace
 
 URGENT = "urgent"
 LENDER = "vision"

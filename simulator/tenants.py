@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import (
+from fleetcast.fleet.events import (
     Checkpoint,
     Failed,
     FailureCategory,
@@ -24,10 +24,10 @@ from fleet.events import (
     StepParts,
     Submitted,
 )
-from fleet.requests import Gang, RankPlacement
-from simulator.cluster import MemberStep, SimulatedFleet
-from simulator.fault_file import JobsTable
-from simulator.workload import WorkloadProfile, draw_profile
+from fleetcast.fleet.requests import Gang, RankPlacement
+from fleetcast.simulator.faults.fault_file import JobsTable
+from fleetcast.simulator.hardware.cluster import MemberStep, SimulatedFleet
+from fleetcast.simulator.hardware.workload import WorkloadProfile, draw_profile
 
 TOKENS_PER_STEP = 4_194_304
 SEQUENCE_LENGTH = 4096.0

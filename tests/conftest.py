@@ -15,7 +15,7 @@ import pytest
 
 from tests.fuzz.bounds import load_profile
 
-pytest.register_assert_rewrite("fleetcast_checks")
+pytest.register_assert_rewrite("fleetcast.checks")
 
 ROOT = Path(__file__).parent
 MEMORY = Path("/dev/shm")  # a file system in memory
@@ -30,8 +30,8 @@ LONGEST = (
     *(
         "cli/test_private_files.py",
         "service/http",
-        "cli/test_train.py",
-        "cli/test_bench.py",
+        "cli/lab/test_train.py",
+        "cli/lab/test_bench.py",
         "models/demand",
         "service",
     ),

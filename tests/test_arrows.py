@@ -61,9 +61,9 @@ def named(nodes: Iterable[ast.AST]) -> frozenset[str]:
     found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found |= {alias.name.removeprefix("fleetcast.") for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found.add(node.module)
+            found.add(node.module.removeprefix("fleetcast."))
     return frozenset(found)
 
 
@@ -74,6 +74,49 @@ def test_a_package_imports_only_along_its_arrows(package: str) -> None:
         ours = {name for name in imports(path)[0] if name.split(".")[0] in MAY_IMPORT}
         wrong = {name for name in ours if name.split(".")[0] not in allowed}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}, {package} may import {sorted(allowed)}"
+
+
+ROOMS_MAY_IMPORT = {
+    "placement": {
+        "columns": set(),
+        "queues": {"columns"},
+        "machines": {"columns", "queues"},
+        "engine": {"machines"},
+        "plan": {"engine", "machines", "queues"},
+        "ahead": {"engine", "machines", "plan", "queues"},
+        "play": {"machines", "plan", "queues"},
+        "ledger": {"queues"},
+    },
+    "service": {
+        "http": set(),
+        "answers": set(),
+        "ports": set(),
+        "board": {"answers", "http"},
+        "pipeline": {"answers", "board"},
+        "placer": {"answers", "board", "http", "pipeline"},
+        "api": {"answers", "board", "http", "pipeline"},
+    },
+}
+MOST_MODULES = 15  # of a room of placement/
+
+
+@pytest.mark.parametrize("package", ROOMS_MAY_IMPORT)
+def test_rooms_of_a_package_import_only_along_their_arrows(package: str) -> None:
+    arrows = ROOMS_MAY_IMPORT[package]
+    for path in modules(package):
+        room = room_of(name(path))
+        wrong = {room_of(other) for other in imports(path)[0]} & arrows.keys() - {room, *arrows.get(room, arrows)}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}, {room} may import {sorted(arrows[room])}"
+    assert {path.parent.name for path in (ROOT / package).glob("*/__init__.py")} <= arrows.keys()
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_room_of_placement_is_small() -> None:
+    for folder in (ROOT / "placement", *(path.parent for path in (ROOT / "placement").glob("*/__init__.py"))):
+        assert len(list(folder.glob("*.py"))) - 1 <= MOST_MODULES, folder
 
 
 def test_schedulers_see_only_the_types_of_models() -> None:
@@ -111,7 +154,7 @@ def needs(path: Path) -> set[str]:
     found = set(imports(path)[0])
     for node in parsed(path)[0]:
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {f"{node.module}.{alias.name}".removeprefix("fleetcast.") for alias in node.names}
     return found - {name(path)}
 
 

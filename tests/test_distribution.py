@@ -1,4 +1,4 @@
-"""What the wheel holds, and that no dependency installs a package of one of our names."""
+"""Check what the wheel and the lock files hold, and that no dependency installs a package of our name."""
 
 import re
 import tomllib
@@ -8,22 +8,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def ours() -> set[str]:
+def test_the_wheel_holds_one_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["fleetcast"]
+    assert list(ROOT.glob("*.py")) == []
 
 
-def test_the_wheel_lists_every_package_and_module_of_ours() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
-    assert packages | {path.name for path in ROOT.glob("*.py")} == ours()
+def test_the_source_archive_holds_each_package_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    excluded = set(project["tool"]["hatch"]["build"]["targets"]["sdist"]["exclude"])
+    assert {f"/{path.name}" for path in (ROOT / "fleetcast").iterdir() if path.is_symlink()} < excluded
 
 
-def test_no_dependency_installs_one_of_our_names() -> None:
+def test_no_dependency_installs_a_package_of_our_name() -> None:
     for distribution in distributions():
         if distribution.metadata["Name"] == "fleetcast":
             continue
         tops = {file.parts[0] for file in distribution.files or ()}
-        assert not tops & ours(), f"{distribution.metadata['Name']} installs {sorted(tops & ours())}"
+        assert "fleetcast" not in tops, f"{distribution.metadata['Name']} installs fleetcast"
 
 
 def test_the_lock_files_hold_hashes_and_no_addresses() -> None:

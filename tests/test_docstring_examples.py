@@ -14,6 +14,8 @@ WITH_EXAMPLES = [module for module in modules() if ">>> " in (ROOT / module).rea
 def test_the_examples_of_a_module_hold(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "sdk")
     name = path.removesuffix(".py").replace("/", ".").removeprefix("sdk.")
+    if (ROOT / "fleetcast" / name.partition(".")[0]).is_dir():
+        name = f"fleetcast.{name}"
     done = doctest.testmod(importlib.import_module(name))
     assert done.attempted
     assert not done.failed, "the output above says which"

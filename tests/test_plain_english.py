@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = Path(__file__).with_name("plain_english_names.txt")
 FOLDERS = (
     *("fleet", "clients", "ingest", "features", "models", "placement", "schedulers", "service"),
-    *("training", "simulator", "cli", "benchmarks", "sdk", "deploy", "fleetcast_checks.py"),
+    *("training", "simulator", "cli", "benchmarks", "sdk", "deploy", "fleetcast/checks.py"),
 )
 FORBIDDEN = frozenset(
     (

@@ -11,13 +11,7 @@ import pytest
 from aiohttp import web
 from numpy.typing import NDArray
 
-from fleet.clock import ManualClock, ScaledClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.events import Finished
-from fleet.requests import Gang, PlacementRequest
-from fleet.samples import EntityKind, SampleBatch
-from fleetcast_checks import (
+from fleetcast.checks import (
     OTHER_IDS_AND_TIMES,
     check_adapter,
     check_filter,
@@ -25,21 +19,27 @@ from fleetcast_checks import (
     check_scorer,
     check_source,
 )
-from ingest.inbox.inbox import InboxSource, InboxWriter
-from ingest.pages.recorded import PageReplay, ReplaySpeed
-from ingest.pages.scrape import Scraper
-from ingest.source import Batch, MemorySource, Source
-from models.demand.naive import FORECASTERS, Persistence
-from models.demand.theta import Theta
-from models.forecast import Forecaster, Panel
-from placement.asks import IDS_AND_TIMES
-from placement.filters import FILTERS, busy, drained, lost, risk
-from placement.options import Filter, Options
-from placement.view import ClusterView
-from schedulers.band_file import BandFile
-from service.config import Config, PipelineConfig, PluginConfig
-from service.doors import make_door
-from service.pipeline import role as sources
+from fleetcast.fleet.clock import ManualClock, ScaledClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.events import Finished
+from fleetcast.fleet.requests import Gang, PlacementRequest
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
+from fleetcast.ingest.pages.recorded import PageReplay, ReplaySpeed
+from fleetcast.ingest.pages.scrape import Scraper
+from fleetcast.ingest.source import Batch, MemorySource, Source
+from fleetcast.models.demand.naive import FORECASTERS, Persistence
+from fleetcast.models.demand.theta import Theta
+from fleetcast.models.forecast import Forecaster, Panel
+from fleetcast.placement.machines.filters import FILTERS, busy, drained, lost, risk
+from fleetcast.placement.machines.options import Filter, Options
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.queues.asks import IDS_AND_TIMES
+from fleetcast.schedulers.band_file import BandFile
+from fleetcast.service.config import Config, PipelineConfig, PluginConfig
+from fleetcast.service.doors import make_door
+from fleetcast.service.pipeline import role as sources
 from tests.ingest.exporter_pages import dcgm_page
 from tests.placement.conftest import build
 from tests.schedulers.small_fleet import weather
@@ -224,7 +224,7 @@ def test_an_adapter_that_writes_what_others_own_is_found_out() -> None:
 
 
 def test_an_adapter_of_a_users_own_is_an_import_path(tmp_path: Path) -> None:
-    door = make_door("service.ports.band_file:band_file", {"path": str(tmp_path / "bands")})
+    door = make_door("fleetcast.service.ports.band_file:band_file", {"path": str(tmp_path / "bands")})
     assert isinstance(door.adapter, BandFile)
 
 

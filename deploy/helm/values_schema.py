@@ -17,8 +17,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from service.config import ADAPTER_MODES, UNKNOWN_USE, Config  # noqa: E402
-from service.config_checks import LIMITS  # noqa: E402
+from fleetcast.service.config import ADAPTER_MODES, UNKNOWN_USE, Config  # noqa: E402
+from fleetcast.service.config_checks import LIMITS  # noqa: E402
 
 CHART = ROOT / "deploy" / "helm" / "fleetcast"
 SCHEMA = CHART / "values.schema.json"

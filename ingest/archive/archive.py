@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.entities import Entities
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, Topology
-from ingest.archive.events import Event, KnownEvents
-from ingest.archive.files import DAY_MS, HOUR_MS, UNPLACED, ArchiveFiles, Dataset, FileName, day_of, live
-from ingest.archive.read import log_damaged, newest_ms
-from ingest.archive.rows import (
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, Topology
+from fleetcast.ingest.archive.events import Event, KnownEvents
+from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, UNPLACED, ArchiveFiles, Dataset, FileName, day_of, live
+from fleetcast.ingest.archive.read import log_damaged, newest_ms
+from fleetcast.ingest.archive.rows import (
     KINDS,
     ArchiveRows,
     Words,
@@ -38,7 +38,7 @@ from ingest.archive.rows import (
     metric_columns,
     series_of,
 )
-from ingest.inbox.job_events import YEAR_2000_MS
+from fleetcast.ingest.inbox.job_events import YEAR_2000_MS
 
 logger = logging.getLogger(__name__)
 

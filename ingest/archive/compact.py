@@ -1,6 +1,6 @@
 """Compaction: many parts of an hour become one file of half their size, and old days are deleted.
 
-The file names make it safe in a crash (`ingest.archive.files`). It needs about 100 bytes of memory for each
+The file names make it safe in a crash (`fleetcast.ingest.archive.files`). It needs about 100 bytes of memory for each
 of `file_rows` rows.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleet.entities import Entities
-from ingest.archive.files import DATASETS, DAY_MS, HOUR_MS, ArchiveFiles, FileName, day_ms, live
-from ingest.archive.rows import (
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.archive.files import DATASETS, DAY_MS, HOUR_MS, ArchiveFiles, FileName, day_ms, live
+from fleetcast.ingest.archive.rows import (
     KINDS,
     METRIC_NAMES,
     STATISTICS,

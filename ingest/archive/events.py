@@ -9,10 +9,10 @@ repeat events under another time, so the events of the last hour are read as wel
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from fleet.events import JobEvent, NodeEvent
-from ingest.archive.files import HOUR_MS, ArchiveFiles
-from ingest.archive.read import ArchiveSpan, each_file, newest_ms
-from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, Identity, identity
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles
+from fleetcast.ingest.archive.read import ArchiveSpan, each_file, newest_ms
+from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, Identity, identity
 
 Event = JobEvent | NodeEvent
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any, Literal
 from urllib.parse import quote, unquote
 
-from fleet import failpoints, files
-from fleet.errors import ConfigError
+from fleetcast.fleet import failpoints, files
+from fleetcast.fleet.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

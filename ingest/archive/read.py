@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
-from fleet.errors import RecordError
-from fleet.events import JobEvent, NodeEvent
-from ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles, Dataset, FileName, day_ms, live
-from ingest.archive.rows import ArchiveRows, Words, decode_samples
-from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles, Dataset, FileName, day_ms, live
+from fleetcast.ingest.archive.rows import ArchiveRows, Words, decode_samples
+from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
 
 logger = logging.getLogger(__name__)
 

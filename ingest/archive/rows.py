@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.entities import NODE_OWNED, Entities
-from fleet.events import JobEvent, NodeEvent
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
+from fleetcast.fleet.entities import NODE_OWNED, Entities
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
 
 KINDS = tuple(EntityKind)
 METRIC_NAMES = tuple(sorted({metric.name for metrics in METRICS.values() for metric in metrics}))

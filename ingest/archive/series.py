@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.entities import Entities
-from ingest.archive.files import ArchiveFiles
-from ingest.archive.read import ArchiveSpan, log_damaged
-from ingest.archive.rows import KINDS, METRIC_NAMES, ArchiveRows, Words, adding, decode_samples
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.archive.files import ArchiveFiles
+from fleetcast.ingest.archive.read import ArchiveSpan, log_damaged
+from fleetcast.ingest.archive.rows import KINDS, METRIC_NAMES, ArchiveRows, Words, adding, decode_samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fleet.clock import Clock
-from fleet.entities import NODE_OWNED, Entities
-from fleet.errors import ConfigError, RecordError, SourceError
-from fleet.events import JobEvent, NodeEvent
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind, SampleBatch
-from ingest.archive.files import DATASETS, ArchiveFiles
-from ingest.archive.read import ArchiveSpan, read_events, read_samples
-from ingest.archive.rows import KINDS, ArchiveRows, Words, adding, metric_columns, series_of
-from ingest.node_names import node_name
-from ingest.source import Batch, Source, read_options
-from ingest.tally import RecordTally
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import NODE_OWNED, Entities
+from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.archive.files import DATASETS, ArchiveFiles
+from fleetcast.ingest.archive.read import ArchiveSpan, read_events, read_samples
+from fleetcast.ingest.archive.rows import KINDS, ArchiveRows, Words, adding, metric_columns, series_of
+from fleetcast.ingest.node_names import node_name
+from fleetcast.ingest.source import Batch, Source, read_options
+from fleetcast.ingest.tally import RecordTally
 
 Event = JobEvent | NodeEvent
 

@@ -17,16 +17,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from fleet.clock import Clock
-from fleet.devices import device_name
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError
-from fleet.events import NodeEvent
-from ingest.health.polling import Poller, PollOptions, check_polling
-from ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, malformed
-from ingest.node_names import check_name
-from ingest.source import Batch, Source, read_options
-from ingest.tally import RecordTally, SkipRule
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.devices import device_name
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.health.polling import Poller, PollOptions, check_polling
+from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, malformed
+from fleetcast.ingest.node_names import check_name
+from fleetcast.ingest.source import Batch, Source, read_options
+from fleetcast.ingest.tally import RecordTally, SkipRule
 
 SOURCE: Final = "gpud"
 TOKEN: Final = "FLEETCAST_GPUD_TOKEN"

@@ -14,12 +14,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from fleet.decode_faults import shown
-from fleet.devices import device_name
-from fleet.errors import RecordError
-from fleet.events import NodeEvent
-from ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord
-from ingest.inbox.job_events import MAX_MESSAGE_LENGTH, check_event, malformed
+from fleetcast.fleet.decode_faults import shown
+from fleetcast.fleet.devices import device_name
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord
+from fleetcast.ingest.inbox.job_events import MAX_MESSAGE_LENGTH, check_event, malformed
 
 SOURCE: Final = "nvsentinel"
 TYPE: Final = "com.nvidia.nvsentinel.health.v1"

@@ -16,10 +16,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from fleet.errors import ConfigError, RecordError, SourceError
-from ingest.pages.fetch import FetchError, fetch
-from ingest.source import Batch
-from ingest.tally import RecordTally
+from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
+from fleetcast.ingest.pages.fetch import FetchError, fetch
+from fleetcast.ingest.source import Batch
+from fleetcast.ingest.tally import RecordTally
 
 logger = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import msgspec
 
-from fleet.decode_faults import shown
-from fleet.errors import ConfigError, RecordError
-from fleet.events import Failed, FailureCategory, Finished, JobEvent, Phase, Resized, Started
-from ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord, split
-from ingest.inbox.job_events import check_event, malformed
-from ingest.kubernetes.failures import category_of_exit
-from ingest.lifecycle import ENDED, RESIZED, STARTED
-from ingest.node_names import expand_nodes
+from fleetcast.fleet.decode_faults import shown
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.fleet.events import Failed, FailureCategory, Finished, JobEvent, Phase, Resized, Started
+from fleetcast.ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord, split
+from fleetcast.ingest.inbox.job_events import check_event, malformed
+from fleetcast.ingest.kubernetes.failures import category_of_exit
+from fleetcast.ingest.lifecycle import ENDED, RESIZED, STARTED
+from fleetcast.ingest.node_names import expand_nodes
 
 MESSAGE_LENGTH = 2_000
 CYCLES = RESIZED + (1 << 16)  # behind the resizes that a scheduler tells

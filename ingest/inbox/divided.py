@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from fleet import files
-from fleet.entities import Entities
-from ingest.inbox.inbox import InboxSource
-from ingest.inbox.segments import places, prune, segment_name
-from ingest.shares import OwnRows, Share
-from ingest.source import Batch, Source
+from fleetcast.fleet import files
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.ingest.inbox.segments import places, prune, segment_name
+from fleetcast.ingest.shares import OwnRows, Share
+from fleetcast.ingest.source import Batch, Source
 
 logger = logging.getLogger(__name__)
 

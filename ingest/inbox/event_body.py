@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fleet.decode_faults import shown
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.errors import RecordError
-from fleet.events import JobEvent, NodeEvent
-from ingest.inbox.job_events import FUTURE_LIMIT_MS, MAX_COUNT, decode_event, malformed
+from fleetcast.fleet.decode_faults import shown
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, MAX_COUNT, decode_event, malformed
 
 MAX_RECORDS = 200_000
 MAX_REJECTED = 10_000

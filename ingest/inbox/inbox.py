@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet import files
-from fleet.errors import RecordError, SourceError
-from fleet.events import JobEvent, NodeEvent
-from fleet.file_changes import APPENDED, FileChanges
-from ingest.inbox.records import decode_records
-from ingest.inbox.segments import (
+from fleetcast.fleet import files
+from fleetcast.fleet.errors import RecordError, SourceError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.file_changes import APPENDED, FileChanges
+from fleetcast.ingest.inbox.records import decode_records
+from fleetcast.ingest.inbox.segments import (
     HEADER,
     Record,
     RecordKind,
@@ -47,8 +47,8 @@ from ingest.inbox.segments import (
     segment_name,
     segments_of,
 )
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.source import Batch, Source
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.source import Batch, Source
 
 logger = logging.getLogger(__name__)
 

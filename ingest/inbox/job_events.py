@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from fleet.decode_faults import explain_json, fault_in, shown
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.errors import RecordError
-from fleet.events import (
+from fleetcast.fleet.decode_faults import explain_json, fault_in, shown
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import (
     Checkpoint,
     Failed,
     JobEvent,
@@ -25,9 +25,9 @@ from fleet.events import (
     Step,
     Submitted,
 )
-from fleet.events import Preempted as PreemptedEvent
-from fleet.node_names import is_node_name, node_name_fault
-from fleet.requests import MAX_MODELS, WHOLE_GPU, Gang
+from fleetcast.fleet.events import Preempted as PreemptedEvent
+from fleetcast.fleet.node_names import is_node_name, node_name_fault
+from fleetcast.fleet.requests import MAX_MODELS, WHOLE_GPU, Gang
 
 FUTURE_LIMIT_MS = 60_000
 NO_FUTURE_LIMIT_MS = 2**62

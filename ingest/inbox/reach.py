@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from fleet import files
-from ingest.inbox.inbox import WRITES
-from ingest.inbox.segments import HEADER, Record, RecordKind, next_record, places, read_segment, segments_of
+from fleetcast.fleet import files
+from fleetcast.ingest.inbox.inbox import WRITES
+from fleetcast.ingest.inbox.segments import HEADER, Record, RecordKind, next_record, places, read_segment, segments_of
 
 End = Mapping[str, tuple[int, int]]  # writer -> (segment number, offset)
 

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fleet.decode_faults import explain_json
-from fleet.errors import RecordError
-from fleet.events import JobEvent, NodeEvent
-from fleet.samples import SampleBatch
-from ingest.gpu_labels import LabelSight
-from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
-from ingest.inbox.segments import Record, RecordKind
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.remote_write.request import Version
-from ingest.source import Batch
-from ingest.tally import RecordTally
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.samples import SampleBatch
+from fleetcast.ingest.gpu_labels import LabelSight
+from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
+from fleetcast.ingest.inbox.segments import Record, RecordKind
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.remote_write.request import Version
+from fleetcast.ingest.source import Batch
+from fleetcast.ingest.tally import RecordTally
 
 MAX_REJECTS_A_RECORD = 200_000
 _ONE = RecordTally(read=1)

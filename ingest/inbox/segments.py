@@ -19,8 +19,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from fleet import files
-from fleet.errors import RecordError
+from fleetcast.fleet import files
+from fleetcast.fleet.errors import RecordError
 
 logger = logging.getLogger(__name__)
 

@@ -25,15 +25,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.decode_faults import explain_bytes, explain_json
-from fleet.entities import MAX_NAME_LENGTH, NODE_OWNED, Entities
-from fleet.errors import RecordError
-from fleet.metrics import METRICS, metric_row
-from fleet.samples import EntityKind, SampleBatch
-from ingest.node_names import node_name
-from ingest.pages.serving import MAX_INSTANCES
-from ingest.source import Batch
-from ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
+from fleetcast.fleet.decode_faults import explain_bytes, explain_json
+from fleetcast.fleet.entities import MAX_NAME_LENGTH, NODE_OWNED, Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.node_names import node_name
+from fleetcast.ingest.pages.serving import MAX_INSTANCES
+from fleetcast.ingest.source import Batch
+from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
 JSON_TYPE = "application/vnd.fleetcast.telemetry.v1+json"
 BINARY_TYPE = "application/vnd.fleetcast.telemetry.v1+binary"

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.entities import NODE_OWNED, Entities
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind, SampleBatch
-from ingest.kafka.columnar import ColumnarRecord, Header, RecordNames
-from ingest.source import Batch
+from fleetcast.fleet.entities import NODE_OWNED, Entities
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.kafka.columnar import ColumnarRecord, Header, RecordNames
+from fleetcast.ingest.source import Batch
 
 MOMENT_MS = 50  # what one scrape reads within this time is one record
 _Block = tuple[RecordNames, NDArray[np.float64]]

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from clients.kafka_records import Outgoing, Place
-from fleet.entities import Entities
-from fleet.errors import RecordError, SourceError
-from fleet.events import NodeEvent
-from fleet.topology import Level, Topology
-from ingest.inbox.event_body import DecodedBody
-from ingest.kafka.columnar import BINARY_TYPE, JSON_TYPE, ColumnarRecord, encode_binary, encode_json
-from ingest.kafka.node_records import node_records
-from ingest.source import Batch, Source
+from fleetcast.clients.kafka_records import Outgoing, Place
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError, SourceError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.topology import Level, Topology
+from fleetcast.ingest.inbox.event_body import DecodedBody
+from fleetcast.ingest.kafka.columnar import BINARY_TYPE, JSON_TYPE, ColumnarRecord, encode_binary, encode_json
+from fleetcast.ingest.kafka.node_records import node_records
+from fleetcast.ingest.source import Batch, Source
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ FORMS: dict[str, tuple[Callable[[ColumnarRecord], bytes], str]] = {
 
 
 class Writer(Protocol):
-    """A writer whose `send` returns once the records are written. See `clients.kafka.KafkaWriter`."""
+    """A writer whose `send` returns once the records are written. See `fleetcast.clients.kafka.KafkaWriter`."""
 
     async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]: ...
 

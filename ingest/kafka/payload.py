@@ -12,18 +12,18 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clients.kafka_records import Message
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.events import NodeEvent
-from ingest.inbox.event_body import decode_body
-from ingest.kafka.columnar import BINARY_TYPE, JSON_TYPE, MAGIC, RecordDecoder
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.exposition import parse_timestamp
-from ingest.pages.text import PageDecoder, Target
-from ingest.source import Batch
-from ingest.tally import RecordTally, SkipRule
+from fleetcast.clients.kafka_records import Message
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.inbox.event_body import decode_body
+from fleetcast.ingest.kafka.columnar import BINARY_TYPE, JSON_TYPE, MAGIC, RecordDecoder
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.exposition import parse_timestamp
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.ingest.source import Batch
+from fleetcast.ingest.tally import RecordTally, SkipRule
 
 MAX_PAGES = 50_000  # pages whose shape is kept, the latest used
 FUTURE_LIMIT_MS = 60_000

@@ -18,15 +18,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from clients.kafka import KafkaReader
-from clients.kafka_access import KafkaAccess, check_access
-from clients.kafka_records import FetchLimits, Gap, Message, Outgoing, Place
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError, SourceError
-from ingest.kafka.payload import Decoded, PayloadDecoder
-from ingest.source import Batch, Source, read_options
-from ingest.tally import RecordTally, SkipRule
+from fleetcast.clients.kafka import KafkaReader
+from fleetcast.clients.kafka_access import KafkaAccess, check_access
+from fleetcast.clients.kafka_records import FetchLimits, Gap, Message, Outgoing, Place
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
+from fleetcast.ingest.kafka.payload import Decoded, PayloadDecoder
+from fleetcast.ingest.source import Batch, Source, read_options
+from fleetcast.ingest.tally import RecordTally, SkipRule
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def read_kafka_options(raw: Mapping[str, Any]) -> KafkaOptions:
 
 
 class Reader(Protocol):
-    """The interface of the Kafka client that the source needs. See `clients.kafka.KafkaReader`."""
+    """The interface of the Kafka client that the source needs. See `fleetcast.clients.kafka.KafkaReader`."""
 
     async def partitions(self, topic: str) -> frozenset[int]: ...
     async def assign(self, starts: Mapping[Place, int | None]) -> None: ...

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from fleet.errors import ConfigError, RecordError
-from fleet.events import NodeEvent
-from ingest.inbox.job_events import FUTURE_LIMIT_MS, YEAR_2000_MS
-from ingest.kernel_log.log_lines import DAY_MS, LogLine, read_line
-from ingest.kernel_log.messages import TELLING, KernelFinding, MessageReader
-from ingest.node_names import check_name
-from ingest.tally import RecordTally, SkipRule
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, YEAR_2000_MS
+from fleetcast.ingest.kernel_log.log_lines import DAY_MS, LogLine, read_line
+from fleetcast.ingest.kernel_log.messages import TELLING, KernelFinding, MessageReader
+from fleetcast.ingest.node_names import check_name
+from fleetcast.ingest.tally import RecordTally, SkipRule
 
 SOURCE: Final = "kernel-log"
 STORM_MS: Final = 5_000

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import msgspec
 
-from fleet.errors import RecordError
+from fleetcast.fleet.errors import RecordError
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 DAY_MS = 86_400_000

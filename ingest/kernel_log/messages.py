@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from fleet.devices import device_name
-from fleet.xids import BUS
+from fleetcast.fleet.devices import device_name
+from fleetcast.fleet.xids import BUS
 
 Severity = Literal["ok", "warning", "fatal"]
 NVLINK_CODES: Final = range(144, 151)  # their lines say whether they are fatal

@@ -19,14 +19,14 @@ from typing import Any
 
 import msgspec
 
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError
-from ingest.kernel_log.events import KernelReader
-from ingest.kernel_log.log_files import READ_BYTES, LogFile
-from ingest.node_names import check_name
-from ingest.source import Batch, Source, read_options
-from ingest.tally import RunningTally
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.ingest.kernel_log.events import KernelReader
+from fleetcast.ingest.kernel_log.log_files import READ_BYTES, LogFile
+from fleetcast.ingest.node_names import check_name
+from fleetcast.ingest.source import Batch, Source, read_options
+from fleetcast.ingest.tally import RunningTally
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fleet.gpu_resources import (
+from fleetcast.fleet.gpu_resources import (
     GPU_RESOURCES,
     MIG_RESOURCES,
     PERCENT_RESOURCES,
@@ -23,10 +23,10 @@ from fleet.gpu_resources import (
     is_unread_gpu,
     named_board,
 )
-from fleet.mig import SLICES, read_profile
-from fleet.requests import WHOLE_GPU
-from ingest.kubernetes.claims import ClaimedGpus
-from ingest.kubernetes.objects import Container, PodSpec, Resources, quantity
+from fleetcast.fleet.mig import SLICES, read_profile
+from fleetcast.fleet.requests import WHOLE_GPU
+from fleetcast.ingest.kubernetes.claims import ClaimedGpus
+from fleetcast.ingest.kubernetes.objects import Container, PodSpec, Resources, quantity
 
 FRACTION, FRACTION_DEVICES, GPU_MEMORY = "gpu-fraction", "gpu-fraction-num-devices", "gpu-memory"
 HAMI_MIB, ALIYUN_GIB = ("nvidia.com/gpumem", "volcano.sh/vgpu-memory"), "aliyun.com/gpu-mem"

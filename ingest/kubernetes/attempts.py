@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Resized, Started
-from fleet.requests import RankPlacement
-from ingest.kubernetes.failures import FINISHED, Ending
-from ingest.kubernetes.waits import ADMISSION, PodWait
-from ingest.kubernetes.workloads import Member, Workload
-from ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, queued_later
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Resized, Started
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.ingest.kubernetes.failures import FINISHED, Ending
+from fleetcast.ingest.kubernetes.waits import ADMISSION, PodWait
+from fleetcast.ingest.kubernetes.workloads import Member, Workload
+from fleetcast.ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, queued_later
 
 QUIET_MS = 2_000
 LIVE = frozenset({"pending", "running", "broken"})

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from fleet.requests import WHOLE_GPU
-from ingest.kubernetes.objects import Meta, PodSpec, PodStatus
+from fleetcast.fleet.requests import WHOLE_GPU
+from fleetcast.ingest.kubernetes.objects import Meta, PodSpec, PodStatus
 
 GPU_CLASSES = ("*gpu*", "mig.*")
 MAX_DEVICES = 1024

@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from fleet.events import FailureCategory
-from ingest.kubernetes.objects import Condition, Pod, Terminated, time_ms
+from fleetcast.fleet.events import FailureCategory
+from fleetcast.ingest.kubernetes.objects import Condition, Pod, Terminated, time_ms
 
 MESSAGE_LENGTH = 1_000
 FINISHED: Final = "finished"

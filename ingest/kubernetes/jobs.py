@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fleet.events import Failed, JobEvent
-from ingest.kubernetes.attempts import Judgement, Track
-from ingest.kubernetes.workloads import Member, Workload
-from ingest.lifecycle import ENDED
+from fleetcast.fleet.events import Failed, JobEvent
+from fleetcast.ingest.kubernetes.attempts import Judgement, Track
+from fleetcast.ingest.kubernetes.workloads import Member, Workload
+from fleetcast.ingest.lifecycle import ENDED
 
 MAX_GONE = 20_000  # jobs that are gone, whose successors of the same name go on counting their attempts
 

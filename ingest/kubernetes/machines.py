@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from ingest.kubernetes.asked_gpus import gpus_of
-from ingest.kubernetes.objects import Pod
-from ingest.kubernetes.owners import NO_JOBS, JobOwner
+from fleetcast.ingest.kubernetes.asked_gpus import gpus_of
+from fleetcast.ingest.kubernetes.objects import Pod
+from fleetcast.ingest.kubernetes.owners import NO_JOBS, JobOwner
 
 HOST_LABELS = (
     *("app.kubernetes.io/name=slurmd", "app.kubernetes.io/component=slurmd", "ray.io/node-type=*"),

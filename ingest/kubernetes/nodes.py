@@ -18,17 +18,17 @@ from typing import Literal
 
 import msgspec
 
-from fleet.errors import ConfigError, RecordError
-from fleet.events import NodeEvent
-from fleet.gpu_resources import is_unread_gpu
-from fleet.nodes import FAILURE_EXPECTED
-from fleet.topology import NodeSpec
-from ingest.kubernetes.asked_gpus import NodeGpus
-from ingest.kubernetes.machines import PodPlace
-from ingest.kubernetes.objects import Condition, Node, condition, time_ms
-from ingest.kubernetes.withheld import HARD, withheld
-from ingest.topology.kubernetes_nodes import node_from_labels
-from ingest.topology.physical_gpus import shares_of
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.gpu_resources import is_unread_gpu
+from fleetcast.fleet.nodes import FAILURE_EXPECTED
+from fleetcast.fleet.topology import NodeSpec
+from fleetcast.ingest.kubernetes.asked_gpus import NodeGpus
+from fleetcast.ingest.kubernetes.machines import PodPlace
+from fleetcast.ingest.kubernetes.objects import Condition, Node, condition, time_ms
+from fleetcast.ingest.kubernetes.withheld import HARD, withheld
+from fleetcast.ingest.topology.kubernetes_nodes import node_from_labels
+from fleetcast.ingest.topology.physical_gpus import shares_of
 
 Severity = Literal["ok", "warning", "fatal"]
 

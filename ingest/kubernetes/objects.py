@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from fleet.decode_faults import shown
-from fleet.errors import RecordError
-from ingest.inbox.job_events import malformed
+from fleetcast.fleet.decode_faults import shown
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.inbox.job_events import malformed
 
 Quantity = str | int | float
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([EPTGMk]i?|Ki|[eE][+-]?[0-9]{1,3}|[munp]|)")

@@ -14,8 +14,8 @@ group has its plain name (`Job`). Any other has the full name that Kubernetes pr
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleet.events import JobClass
-from ingest.kubernetes.objects import Meta, Pod
+from fleetcast.fleet.events import JobClass
+from fleetcast.ingest.kubernetes.objects import Meta, Pod
 
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 LWS_NAME = "leaderworkerset.sigs.k8s.io/name"

@@ -19,15 +19,15 @@ from typing import Any
 
 import msgspec
 
-from clients.kubernetes import Absent, Away, Changes, Cluster, Collection, Follower, Listing, Message, Server
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError, SourceError
-from fleet.events import JobEvent, NodeEvent
-from fleet.topology import NodeSpec
-from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, check_event
-from ingest.kubernetes.asked_gpus import unread_resources
-from ingest.kubernetes.claims import (
+from fleetcast.clients.kubernetes import Absent, Away, Changes, Cluster, Collection, Follower, Listing, Message, Server
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.topology import NodeSpec
+from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, check_event
+from fleetcast.ingest.kubernetes.asked_gpus import unread_resources
+from fleetcast.ingest.kubernetes.claims import (
     ClaimTable,
     KnownClaim,
     ResourceClaim,
@@ -35,14 +35,14 @@ from ingest.kubernetes.claims import (
     read_claim,
     read_template,
 )
-from ingest.kubernetes.jobs import JobState, WorkloadFold
-from ingest.kubernetes.machines import HOST_LABELS, PodPlace, place_of
-from ingest.kubernetes.nodes import KnownNode, NodeFold
-from ingest.kubernetes.objects import Job, JobSet, Meta, Node, Pod, PriorityClass, PyTorchJob, Unread, decode
-from ingest.kubernetes.owners import NO_JOBS, owner_of
-from ingest.kubernetes.workloads import Member, Terms, Workload, WorkloadReader
-from ingest.source import Batch, Source, read_options
-from ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
+from fleetcast.ingest.kubernetes.jobs import JobState, WorkloadFold
+from fleetcast.ingest.kubernetes.machines import HOST_LABELS, PodPlace, place_of
+from fleetcast.ingest.kubernetes.nodes import KnownNode, NodeFold
+from fleetcast.ingest.kubernetes.objects import Job, JobSet, Meta, Node, Pod, PriorityClass, PyTorchJob, Unread, decode
+from fleetcast.ingest.kubernetes.owners import NO_JOBS, owner_of
+from fleetcast.ingest.kubernetes.workloads import Member, Terms, Workload, WorkloadReader
+from fleetcast.ingest.source import Batch, Source, read_options
+from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
 logger = logging.getLogger(__name__)
 

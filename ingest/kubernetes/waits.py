@@ -9,7 +9,7 @@ a container that cannot be made (image, configuration)  blocked
 import re
 from typing import NamedTuple
 
-from ingest.kubernetes.objects import Pod
+from fleetcast.ingest.kubernetes.objects import Pod
 
 KUEUE_GATES = frozenset({"kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"})
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"

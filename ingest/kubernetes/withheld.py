@@ -8,7 +8,7 @@ forecast must not feed itself. A cordon is a drain (`nodes.py`).
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
-from ingest.kubernetes.objects import Condition, Node, Taint, condition
+from fleetcast.ingest.kubernetes.objects import Condition, Node, Taint, condition
 
 HARD = frozenset({"NoSchedule", "NoExecute"})
 OWN_TAINTS = "fleetcast*"

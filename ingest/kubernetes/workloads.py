@@ -16,10 +16,10 @@ from typing import Literal, TypeVar, get_args
 
 import msgspec
 
-from fleet.events import JobClass, Submitted
-from fleet.requests import Gang
-from ingest.gpus import short_model
-from ingest.kubernetes.asked_gpus import (
+from fleetcast.fleet.events import JobClass, Submitted
+from fleetcast.fleet.requests import Gang
+from fleetcast.ingest.gpus import short_model
+from fleetcast.ingest.kubernetes.asked_gpus import (
     ASKED_RESOURCES,
     AskedGpus,
     NodeGpus,
@@ -27,9 +27,9 @@ from ingest.kubernetes.asked_gpus import (
     may_hold_gpus,
     running_containers,
 )
-from ingest.kubernetes.claims import GPU_CLASSES, ClaimTable
-from ingest.kubernetes.failures import Ending, category_of_condition, disrupted, ending_of
-from ingest.kubernetes.objects import (
+from fleetcast.ingest.kubernetes.claims import GPU_CLASSES, ClaimTable
+from fleetcast.ingest.kubernetes.failures import Ending, category_of_condition, disrupted, ending_of
+from fleetcast.ingest.kubernetes.objects import (
     Condition,
     Job,
     JobSet,
@@ -44,9 +44,9 @@ from ingest.kubernetes.objects import (
     condition,
     time_ms,
 )
-from ingest.kubernetes.owners import JOBSET_NAME, NO_JOBS, USUAL_CLASSES, is_stand_in, owner_of, stated_queue
-from ingest.kubernetes.waits import KUEUE_QUEUE, PodWait, wait_of
-from ingest.lifecycle import SUBMITTED
+from fleetcast.ingest.kubernetes.owners import JOBSET_NAME, NO_JOBS, USUAL_CLASSES, is_stand_in, owner_of, stated_queue
+from fleetcast.ingest.kubernetes.waits import KUEUE_QUEUE, PodWait, wait_of
+from fleetcast.ingest.lifecycle import SUBMITTED
 
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
 JOBSET_RESTART = "jobset.sigs.k8s.io/restart-attempt"

@@ -11,14 +11,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet import clock_reasons as reasons
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind
-from ingest.gpus import GpuFacts, gpu_index, learn_devices, short_model
-from ingest.pages.resolver import Resolver
-from ingest.pages.text import Found, Target
-from ingest.series import Fold, Form, Series, part_of
-from ingest.tally import SkipRule
+from fleetcast.fleet import clock_reasons as reasons
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.gpus import GpuFacts, gpu_index, learn_devices, short_model
+from fleetcast.ingest.pages.resolver import Resolver
+from fleetcast.ingest.pages.text import Found, Target
+from fleetcast.ingest.series import Fold, Form, Series, part_of
+from fleetcast.ingest.tally import SkipRule
 
 PREFIX = "amd_"
 _OURS = ("gpu_", "pcie_")

@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.metrics import dcgm_row
-from fleet.samples import EntityKind
-from ingest.gpus import GpuFacts, GpuInventory, gpu_index, learn_devices, short_model
-from ingest.pages.resolver import Resolver
-from ingest.pages.text import Found, Target
-from ingest.series import Form, Series
-from ingest.tally import SkipRule
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.metrics import dcgm_row
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.gpus import GpuFacts, GpuInventory, gpu_index, learn_devices, short_model
+from fleetcast.ingest.pages.resolver import Resolver
+from fleetcast.ingest.pages.text import Found, Target
+from fleetcast.ingest.series import Form, Series
+from fleetcast.ingest.tally import SkipRule
 
 _NAMES: dict[int, tuple[str, ...]] = {
     100: ("DEV_SM_CLOCK",),

@@ -11,19 +11,19 @@ from functools import lru_cache
 
 import msgspec
 
-from fleet.entities import Entities
-from fleet.samples import EntityKind
-from ingest.gpu_labels import JobLabel, host_pod, job_label
-from ingest.gpus import GpuInventory
-from ingest.pages.amd import AmdResolver
-from ingest.pages.dcgm import DcgmResolver
-from ingest.pages.host import HostResolver
-from ingest.pages.infiniband import InfinibandResolver
-from ingest.pages.resolver import Resolver
-from ingest.pages.serving import ServingResolver
-from ingest.pages.text import Found, Target
-from ingest.series import Series
-from ingest.tally import SkipRule
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.gpu_labels import JobLabel, host_pod, job_label
+from fleetcast.ingest.gpus import GpuInventory
+from fleetcast.ingest.pages.amd import AmdResolver
+from fleetcast.ingest.pages.dcgm import DcgmResolver
+from fleetcast.ingest.pages.host import HostResolver
+from fleetcast.ingest.pages.infiniband import InfinibandResolver
+from fleetcast.ingest.pages.resolver import Resolver
+from fleetcast.ingest.pages.serving import ServingResolver
+from fleetcast.ingest.pages.text import Found, Target
+from fleetcast.ingest.series import Series
+from fleetcast.ingest.tally import SkipRule
 
 GPUS = (EntityKind.GPU, EntityKind.GPU_INSTANCE)
 RESOLVERS: tuple[type[Resolver], ...] = (DcgmResolver, HostResolver, ServingResolver, InfinibandResolver, AmdResolver)

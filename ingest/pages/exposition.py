@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import msgspec
 
-from fleet.errors import RecordError
+from fleetcast.fleet.errors import RecordError
 
 MAX_LINE_BYTES = 8192
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from fleet.redaction import redacted
+from fleetcast.fleet.redaction import redacted
 
 _CHUNK = 65_536
 _GZIP = zlib.MAX_WBITS | 16

@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind
-from ingest.pages.resolver import Resolver
-from ingest.pages.text import Found, Target
-from ingest.series import Fold, Form, Series, part_of
-from ingest.tally import SkipRule
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages.resolver import Resolver
+from fleetcast.ingest.pages.text import Found, Target
+from fleetcast.ingest.series import Fold, Form, Series, part_of
+from fleetcast.ingest.tally import SkipRule
 
 _NVME = re.compile(r"nvme\d+n\d+")
 _PHYSICAL = re.compile(  # without bonds and representors, whose bytes pass through a port that counts them, too

@@ -8,14 +8,14 @@ refreshed every `lifespan` ms, so a repeated reading does not mean that the port
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind
-from ingest.gpus import GpuInventory
-from ingest.pages.resolver import Resolver
-from ingest.pages.text import Found, Target
-from ingest.series import Series
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.gpus import GpuInventory
+from fleetcast.ingest.pages.resolver import Resolver
+from fleetcast.ingest.pages.text import Found, Target
+from fleetcast.ingest.series import Series
 
 MAX_PORTS_PER_NODE = 256
 _WORD = 4.0

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
-from ingest.gpu_labels import JobLabel, LabelSight
-from ingest.pages.parts import Folding
-from ingest.series import Conversion, Fold, Series
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.gpu_labels import JobLabel, LabelSight
+from fleetcast.ingest.pages.parts import Folding
+from fleetcast.ingest.series import Conversion, Fold, Series
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ of such a page are returned in the order of the shape, so the columns of its sam
 import numpy as np
 from numpy.typing import NDArray
 
-from ingest.pages.page_shape import LineRole, PageShape, parse_values
-from ingest.tally import SkipRule
+from fleetcast.ingest.pages.page_shape import LineRole, PageShape, parse_values
+from fleetcast.ingest.tally import SkipRule
 
 _BY_PLACE = (LineRole.REFUSED, SkipRule.REPEATED, SkipRule.INCOMPLETE)  # what they mean depends on other lines
 _HASH = ord("#")

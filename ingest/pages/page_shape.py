@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.errors import RecordError
-from ingest.pages.exposition import parse_value
-from ingest.tally import SkipRule
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.pages.exposition import parse_value
+from fleetcast.ingest.tally import SkipRule
 
 WINDOW = 32
 _PADDING = bytes(WINDOW)

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from fleet.errors import RecordError
-from fleet.samples import EntityKind
-from ingest.pages.exposition import LineParser, metric_name, parse_timestamp
-from ingest.pages.page_shape import LineRole, Role
-from ingest.pages.unread import unread_page
-from ingest.series import Series
-from ingest.tally import RecordTally, SkipRule
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages.exposition import LineParser, metric_name, parse_timestamp
+from fleetcast.ingest.pages.page_shape import LineRole, Role
+from fleetcast.ingest.pages.unread import unread_page
+from fleetcast.ingest.series import Series
+from fleetcast.ingest.tally import RecordTally, SkipRule
 
 YEAR_2000_MS = 946_684_800_000
 MAX_NAMES = 8  # unread ones, of a page

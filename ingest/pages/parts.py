@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingest.series import Fold, Series
+from fleetcast.ingest.series import Fold, Series
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import aiohappyeyeballs
 import httptools
 
-from ingest.pages.fetch import FetchedPage, FetchError, fetch, open_session, request_headers, unpacked_page
+from fleetcast.ingest.pages.fetch import FetchedPage, FetchError, fetch, open_session, request_headers, unpacked_page
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.text import PageDecoder, Target
-from ingest.source import Batch, Source
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.ingest.source import Batch, Source
 
 MAX_PAGE_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**18

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.errors import RecordError
-from fleet.redaction import redacted
-from ingest.pages.page_shape import LineRole
-from ingest.pages.page_state import PageState
-from ingest.source import Batch
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.redaction import redacted
+from fleetcast.ingest.pages.page_shape import LineRole
+from fleetcast.ingest.pages.page_state import PageState
+from fleetcast.ingest.source import Batch
 
 logger = logging.getLogger(__name__)
 

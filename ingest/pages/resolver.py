@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from fleet.entities import Entities
-from fleet.node_names import is_node_name
-from fleet.samples import EntityKind
-from ingest.gpus import GpuInventory
-from ingest.machines import stated_node
-from ingest.node_names import known_name
-from ingest.pages.text import Found, Target
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.node_names import is_node_name
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.gpus import GpuInventory
+from fleetcast.ingest.machines import stated_node
+from fleetcast.ingest.node_names import known_name
+from fleetcast.ingest.pages.text import Found, Target
 
 
 class Resolver(ABC):
@@ -40,7 +40,7 @@ class Resolver(ABC):
         """
 
     def node(self, labels: Mapping[str, str], target: Target) -> str:
-        """Return the node of a line (`ingest.machines.stated_node`). Raises RecordError."""
+        """Return the node of a line (`fleetcast.ingest.machines.stated_node`). Raises RecordError."""
         label = labels.get("Hostname") or labels.get("hostname", "")
         return target.register(stated_node(label, target), self.entities)
 

@@ -14,24 +14,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.event_wait import wait_for_event
-from fleet.redaction import redacted
-from fleet.samples import EntityKind
-from ingest.pages import bursts
-from ingest.pages.bursts import FetchSlots, next_round_ms, phase_of
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.fetch import FetchedPage, FetchError
-from ingest.pages.plain_http import PageClient
-from ingest.pages.refusals import LastingRefusals
-from ingest.pages.scrape_samples import PageTarget, ScrapeSamples, page_fault
-from ingest.pages.target_groups import read_groups
-from ingest.pages.target_spec import TargetSpec
-from ingest.pages.targets import TargetList
-from ingest.pages.text import PageDecoder, Target
-from ingest.source import Batch, Source
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.event_wait import wait_for_event
+from fleetcast.fleet.redaction import redacted
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages import bursts
+from fleetcast.ingest.pages.bursts import FetchSlots, next_round_ms, phase_of
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.fetch import FetchedPage, FetchError
+from fleetcast.ingest.pages.plain_http import PageClient
+from fleetcast.ingest.pages.refusals import LastingRefusals
+from fleetcast.ingest.pages.scrape_samples import PageTarget, ScrapeSamples, page_fault
+from fleetcast.ingest.pages.target_groups import read_groups
+from fleetcast.ingest.pages.target_spec import TargetSpec
+from fleetcast.ingest.pages.targets import TargetList
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.ingest.source import Batch, Source
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ If a node has several exporters, the first two samples come from the one that re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from ingest.pages.serving import NOWHERE
-from ingest.pages.text import PageDecoder
-from ingest.source import Batch
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.pages.serving import NOWHERE
+from fleetcast.ingest.pages.text import PageDecoder
+from fleetcast.ingest.source import Batch
 
 UNNAMED_ROUNDS = 3  # a target that never named its node is named after its host from this round on
 

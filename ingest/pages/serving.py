@@ -16,14 +16,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.errors import RecordError
-from fleet.metrics import TTFT_EDGES_MS, metric_row
-from fleet.samples import EntityKind
-from ingest.pages.resolver import Resolver
-from ingest.pages.text import Found, Target
-from ingest.series import Fold, Series, part_of
-from ingest.tally import SkipRule
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.metrics import TTFT_EDGES_MS, metric_row
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages.resolver import Resolver
+from fleetcast.ingest.pages.text import Found, Target
+from fleetcast.ingest.series import Fold, Series, part_of
+from fleetcast.ingest.tally import SkipRule
 
 MAX_INSTANCES = 20_000
 PREFIXES = ("vllm:", "vllm_", "sglang:", "sglang_", "trtllm:", "trtllm_", "nv_trt_llm_", "nv_inference_")

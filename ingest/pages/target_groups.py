@@ -13,10 +13,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from fleet.decode_faults import explain_bytes
-from fleet.errors import ConfigError
-from fleet.yaml_text import read_yaml
-from ingest.pages.target_spec import TargetSpec, parse_target
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.yaml_text import read_yaml
+from fleetcast.ingest.pages.target_spec import TargetSpec, parse_target
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from fleet.errors import ConfigError
-from ingest.node_names import check_name
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.node_names import check_name
 
 
 @dataclass(frozen=True, slots=True)

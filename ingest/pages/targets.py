@@ -3,7 +3,7 @@
 http://n001:9400/metrics          the node is what the page says, else the host
 http://10.0.0.7:9400 n001         the second word names the node, whatever the page says
 file:targets.txt                  one such line each; '#' begins a comment
-file_sd:targets/*.json            Prometheus' target groups, in JSON or YAML (see ingest.pages.target_groups)
+file_sd:targets/*.json            Prometheus' target groups, in JSON or YAML (see fleetcast.ingest.pages.target_groups)
 http_sd:http://inventory/gpus     the same in JSON, asked for now and then
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet.errors import ConfigError
-from ingest.pages.target_groups import read_groups
-from ingest.pages.target_spec import TargetSpec, parse_target
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.pages.target_groups import read_groups
+from fleetcast.ingest.pages.target_spec import TargetSpec, parse_target
 
 logger = logging.getLogger(__name__)
 

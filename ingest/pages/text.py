@@ -15,13 +15,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.samples import EntityKind, SampleBatch
-from ingest.gpu_labels import LabelSight
-from ingest.machines import MachineNames, says_nothing
-from ingest.machines import Target as Target  # noqa: PLC0414  # exported
-from ingest.pages.exposition import (
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.gpu_labels import LabelSight
+from fleetcast.ingest.machines import MachineNames, says_nothing
+from fleetcast.ingest.machines import Target as Target  # noqa: PLC0414  # exported
+from fleetcast.ingest.pages.exposition import (
     cut_exemplar,
     is_open_metrics,
     is_sample,
@@ -29,15 +29,15 @@ from ingest.pages.exposition import (
     parse_value,
     start_of_kernel,
 )
-from ingest.pages.page_columns import PageColumns, Reported
-from ingest.pages.page_order import PageOrder
-from ingest.pages.page_shape import LineRole, PageShape
-from ingest.pages.page_state import PageState
-from ingest.pages.parts import Growth
-from ingest.pages.refusals import RememberedRefusals
-from ingest.series import Fold, Series
-from ingest.source import Batch
-from ingest.tally import RecordTally, SkipRule
+from fleetcast.ingest.pages.page_columns import PageColumns, Reported
+from fleetcast.ingest.pages.page_order import PageOrder
+from fleetcast.ingest.pages.page_shape import LineRole, PageShape
+from fleetcast.ingest.pages.page_state import PageState
+from fleetcast.ingest.pages.parts import Growth
+from fleetcast.ingest.pages.refusals import RememberedRefusals
+from fleetcast.ingest.series import Fold, Series
+from fleetcast.ingest.source import Batch
+from fleetcast.ingest.tally import RecordTally, SkipRule
 
 MAX_SERIES = 50_000
 MAX_BAD_LINES = 1000  # that no earlier page had

@@ -23,14 +23,14 @@ from typing import Any
 
 import msgspec
 
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError, SourceError
-from ingest.node_names import check_name, check_part
-from ingest.ports.rows import PortSource
-from ingest.source import Batch, read_options
-from ingest.tally import SkipRule
-from ingest.topology.ibnetdiscover import Fabric, adapter_of, parse_ibnetdiscover
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
+from fleetcast.ingest.node_names import check_name, check_part
+from fleetcast.ingest.ports.rows import PortSource
+from fleetcast.ingest.source import Batch, read_options
+from fleetcast.ingest.tally import SkipRule
+from fleetcast.ingest.topology.ibnetdiscover import Fabric, adapter_of, parse_ibnetdiscover
 
 logger = logging.getLogger(__name__)
 

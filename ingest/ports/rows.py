@@ -4,18 +4,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from ingest.gpus import GpuInventory
-from ingest.node_names import known_name, node_name
-from ingest.pages.infiniband import PORT_READINGS, InfinibandResolver
-from ingest.pages.text import Target
-from ingest.series import Series
-from ingest.source import Batch, Source
-from ingest.tally import RecordTally, RunningTally, SkipRule
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.gpus import GpuInventory
+from fleetcast.ingest.node_names import known_name, node_name
+from fleetcast.ingest.pages.infiniband import PORT_READINGS, InfinibandResolver
+from fleetcast.ingest.pages.text import Target
+from fleetcast.ingest.series import Series
+from fleetcast.ingest.source import Batch, Source
+from fleetcast.ingest.tally import RecordTally, RunningTally, SkipRule
 
 _READ = RecordTally(read=1)
 # Counters and settings of adapters, in sysfs and in perfquery, that no forecast needs.

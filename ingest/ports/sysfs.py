@@ -18,14 +18,14 @@ from typing import Any
 
 import msgspec
 
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError, SourceError
-from ingest.node_names import check_name
-from ingest.pages.infiniband import PORT_READINGS
-from ingest.ports.rows import PortRows, PortSource
-from ingest.source import Batch, read_options
-from ingest.tally import SkipRule
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
+from fleetcast.ingest.node_names import check_name
+from fleetcast.ingest.pages.infiniband import PORT_READINGS
+from fleetcast.ingest.ports.rows import PortRows, PortSource
+from fleetcast.ingest.source import Batch, read_options
+from fleetcast.ingest.tally import SkipRule
 
 logger = logging.getLogger(__name__)
 

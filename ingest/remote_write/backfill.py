@@ -15,15 +15,15 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from clients.prometheus import MatrixRow, TooManySamples
-from fleet import files
-from fleet.entities import Entities
-from fleet.topology import Topology
-from ingest.archive.archive import Archive
-from ingest.pages.exporters import ExporterResolver, names_read
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.remote_write.request import WriteRequest
-from ingest.source import Batch
+from fleetcast.clients.prometheus import MatrixRow, TooManySamples
+from fleetcast.fleet import files
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.archive.archive import Archive
+from fleetcast.ingest.pages.exporters import ExporterResolver, names_read
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.remote_write.request import WriteRequest
+from fleetcast.ingest.source import Batch
 
 UNAME = "node_uname_info"  # names hosts: first in each window
 SHORTEST_MS = 60_000
@@ -103,7 +103,7 @@ def merged(windows: Iterable[Window]) -> list[Window]:
 
 
 class Ranges(Protocol):
-    """The interface of the client that backfill needs. See clients.prometheus.PrometheusClient."""
+    """The interface of the client that backfill needs. See fleetcast.clients.prometheus.PrometheusClient."""
 
     def names(self, match: str, first_ms: int, end_ms: int) -> list[str]: ...
 

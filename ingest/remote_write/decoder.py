@@ -15,24 +15,24 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.metrics import METRICS
-from fleet.node_names import is_node_name
-from fleet.samples import EntityKind, SampleBatch
-from ingest.gpu_labels import JobLabel, LabelSight
-from ingest.machines import MachineNames
-from ingest.pages.page_state import YEAR_2000_MS
-from ingest.pages.parts import Growth, PartRows, PartSums
-from ingest.pages.text import Resolve, Target
-from ingest.remote_write.instances import Instances
-from ingest.remote_write.protobuf import BYTES, fields
-from ingest.remote_write.request import Version, WriteRequest, walk
-from ingest.remote_write.series_table import COLUMNS, GPU, KINDS, SeriesTable
-from ingest.remote_write.snappy import unpack
-from ingest.series import Conversion, Fold, Series
-from ingest.source import Batch
-from ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.node_names import is_node_name
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.gpu_labels import JobLabel, LabelSight
+from fleetcast.ingest.machines import MachineNames
+from fleetcast.ingest.pages.page_state import YEAR_2000_MS
+from fleetcast.ingest.pages.parts import Growth, PartRows, PartSums
+from fleetcast.ingest.pages.text import Resolve, Target
+from fleetcast.ingest.remote_write.instances import Instances
+from fleetcast.ingest.remote_write.protobuf import BYTES, fields
+from fleetcast.ingest.remote_write.request import Version, WriteRequest, walk
+from fleetcast.ingest.remote_write.series_table import COLUMNS, GPU, KINDS, SeriesTable
+from fleetcast.ingest.remote_write.snappy import unpack
+from fleetcast.ingest.series import Conversion, Fold, Series
+from fleetcast.ingest.source import Batch
+from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
 MAX_UNPACKED_BYTES = 2**26
 MAX_SERIES = 1_000_000

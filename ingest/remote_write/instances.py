@@ -6,7 +6,7 @@ Machines that share a name are separate targets as long as both send.
 import numpy as np
 from numpy.typing import NDArray
 
-from ingest.machines import Target
+from fleetcast.ingest.machines import Target
 
 
 class Instances:

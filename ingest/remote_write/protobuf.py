@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fleet.errors import RecordError
+from fleetcast.fleet.errors import RecordError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 

@@ -19,8 +19,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.errors import RecordError
-from ingest.remote_write.protobuf import BYTES, FIXED64, VARINT, fields, packed, varint
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.remote_write.protobuf import BYTES, FIXED64, VARINT, fields, packed, varint
 
 MAX_FIELDS = 200_000  # series and symbols of a request; senders pack some thousand
 MAX_SAMPLES = 500_000

@@ -6,9 +6,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.samples import EntityKind
-from ingest.gpu_labels import JobLabel
-from ingest.series import Series
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.gpu_labels import JobLabel
+from fleetcast.ingest.series import Series
 
 KINDS = tuple(EntityKind)
 GPU = KINDS.index(EntityKind.GPU)

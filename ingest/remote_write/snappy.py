@@ -2,8 +2,8 @@
 
 import cramjam
 
-from fleet.errors import RecordError
-from ingest.remote_write.protobuf import varint
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.remote_write.protobuf import varint
 
 
 def unpacked_bytes(body: bytes) -> int:

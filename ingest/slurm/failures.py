@@ -7,7 +7,7 @@ bad status or signal is the user's.
 
 import re
 
-from fleet.events import FailureCategory
+from fleetcast.fleet.events import FailureCategory
 
 UNEXPLAINED: frozenset[FailureCategory] = frozenset({"user", "unknown"})  # what is left when no record says why
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68})  # a program's own fault, as NVIDIA's table of XIDs says

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from itertools import islice
 
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.errors import RecordError
-from ingest.gpus import short_model
-from ingest.inbox.job_events import MAX_TASKS as MOST_TASKS
-from ingest.inbox.job_events import YEAR_2000_MS
-from ingest.slurm.numbers import count_numbers, numbers
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.gpus import short_model
+from fleetcast.ingest.inbox.job_events import MAX_TASKS as MOST_TASKS
+from fleetcast.ingest.inbox.job_events import YEAR_2000_MS
+from fleetcast.ingest.slurm.numbers import count_numbers, numbers
 
 MAX_TASKS = 1000  # of an array that get names of their own while they wait
 _DURATION = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]{1,9})?")

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.mig import SLICES, read_profile
-from fleet.requests import WHOLE_GPU
-from ingest.slurm.numbers import numbers
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.mig import SLICES, read_profile
+from fleetcast.fleet.requests import WHOLE_GPU
+from fleetcast.ingest.slurm.numbers import numbers
 
 MAX_GPUS = 1024
 MPS_OF_A_GPU = 100  # gres/mps counts percents of a GPU where the node does not say otherwise

@@ -1,7 +1,7 @@
 """Checksums of the facts last issued about a live job, to detect changes of Slurm's record.
 
 A job's queue, limit, size, reason and release change while it waits. The table keeps the event with the
-highest sequence. So a change is issued with a later sequence (`ingest.lifecycle`), and an unchanged fact is
+highest sequence. So a change is issued with a later sequence (`fleetcast.ingest.lifecycle`), and an unchanged fact is
 issued once.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fleet.events import JobEvent, Queued, Submitted
-from ingest.lifecycle import queued_later, submitted_later
+from fleetcast.fleet.events import JobEvent, Queued, Submitted
+from fleetcast.ingest.lifecycle import queued_later, submitted_later
 
 PRIORITY_STEPS = 10.0  # natural logs of priority, times this: a change below a tenth is none
 

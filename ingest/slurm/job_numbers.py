@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ingest.slurm.jobs import SlurmJob
+from fleetcast.ingest.slurm.jobs import SlurmJob
 
 MAX_NUMBERS = 50_000  # numbers; those seen last
 SAME_S = 2  # Slurm moves a submission by a second where a requeue would repeat it

@@ -23,15 +23,15 @@ from datetime import UTC, tzinfo
 
 import msgspec
 
-from fleet.errors import RecordError
-from ingest.inbox.event_body import split
-from ingest.inbox.job_events import malformed
-from ingest.slurm.fields import exit_code, limit_s, time_ms, wait_status
-from ingest.slurm.gres import resources_of
-from ingest.slurm.jobs import SlurmJob, job_id, node_list
-from ingest.slurm.json import number, read_queue
-from ingest.slurm.records import Read
-from ingest.slurm.shapes import Number
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.inbox.event_body import split
+from fleetcast.ingest.inbox.job_events import malformed
+from fleetcast.ingest.slurm.fields import exit_code, limit_s, time_ms, wait_status
+from fleetcast.ingest.slurm.gres import resources_of
+from fleetcast.ingest.slurm.jobs import SlurmJob, job_id, node_list
+from fleetcast.ingest.slurm.json import number, read_queue
+from fleetcast.ingest.slurm.records import Read
+from fleetcast.ingest.slurm.shapes import Number
 
 MAX_RECORDS = 10_000
 MAX_JOBS = 10_000

@@ -1,7 +1,7 @@
 """A Slurm job in one form, and its events. Attempt = restarts + 1.
 
 squeue, sacct, slurmrestd and the plugins all give a `SlurmJob`. Equal facts have the same identity
-(`ingest.lifecycle`).
+(`fleetcast.ingest.lifecycle`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from fleet.errors import ConfigError, RecordError
-from fleet.events import Failed, Finished, JobClass, JobEvent, Preempted, Queued, Resized, Started, Submitted
-from fleet.node_names import is_node_name
-from fleet.requests import WHOLE_GPU, RankPlacement
-from ingest.inbox.job_events import MAX_GANG, MAX_QUEUES, decode_event
-from ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
-from ingest.node_names import expand_nodes
-from ingest.slurm.failures import ENDED as ENDED_STATES
-from ingest.slurm.failures import UNEXPLAINED, category
-from ingest.slurm.fields import WaitingTasks, label, model_name
-from ingest.slurm.gres import MAX_GPUS, MPS_OF_A_GPU, HeldShards, mig_profile, without_profile
-from ingest.slurm.reasons import is_blocked
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.fleet.events import Failed, Finished, JobClass, JobEvent, Preempted, Queued, Resized, Started, Submitted
+from fleetcast.fleet.node_names import is_node_name
+from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
+from fleetcast.ingest.inbox.job_events import MAX_GANG, MAX_QUEUES, decode_event
+from fleetcast.ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
+from fleetcast.ingest.node_names import expand_nodes
+from fleetcast.ingest.slurm.failures import ENDED as ENDED_STATES
+from fleetcast.ingest.slurm.failures import UNEXPLAINED, category
+from fleetcast.ingest.slurm.fields import WaitingTasks, label, model_name
+from fleetcast.ingest.slurm.gres import MAX_GPUS, MPS_OF_A_GPU, HeldShards, mig_profile, without_profile
+from fleetcast.ingest.slurm.reasons import is_blocked
 
 HOLDS = frozenset(
     {"RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}

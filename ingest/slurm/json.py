@@ -15,14 +15,14 @@ from typing import TypeVar
 
 import msgspec
 
-from fleet.errors import RecordError
-from ingest.inbox.job_events import YEAR_2000_MS, malformed
-from ingest.slurm.fields import WaitingTasks, size_gib, tasks, tres, wait_status
-from ingest.slurm.gres import read_gres, resources_of
-from ingest.slurm.jobs import SlurmJob, each_task, job_id, node_list
-from ingest.slurm.nodes import SlurmNode
-from ingest.slurm.records import Read, with_text
-from ingest.slurm.shapes import (
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.inbox.job_events import YEAR_2000_MS, malformed
+from fleetcast.ingest.slurm.fields import WaitingTasks, size_gib, tasks, tres, wait_status
+from fleetcast.ingest.slurm.gres import read_gres, resources_of
+from fleetcast.ingest.slurm.jobs import SlurmJob, each_task, job_id, node_list
+from fleetcast.ingest.slurm.nodes import SlurmNode
+from fleetcast.ingest.slurm.records import Read, with_text
+from fleetcast.ingest.slurm.shapes import (
     Accounted,
     Amount,
     Comments,
@@ -36,7 +36,7 @@ from ingest.slurm.shapes import (
     Tres,
     Words,
 )
-from ingest.tally import unknown_fields
+from fleetcast.ingest.tally import unknown_fields
 
 MAX_SECONDS = 2**40
 MAX_NUMBER = 2**53

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fleet.events import NodeEvent
-from fleet.node_names import is_node_name
-from fleet.requests import WHOLE_GPU
-from fleet.topology import Level, NodeSpec
-from ingest.inbox.job_events import FUTURE_LIMIT_MS
-from ingest.slurm.fields import label, model_name
-from ingest.slurm.gres import MAX_GPUS, NO_GRES, Gres, without_profile
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.node_names import is_node_name
+from fleetcast.fleet.requests import WHOLE_GPU
+from fleetcast.fleet.topology import Level, NodeSpec
+from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS
+from fleetcast.ingest.slurm.fields import label, model_name
+from fleetcast.ingest.slurm.gres import MAX_GPUS, NO_GRES, Gres, without_profile
 
 Conditions = dict[str, int]  # condition -> when it began, Unix ms
 

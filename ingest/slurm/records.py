@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from fleet.errors import RecordError
+from fleetcast.fleet.errors import RecordError
 
 Parsed = TypeVar("Parsed")
 

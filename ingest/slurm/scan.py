@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from fleet.errors import RecordError
-from fleet.events import JobEvent
-from ingest.slurm.issued import IssuedJob, corrected, printed
-from ingest.slurm.jobs import Site, SlurmJob, check, job_events
-from ingest.tally import RecordTally, SkipRule
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import JobEvent
+from fleetcast.ingest.slurm.issued import IssuedJob, corrected, printed
+from fleetcast.ingest.slurm.jobs import Site, SlurmJob, check, job_events
+from fleetcast.ingest.tally import RecordTally, SkipRule
 
 Identity = tuple[str, int, int]
 NOTHING: Mapping[str, IssuedJob] = MappingProxyType({})

@@ -4,7 +4,7 @@
     every accounting_s  the accounts since the last poll: jobs that came and went between two polls, or meanwhile
     when one is missing the accounts of jobs that ran and are gone, or were requeued: how did they end?
 
-A record always gives the same events (`ingest.slurm.jobs`), so reading it again is safe.
+A record always gives the same events (`fleetcast.ingest.slurm.jobs`), so reading it again is safe.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from clients.slurm import NoAccounting, SlurmClient, SlurmCommands, SlurmFolder, SlurmRest
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError, SourceError
-from fleet.events import JobClass, JobEvent, NodeEvent
-from fleet.topology import NodeSpec
-from ingest.slurm import json as slurm_json
-from ingest.slurm import text as slurm_text
-from ingest.slurm.issued import IssuedJob
-from ingest.slurm.job_numbers import JobNumbers, NumberedJob, slurm_id
-from ingest.slurm.jobs import REST, Site, SlurmJob, requeued, rest_is_named
-from ingest.slurm.nodes import Conditions, SlurmNode, changes, node_specs, numbered_gpus, shares_of_gpu
-from ingest.slurm.records import Read
-from ingest.slurm.scan import Identity, JobScan, identity, number_attempts
-from ingest.source import Batch, Source, read_options
-from ingest.tally import MAX_UNREAD_NAMES, RecordTally
+from fleetcast.clients.slurm import NoAccounting, SlurmClient, SlurmCommands, SlurmFolder, SlurmRest
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
+from fleetcast.fleet.events import JobClass, JobEvent, NodeEvent
+from fleetcast.fleet.topology import NodeSpec
+from fleetcast.ingest.slurm import json as slurm_json
+from fleetcast.ingest.slurm import text as slurm_text
+from fleetcast.ingest.slurm.issued import IssuedJob
+from fleetcast.ingest.slurm.job_numbers import JobNumbers, NumberedJob, slurm_id
+from fleetcast.ingest.slurm.jobs import REST, Site, SlurmJob, requeued, rest_is_named
+from fleetcast.ingest.slurm.nodes import Conditions, SlurmNode, changes, node_specs, numbered_gpus, shares_of_gpu
+from fleetcast.ingest.slurm.records import Read
+from fleetcast.ingest.slurm.scan import Identity, JobScan, identity, number_attempts
+from fleetcast.ingest.source import Batch, Source, read_options
+from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import tzinfo
 from typing import TypeVar
 
-from fleet.errors import RecordError
-from ingest.slurm.failures import ENDED
-from ingest.slurm.fields import exit_code, limit_s, size_gib, tasks, time_ms, tres, wait_status
-from ingest.slurm.gres import read_gres, resources_of
-from ingest.slurm.jobs import HOLDS, WAITS, SlurmJob, each_task, node_list
-from ingest.slurm.json import report_cut
-from ingest.slurm.nodes import SlurmNode
-from ingest.slurm.records import Read, count_replaced
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.slurm.failures import ENDED
+from fleetcast.ingest.slurm.fields import exit_code, limit_s, size_gib, tasks, time_ms, tres, wait_status
+from fleetcast.ingest.slurm.gres import read_gres, resources_of
+from fleetcast.ingest.slurm.jobs import HOLDS, WAITS, SlurmJob, each_task, node_list
+from fleetcast.ingest.slurm.json import report_cut
+from fleetcast.ingest.slurm.nodes import SlurmNode
+from fleetcast.ingest.slurm.records import Read, count_replaced
 
 MOST_LINES = 64  # of one record
 FREE_TEXT = ("JobName", "NAME", "REASON", "Comment")

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from fleet.decode_faults import explain
-from fleet.errors import ConfigError
-from fleet.topology import Device, Level, NodeSpec
-from ingest.node_names import MAX_NODES, check_name, too_many
-from ingest.topology.ibnetdiscover import Fabric, cabled_devices
+from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.topology import Device, Level, NodeSpec
+from fleetcast.ingest.node_names import MAX_NODES, check_name, too_many
+from fleetcast.ingest.topology.ibnetdiscover import Fabric, cabled_devices
 
 
 def fabric_nodes(fabric: Fabric) -> list[NodeSpec]:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
-from fleet.errors import ConfigError
-from fleet.topology import Device
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.topology import Device
 
 MAX_DEVICES = 256
 MAX_DEPTH = 64

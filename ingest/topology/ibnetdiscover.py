@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fleet.errors import ConfigError
-from ingest.node_names import check_name
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.node_names import check_name
 
 MAX_PORTS = 2_000_000
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from fleet.decode_faults import explain
-from fleet.errors import ConfigError
-from fleet.topology import Level, NodeSpec
-from ingest.gpus import short_model
-from ingest.node_names import check_name
-from ingest.topology.physical_gpus import physical_gpus
+from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.topology import Level, NodeSpec
+from fleetcast.ingest.gpus import short_model
+from fleetcast.ingest.node_names import check_name
+from fleetcast.ingest.topology.physical_gpus import physical_gpus
 
 MAX_CPUS = 1_000_000
 MAX_GIB = 10_000_000

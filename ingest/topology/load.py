@@ -13,19 +13,19 @@ from typing import Any
 
 import msgspec
 
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.errors import ConfigError
-from fleet.toml_lines import decode_toml
-from fleet.topology import Device, Level, NodeSpec, Topology
-from fleet.yaml_text import read_yaml
-from ingest.node_names import MAX_NODES, check_part, expand_nodes, too_many
-from ingest.topology.fabric_topology import fabric_nodes, is_netq, netq_nodes
-from ingest.topology.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
-from ingest.topology.ibnetdiscover import is_ibnetdiscover, parse_ibnetdiscover
-from ingest.topology.kubernetes_nodes import MAX_CPUS, MAX_GIB, kubernetes_node, label_table, node_from_labels
-from ingest.topology.other_files import READ, what_bytes_are, what_document_is, what_it_is
-from ingest.topology.physical_gpus import MAX_GPUS
-from ingest.topology.slurm_topology import is_slurm, is_slurm_yaml, parse_slurm, parse_slurm_yaml
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.toml_lines import decode_toml
+from fleetcast.fleet.topology import Device, Level, NodeSpec, Topology
+from fleetcast.fleet.yaml_text import read_yaml
+from fleetcast.ingest.node_names import MAX_NODES, check_part, expand_nodes, too_many
+from fleetcast.ingest.topology.fabric_topology import fabric_nodes, is_netq, netq_nodes
+from fleetcast.ingest.topology.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
+from fleetcast.ingest.topology.ibnetdiscover import is_ibnetdiscover, parse_ibnetdiscover
+from fleetcast.ingest.topology.kubernetes_nodes import MAX_CPUS, MAX_GIB, kubernetes_node, label_table, node_from_labels
+from fleetcast.ingest.topology.other_files import READ, what_bytes_are, what_document_is, what_it_is
+from fleetcast.ingest.topology.physical_gpus import MAX_GPUS
+from fleetcast.ingest.topology.slurm_topology import is_slurm, is_slurm_yaml, parse_slurm, parse_slurm_yaml
 
 _JSON = re.compile(r"\s*+(\{|\[\s*+\{)")
 _YAML = re.compile(r"^(?:---|- \S|[\w\"'./-]+:(?:\s|$))", re.MULTILINE)

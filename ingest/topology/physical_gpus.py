@@ -20,9 +20,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleet.errors import ConfigError
-from fleet.gpu_resources import named_board
-from fleet.mig import SLICES, read_profile
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.gpu_resources import named_board
+from fleetcast.fleet.mig import SLICES, read_profile
 
 MAX_GPUS = 1024
 MAX_GIB = 10_000_000

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fleet.decode_faults import explain
-from fleet.errors import ConfigError
-from fleet.topology import Level, NodeSpec
-from ingest.node_names import MAX_NODES, check_part, expand_nodes, too_many
+from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.topology import Level, NodeSpec
+from fleetcast.ingest.node_names import MAX_NODES, check_part, expand_nodes, too_many
 
 MAX_LEVELS = 32
 

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.features import DAY_S, FEATURES, HOUR_S, PanelPast, Rows, features
-from models.forecast import QUANTILES, Panel
+from fleetcast.models.demand.features import DAY_S, FEATURES, HOUR_S, PanelPast, Rows, features
+from fleetcast.models.forecast import QUANTILES, Panel
 
 Array = NDArray[np.float64]
 

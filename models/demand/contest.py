@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.flows import without_lone_spikes
-from models.demand.gate import Gate, Served, are_whole
-from models.forecast import Forecaster, Panel
+from fleetcast.models.demand.flows import without_lone_spikes
+from fleetcast.models.demand.gate import Gate, Served, are_whole
+from fleetcast.models.forecast import Forecaster, Panel
 
 Array = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.job_records import JobRecord
+from fleetcast.features.job_records import JobRecord
 
 Array = NDArray[np.float64]
 Key = tuple[str, str]  # queue, class; "all" where it is not divided

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.sums import divide
-from models.demand.flows import FLOW_TARGETS
-from models.demand.job_survival import JobSurvival
-from models.forecast import Panel
+from fleetcast.features.sums import divide
+from fleetcast.models.demand.flows import FLOW_TARGETS
+from fleetcast.models.demand.job_survival import JobSurvival
+from fleetcast.models.forecast import Panel
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.float32]

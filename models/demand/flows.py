@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from models.forecast import Panel
+from fleetcast.models.forecast import Panel
 
 Array = NDArray[np.float64]
 

@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from features.contribution import DemandScope
-from fleet.stateful import Dump, Stateful
-from models.demand import contest as demand_contest
-from models.demand.contest import Contest
-from models.demand.gate import are_whole
-from models.demand.hierarchy import add_up
-from models.demand.naive import FORECASTERS, forward_filled
-from models.demand.rows import DemandRow
-from models.demand.smoothers import group_smoothers, smoothers
-from models.forecast import QUANTILES, Forecaster, Panel
+from fleetcast.features.contribution import DemandScope
+from fleetcast.fleet.stateful import Dump, Stateful
+from fleetcast.models.demand import contest as demand_contest
+from fleetcast.models.demand.contest import Contest
+from fleetcast.models.demand.gate import are_whole
+from fleetcast.models.demand.hierarchy import add_up
+from fleetcast.models.demand.naive import FORECASTERS, forward_filled
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.models.demand.smoothers import group_smoothers, smoothers
+from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
 

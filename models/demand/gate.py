@@ -35,9 +35,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.calibrate import QuantileTracker
-from models.demand.evidence import LeadRecord, mean_of_others, t_of
-from models.forecast import QUANTILES
+from fleetcast.models.calibrate import QuantileTracker
+from fleetcast.models.demand.evidence import LeadRecord, mean_of_others, t_of
+from fleetcast.models.forecast import QUANTILES
 
 Array = NDArray[np.float64]
 

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from features.pool_inventory import EVERYTHING
-from models.forecast import QUANTILES
+from fleetcast.features.pool_inventory import EVERYTHING
+from fleetcast.models.forecast import QUANTILES
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.forecast import QUANTILES, Forecaster, Panel
+from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
 

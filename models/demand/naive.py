@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.flows import MEDIAN_S, is_flow, recent_medians
-from models.forecast import QUANTILES, Forecaster, Panel
+from fleetcast.models.demand.flows import MEDIAN_S, is_flow, recent_medians
+from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
 Bins = NDArray[np.intp]

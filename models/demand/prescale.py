@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.rows import DemandRow, Prescale
+from fleetcast.models.demand.rows import DemandRow, Prescale
 
 Array = NDArray[np.float64]
 

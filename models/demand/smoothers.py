@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.flows import MEDIAN_S
-from models.demand.largest import Largest
-from models.demand.naive import day_bins, forecast_by_errors, forward_filled
-from models.demand.sparse import intermittent
-from models.demand.theta import Theta
-from models.forecast import Forecaster, Panel
+from fleetcast.models.demand.flows import MEDIAN_S
+from fleetcast.models.demand.largest import Largest
+from fleetcast.models.demand.naive import day_bins, forecast_by_errors, forward_filled
+from fleetcast.models.demand.sparse import intermittent
+from fleetcast.models.demand.theta import Theta
+from fleetcast.models.forecast import Forecaster, Panel
 
 Array = NDArray[np.float64]
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.naive import day_bins, forward_filled
-from models.forecast import QUANTILES, Panel
+from fleetcast.models.demand.naive import day_bins, forward_filled
+from fleetcast.models.forecast import QUANTILES, Panel
 
 Array = NDArray[np.float64]
 Bins = NDArray[np.intp]

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.naive import day_bins, forecast_by_errors, forward_filled, shifted
-from models.forecast import Panel
+from fleetcast.models.demand.naive import day_bins, forecast_by_errors, forward_filled, shifted
+from fleetcast.models.forecast import Panel
 
 Array = NDArray[np.float64]
 

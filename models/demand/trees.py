@@ -25,13 +25,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.decode_faults import explain_json
-from fleet.errors import ModelError
-from models.demand.boosting import BANDS, Band, BandModel, Bands, Settings, each_level, fit_target, serves, usual_change
-from models.demand.features import DAY_S, FEATURES, PanelPast, Rows, features
-from models.demand.flows import FLOW_TARGETS
-from models.demand.job_survival import JobSurvival
-from models.forecast import QUANTILES, Panel
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.errors import ModelError
+from fleetcast.models.demand.boosting import (
+    BANDS,
+    Band,
+    BandModel,
+    Bands,
+    Settings,
+    each_level,
+    fit_target,
+    serves,
+    usual_change,
+)
+from fleetcast.models.demand.features import DAY_S, FEATURES, PanelPast, Rows, features
+from fleetcast.models.demand.flows import FLOW_TARGETS
+from fleetcast.models.demand.job_survival import JobSurvival
+from fleetcast.models.forecast import QUANTILES, Panel
 
 Array = NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from features.co_runs import CoRun, Keys
-from features.sharing import Share
-from fleet.decode_faults import explain_json
-from fleet.errors import ModelError
+from fleetcast.features.co_runs import CoRun, Keys
+from fleetcast.features.sharing import Share
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.errors import ModelError
 
 CO_RUN_FILE = "co_runs.json"
 

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from features.co_runs import FASTEST, SLOWEST
+from fleetcast.features.co_runs import FASTEST, SLOWEST
 
 Array = NDArray[np.float64]
 Basis = Literal["rule", "residuals", "observed"]

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.jobs.renewal import Next
+from fleetcast.models.jobs.renewal import Next
 
 Array = NDArray[np.float64]
 

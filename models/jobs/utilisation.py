@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import Step
+from fleetcast.fleet.events import Step
 
 Array = NDArray[np.float64]
 

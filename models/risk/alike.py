@@ -6,7 +6,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from models.peers import Groups
+from fleetcast.models.peers import Groups
 
 
 class AlikeDevices:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.rules import RULES
+from fleetcast.models.risk.rules import RULES
 
 Array = NDArray[np.float64]
 

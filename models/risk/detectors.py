@@ -3,7 +3,7 @@
     @sees("xid_hard")       (view of all entities of a kind) -> Detection    what their own samples show
     @reports("slow_nic")    makes Signals some other way: by comparing a gang, from node events, from ended jobs
 
-Every rule of `models.risk.rules` has exactly one of these functions. `check_complete` raises if one has
+Every rule of `fleetcast.models.risk.rules` has exactly one of these functions. `check_complete` raises if one has
 none.
 """
 
@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from features.frame import FeatureFrame
-from fleet.samples import EntityKind
-from models.risk.rules import OF_KIND, ROW, RULES
-from models.risk.signals import Array, Mask, Times
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.models.risk.rules import OF_KIND, ROW, RULES
+from fleetcast.models.risk.signals import Array, Mask, Times
 
 
 class FeatureColumns:
@@ -121,7 +121,7 @@ def _register(table: dict[str, Callable[..., Any]], *rules: str) -> Callable[[Fu
     def register(function: Function) -> Function:
         for rule in rules:
             if rule not in ROW:
-                raise ValueError(f"there is no rule {rule!r} in models.risk.rules")
+                raise ValueError(f"there is no rule {rule!r} in fleetcast.models.risk.rules")
             if rule in DETECTORS or rule in REPORTERS:
                 raise ValueError(f"rule {rule!r} has a function already")
             table[rule] = function

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.hazard import PUBLISHED, FaultHistory, HistoryFit, columns_at
+from fleetcast.models.risk.hazard import PUBLISHED, FaultHistory, HistoryFit, columns_at
 
 Array = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.fault_log import FaultLog
+from fleetcast.models.risk.fault_log import FaultLog
 
 Array = NDArray[np.float64]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.shared_domains import carried_heat, hazard_within, shared_hazard
-from models.risk.scores import RISK_HORIZONS_S
+from fleetcast.fleet.shared_domains import carried_heat, hazard_within, shared_hazard
+from fleetcast.models.risk.scores import RISK_HORIZONS_S
 
 Array = NDArray[np.float64]
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.clock_reasons import BRAKE, IDLE, POWER_CAP, SLOWDOWN, THERMAL
-from fleet.xids import HARD, PART, SOFT
-from models.peers import MAD_TO_SIGMA, middle, most_have
-from models.risk.alike import AlikeDevices
-from models.risk.detectors import Detection, FeatureColumns, newest_age_s, sees
-from models.risk.learned import Learned
-from models.risk.signals import Array, Mask, Times
+from fleetcast.fleet.clock_reasons import BRAKE, IDLE, POWER_CAP, SLOWDOWN, THERMAL
+from fleetcast.fleet.xids import HARD, PART, SOFT
+from fleetcast.models.peers import MAD_TO_SIGMA, middle, most_have
+from fleetcast.models.risk.alike import AlikeDevices
+from fleetcast.models.risk.detectors import Detection, FeatureColumns, newest_age_s, sees
+from fleetcast.models.risk.learned import Learned
+from fleetcast.models.risk.signals import Array, Mask, Times
 
 LOW_CLOCK = 0.92  # of the usual clock
 LOW_CLOCK_WITHOUT_BITS = 0.8

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.decode_faults import explain_json
-from fleet.errors import ConfigError
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.errors import ConfigError
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.topology import Topology
-from models.peers import Groups
+from fleetcast.fleet.topology import Topology
+from fleetcast.models.peers import Groups
 
 STEP_W, STEPS = 25.0, 64  # of power
 LEAST_W = 150.0  # below it a GPU hardly warms

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.jobs import JobAttempt
-from models.risk.detectors import reports
-from models.risk.signals import Signal
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.risk.detectors import reports
+from fleetcast.models.risk.signals import Signal
 
 DAY_MS = 86_400_000
 HALF_MS = 14 * DAY_MS

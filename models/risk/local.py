@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from features.frame import FeatureFrame
-from fleet.clock_reasons import BRAKE, THERMAL
-from fleet.entities import Entities
-from fleet.samples import EntityKind
-from fleet.topology import Topology
-from models.risk.detectors import FeatureColumns, detect, newest_age_s
-from models.risk.gpu_signals import GpuView, load_of, reason_bits
-from models.risk.heat import Slots
-from models.risk.memory import Raised
-from models.risk.node_signals import NODE_SILENT_S, NodeView, Quiet
-from models.risk.port_peers import whereabouts
-from models.risk.port_signals import PortView
-from models.risk.rules import OF_KIND
-from models.risk.signals import Mask, Signals
-from models.risk.state import RiskState
-from models.stragglers.gang import GangColumns
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.clock_reasons import BRAKE, THERMAL
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import Topology
+from fleetcast.models.risk.detectors import FeatureColumns, detect, newest_age_s
+from fleetcast.models.risk.gpu_signals import GpuView, load_of, reason_bits
+from fleetcast.models.risk.heat import Slots
+from fleetcast.models.risk.memory import Raised
+from fleetcast.models.risk.node_signals import NODE_SILENT_S, NodeView, Quiet
+from fleetcast.models.risk.port_peers import whereabouts
+from fleetcast.models.risk.port_signals import PortView
+from fleetcast.models.risk.rules import OF_KIND
+from fleetcast.models.risk.signals import Mask, Signals
+from fleetcast.models.risk.state import RiskState
+from fleetcast.models.stragglers.gang import GangColumns
 
 if TYPE_CHECKING:
-    from features.extract import Frames
+    from fleetcast.features.extract import Frames
 
 GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
 CHANGED_W = 50.0  # between the mean powers of 2 and 30 minutes: its temperature still follows

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.samples import EntityKind
-from models.risk.detectors import Detection
-from models.risk.rules import OF_KIND, RULES, Rule
-from models.risk.signals import Array, Mask, Times
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.models.risk.detectors import Detection
+from fleetcast.models.risk.rules import OF_KIND, RULES, Rule
+from fleetcast.models.risk.signals import Array, Mask, Times
 
 HOLD_S = 600.0
 NEW_SAMPLE_MS = 500

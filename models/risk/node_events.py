@@ -3,11 +3,11 @@
 import re
 from collections.abc import Mapping
 
-from fleet.events import NodeEvent
-from fleet.nodes import NodeRecord
-from fleet.xids import gravity
-from models.risk.detectors import reports
-from models.risk.signals import Signal, Signals
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeRecord
+from fleetcast.fleet.xids import gravity
+from fleetcast.models.risk.detectors import reports
+from fleetcast.models.risk.signals import Signal, Signals
 
 FRESH_MS = 86_400_000
 STANDS_MS = 7 * FRESH_MS  # health that nobody took back

@@ -21,21 +21,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.sums import divide
-from fleet.decode_faults import explain_json
-from fleet.errors import ConfigError
-from fleet.printable import printable
-from fleet.samples import EntityKind
-from fleet.topology import Topology
-from fleet.xids import advice
-from models.calibrate import apply_isotonic
-from models.risk.hazard import FAULTS_PER_NODE_DAY, FEATURES, PUBLISHED
-from models.risk.job_outcomes import MOST_TIMES
-from models.risk.part_risk import part_risks
-from models.risk.rules import ACTION_WORDS, ACTIONS, ROW, RULES
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, HardReason, Reason, RiskScores
-from models.risk.signals import Array, Mask, Signals, sentence
-from models.risk.site_risk import SiteHazard
+from fleetcast.features.sums import divide
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.printable import printable
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import Topology
+from fleetcast.fleet.xids import advice
+from fleetcast.models.calibrate import apply_isotonic
+from fleetcast.models.risk.hazard import FAULTS_PER_NODE_DAY, FEATURES, PUBLISHED
+from fleetcast.models.risk.job_outcomes import MOST_TIMES
+from fleetcast.models.risk.part_risk import part_risks
+from fleetcast.models.risk.rules import ACTION_WORDS, ACTIONS, ROW, RULES
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, HardReason, Reason, RiskScores
+from fleetcast.models.risk.signals import Array, Mask, Signals, sentence
+from fleetcast.models.risk.site_risk import SiteHazard
 
 # Share of the base rate by kind: every fault ends in a repair; 23 % of InfiniteHBD's are of classes that slow a node
 # down first (temperature, fan, power supply, PCIe width, link down, NIC speed).
@@ -78,7 +78,7 @@ def shipped_fit() -> RiskFit | None:
 
     Returns None if the build has none. Then only the rule priors count.
     """
-    file = resources.files("models") / "fitted" / FIT_FILE
+    file = resources.files("fleetcast.models") / "fitted" / FIT_FILE
     return msgspec.json.decode(file.read_bytes(), type=RiskFit) if file.is_file() else None
 
 

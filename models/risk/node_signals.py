@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from features.sums import divide
-from models.peers import MAD_TO_SIGMA, middle, most_have
-from models.risk.detectors import Detection, FeatureColumns, newest_age_s, sees
-from models.risk.learned import Learned
-from models.risk.signals import Array, Mask, Times
+from fleetcast.features.sums import divide
+from fleetcast.models.peers import MAD_TO_SIGMA, middle, most_have
+from fleetcast.models.risk.detectors import Detection, FeatureColumns, newest_age_s, sees
+from fleetcast.models.risk.learned import Learned
+from fleetcast.models.risk.signals import Array, Mask, Times
 
 LATE_RATIO, LATE_LEAST_S, LATE_SIGMAS = 1.5, 0.05, 4.0  # over its usual; over that and above what nodes differ by
 LOST_30M, LOST_LEAST, LOST_MOST = 3.0, 0.03, 0.5  # scrapes; shares of them: two restarts lose less, an outage more

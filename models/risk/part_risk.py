@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.shared_domains import FAULTS_PER_DAY
-from fleet.topology import Topology
-from models.risk.hazard import FAULTS_PER_NODE_DAY
-from models.risk.rules import LINK, PORT, RULES, Rule
-from models.risk.scores import RISK_HORIZONS_S, PartRisk
-from models.risk.signals import Signals
+from fleetcast.fleet.shared_domains import FAULTS_PER_DAY
+from fleetcast.fleet.topology import Topology
+from fleetcast.models.risk.hazard import FAULTS_PER_NODE_DAY
+from fleetcast.models.risk.rules import LINK, PORT, RULES, Rule
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, PartRisk
+from fleetcast.models.risk.signals import Signals
 
 Array = NDArray[np.float64]
 

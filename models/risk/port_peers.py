@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.topology import Device, Topology
+from fleetcast.fleet.topology import Device, Topology
 
 LEAST_PEERS = 5
 SLOW_SHARE = 0.2

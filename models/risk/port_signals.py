@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.topology import Topology
-from models.peers import most_have
-from models.risk.detectors import Detection, FeatureColumns, sees
-from models.risk.learned import Learned
-from models.risk.port_peers import PortPeers
-from models.risk.signals import Array, Mask
+from fleetcast.fleet.topology import Topology
+from fleetcast.models.peers import most_have
+from fleetcast.models.risk.detectors import Detection, FeatureColumns, sees
+from fleetcast.models.risk.learned import Learned
+from fleetcast.models.risk.port_peers import PortPeers
+from fleetcast.models.risk.signals import Array, Mask
 
 ACTIVE = 4  # port state
 DISABLED = 3  # physical state

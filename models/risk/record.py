@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.fault_log import FaultLog
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.models.risk.fault_log import FaultLog
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 
 Array = NDArray[np.float64]
 

@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import NodeEvent
-from fleet.nodes import NodeRecord
-from models.risk.memory import HOLD_S
-from models.risk.rules import CODE, COUNT, ROW, RULES, STANDING
-from models.risk.signals import Signals
-from models.stragglers.gang_signals import GangStreaks
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeRecord
+from fleetcast.models.risk.memory import HOLD_S
+from fleetcast.models.risk.rules import CODE, COUNT, ROW, RULES, STANDING
+from fleetcast.models.risk.signals import Signals
+from fleetcast.models.stragglers.gang_signals import GangStreaks
 
 REBOOT_MS = 120_000  # a node that was lost for less did not start anew
 WINDOW_S = 1800.0

@@ -23,7 +23,7 @@ and blame no member.
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
-from fleet.samples import EntityKind
+from fleetcast.fleet.samples import EntityKind
 
 GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
 

@@ -1,6 +1,6 @@
 """Scores of the fleet: turns the evidence of all pipelines into risk, reasons and stragglers.
 
-`models.risk.local.score_local` runs in every pipeline on its own entities. `score_fleet` runs in one
+`fleetcast.models.risk.local.score_local` runs in every pipeline on its own entities. `score_fleet` runs in one
 place, because a gang may span pipelines. Both are functions of their arguments and of a RiskState. Each
 writes its own parts of that state.
 """
@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.jobs import JobAttempt
-from fleet.nodes import NodeRecord
-from fleet.placements import RunningPlaces
-from fleet.samples import EntityKind
-from fleet.topology import Topology
-from models.risk.detectors import check_complete
-from models.risk.fault_rate import has_warning
-from models.risk.local import Local
-from models.risk.node_events import drained_before, event_signals
-from models.risk.node_risk import RiskFit, score_nodes, shipped_fit
-from models.risk.record import RiskRecord
-from models.risk.rules import RULES, STOPPED
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
-from models.risk.signals import Signals
-from models.risk.site_risk import SiteHazard, SiteRisk
-from models.risk.state import RiskState
-from models.stragglers.gang import GangColumns, GangMembers
-from models.stragglers.gang_signals import gang_signals
-from models.stragglers.straggler import find_stragglers
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.nodes import NodeRecord
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import Topology
+from fleetcast.models.risk.detectors import check_complete
+from fleetcast.models.risk.fault_rate import has_warning
+from fleetcast.models.risk.local import Local
+from fleetcast.models.risk.node_events import drained_before, event_signals
+from fleetcast.models.risk.node_risk import RiskFit, score_nodes, shipped_fit
+from fleetcast.models.risk.record import RiskRecord
+from fleetcast.models.risk.rules import RULES, STOPPED
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
+from fleetcast.models.risk.signals import Signals
+from fleetcast.models.risk.site_risk import SiteHazard, SiteRisk
+from fleetcast.models.risk.state import RiskState
+from fleetcast.models.stragglers.gang import GangColumns, GangMembers
+from fleetcast.models.stragglers.gang_signals import gang_signals
+from fleetcast.models.stragglers.straggler import find_stragglers
 
 GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
 BEHIND_MS = 60_000

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.xids import meaning
-from models.risk.rules import BY_NAME, ROW, RULES
-from models.words import age, clock_time, number, rate
+from fleetcast.fleet.xids import meaning
+from fleetcast.models.risk.rules import BY_NAME, ROW, RULES
+from fleetcast.models.words import age, clock_time, number, rate
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

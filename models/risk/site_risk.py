@@ -20,16 +20,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.sums import divide
-from fleet.decode_faults import explain_json
-from fleet.errors import ModelError
-from fleet.nodes import NodeRecord
-from fleet.xids import gravity
-from models.risk.day_levels import DayLevels
-from models.risk.fault_log import FaultLog
-from models.risk.hazard import FEATURES, HORIZONS_DAYS, HorizonFit, columns_at, hazard_of
-from models.risk.rules import RULES
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.features.sums import divide
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.errors import ModelError
+from fleetcast.fleet.nodes import NodeRecord
+from fleetcast.fleet.xids import gravity
+from fleetcast.models.risk.day_levels import DayLevels
+from fleetcast.models.risk.fault_log import FaultLog
+from fleetcast.models.risk.hazard import FEATURES, HORIZONS_DAYS, HorizonFit, columns_at, hazard_of
+from fleetcast.models.risk.rules import RULES
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 
 Array = NDArray[np.float64]
 

@@ -15,24 +15,24 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fleet.stateful import Dump, Stateful
-from models.risk.alike import AlikeDevices
-from models.risk.day_levels import DayLevels
-from models.risk.fault_log import FaultLog
-from models.risk.fault_rate import FaultRate
-from models.risk.gpu_signals import UsualClocks
-from models.risk.heat import Slots
-from models.risk.job_outcomes import JobOutcomes
-from models.risk.memory import RuleMemory
-from models.risk.node_signals import ScrapeTimes
-from models.risk.port_signals import PortLinks
-from models.risk.record import RiskRecord
-from models.risk.repairs import RepairLog
-from models.risk.rules import OF_KIND
-from models.risk.witnesses import Witnesses
-from models.stragglers.gang import GangMemory
-from models.stragglers.gang_signals import GangStreaks
-from models.stragglers.paces import Paces
+from fleetcast.fleet.stateful import Dump, Stateful
+from fleetcast.models.risk.alike import AlikeDevices
+from fleetcast.models.risk.day_levels import DayLevels
+from fleetcast.models.risk.fault_log import FaultLog
+from fleetcast.models.risk.fault_rate import FaultRate
+from fleetcast.models.risk.gpu_signals import UsualClocks
+from fleetcast.models.risk.heat import Slots
+from fleetcast.models.risk.job_outcomes import JobOutcomes
+from fleetcast.models.risk.memory import RuleMemory
+from fleetcast.models.risk.node_signals import ScrapeTimes
+from fleetcast.models.risk.port_signals import PortLinks
+from fleetcast.models.risk.record import RiskRecord
+from fleetcast.models.risk.repairs import RepairLog
+from fleetcast.models.risk.rules import OF_KIND
+from fleetcast.models.risk.witnesses import Witnesses
+from fleetcast.models.stragglers.gang import GangMemory
+from fleetcast.models.stragglers.gang_signals import GangStreaks
+from fleetcast.models.stragglers.paces import Paces
 
 NEWEST = frozenset({"witnesses", "rate"})  # owners that a snapshot of the version before lacks
 

@@ -9,22 +9,22 @@ events ─── JobFold, EndedJobs, NodeTable ── FoldedEvents ─┴─ sco
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from features.ended_jobs import EndedJobs
-from features.extract import Frames, extract
-from features.job_fold import JobFold
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.events import JobEvent, NodeEvent
-from fleet.jobs import JobAttempt
-from fleet.nodes import NodeTable
-from fleet.placements import RunningPlaces
-from fleet.samples import SampleBatch
-from fleet.topology import Topology
-from models.risk.local import Local, score_local
-from models.risk.node_risk import RiskFit
-from models.risk.score import Evidence, FleetMoment, FoldedEvents, ScoredFleet, fleet_evidence, score_fleet
-from models.risk.site_risk import SiteRisk
-from models.risk.state import RiskState
+from fleetcast.features.ended_jobs import EndedJobs
+from fleetcast.features.extract import Frames, extract
+from fleetcast.features.job_fold import JobFold
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.samples import SampleBatch
+from fleetcast.fleet.topology import Topology
+from fleetcast.models.risk.local import Local, score_local
+from fleetcast.models.risk.node_risk import RiskFit
+from fleetcast.models.risk.score import Evidence, FleetMoment, FoldedEvents, ScoredFleet, fleet_evidence, score_fleet
+from fleetcast.models.risk.site_risk import SiteRisk
+from fleetcast.models.risk.state import RiskState
 
 
 class FleetWatch:

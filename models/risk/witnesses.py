@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.jobs import JobAttempt
-from models.risk.detectors import reports
-from models.risk.rules import GPU, ROW, RULES
-from models.risk.signals import Signal, Signals
-from models.stragglers.gang import GangColumns, GangMembers
-from models.stragglers.steps import PAUSES
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.risk.detectors import reports
+from fleetcast.models.risk.rules import GPU, ROW, RULES
+from fleetcast.models.risk.signals import Signal, Signals
+from fleetcast.models.stragglers.gang import GangColumns, GangMembers
+from fleetcast.models.stragglers.steps import PAUSES
 
 VANISHED = ROW["gpu_vanished"]
 XIDS = np.isin(np.arange(len(RULES)), [ROW[name] for name in ("xid_hard", "xid_part", "xid_reported")])

@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.errors import ModelError
+from fleetcast.fleet.errors import ModelError
 
 Array = NDArray[np.float64]
 Features = NDArray[np.float32]

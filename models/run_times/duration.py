@@ -5,7 +5,7 @@
 A back-test inside the training data gives the offset of each level: trees are fitted on the first part,
 and errors measured on the last (split conformal, halved, since the tracker of outcomes does the rest).
 The quantiles of similar jobs are features. Without a fit they are the answer (user and size, else group
-and size, else all: see `features.past_runs`). Files are LightGBM text and JSON.
+and size, else all: see `fleetcast.features.past_runs`). Files are LightGBM text and JSON.
 """
 
 import math
@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.past_runs import COLUMN, EMPIRICAL, FEATURES
-from features.run_past import LEVELS
-from fleet.errors import ModelError
-from models.run_times.boosted_quantiles import BoostedQuantiles
-from models.run_times.remaining import RemainingModel, _between
-from models.run_times.rows import FitRows, RunRows, outcomes_of
+from fleetcast.features.past_runs import COLUMN, EMPIRICAL, FEATURES
+from fleetcast.features.run_past import LEVELS
+from fleetcast.fleet.errors import ModelError
+from fleetcast.models.run_times.boosted_quantiles import BoostedQuantiles
+from fleetcast.models.run_times.remaining import RemainingModel, _between
+from fleetcast.models.run_times.rows import FitRows, RunRows, outcomes_of
 
 Array = NDArray[np.float64]
 Features = NDArray[np.float32]

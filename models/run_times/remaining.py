@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from features.past_runs import COLUMN, EMPIRICAL
-from features.run_past import LEVELS
-from features.sums import divide
-from models.run_times.boosted_quantiles import BoostedQuantiles
-from models.run_times.rows import RunRows, Survival, outcomes_of
+from fleetcast.features.past_runs import COLUMN, EMPIRICAL
+from fleetcast.features.run_past import LEVELS
+from fleetcast.features.sums import divide
+from fleetcast.models.run_times.boosted_quantiles import BoostedQuantiles
+from fleetcast.models.run_times.rows import RunRows, Survival, outcomes_of
 
 Array = NDArray[np.float64]
 Features = NDArray[np.float32]

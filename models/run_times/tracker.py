@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.run_past import LEVELS
+from fleetcast.features.run_past import LEVELS
 
 Array = NDArray[np.float64]
 Kind = tuple[str, float]  # group or queue, GPUs

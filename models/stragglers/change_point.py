@@ -22,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from models.peers import middle
+from fleetcast.models.peers import middle
 
 Array = NDArray[np.float64]
 

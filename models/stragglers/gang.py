@@ -8,11 +8,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.jobs import JobAttempt
-from fleet.placements import RunningPlaces
-from models.risk.detectors import FeatureColumns
-from models.risk.gpu_signals import GpuView, cap_evidence
-from models.risk.signals import Array
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.models.risk.detectors import FeatureColumns
+from fleetcast.models.risk.gpu_signals import GpuView, cap_evidence
+from fleetcast.models.risk.signals import Array
 
 FEWEST_NODES, FEWEST_GPUS = 2, 4
 GPU_CHANNELS = ("sm_clock_mhz", "usual_clock_mhz", "power_w", "power_limit_w", "sent_bytes_per_s", "cap", "model")

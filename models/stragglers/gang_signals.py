@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.peers import Array, Groups, codes, robust_z
-from models.risk.detectors import reports
-from models.risk.rules import BY_NAME, COMPUTE, COUNT, ROW, RULES
-from models.risk.signals import Mask, Signal, Signals
-from models.stragglers.gang import GangColumns, GangMembers
-from models.stragglers.power_caps import capped_nodes
-from models.stragglers.siblings import slow_siblings
-from models.stragglers.untold_links import untold_links
+from fleetcast.models.peers import Array, Groups, codes, robust_z
+from fleetcast.models.risk.detectors import reports
+from fleetcast.models.risk.rules import BY_NAME, COMPUTE, COUNT, ROW, RULES
+from fleetcast.models.risk.signals import Mask, Signal, Signals
+from fleetcast.models.stragglers.gang import GangColumns, GangMembers
+from fleetcast.models.stragglers.power_caps import capped_nodes
+from fleetcast.models.stragglers.siblings import slow_siblings
+from fleetcast.models.stragglers.untold_links import untold_links
 
 OUTLIER_Z = -6.0
 OUTLIER_RATIO = 0.88

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.gpu_signals import LIKELY, OPEN
-from models.risk.signals import Mask
-from models.stragglers.gang import GangColumns, GangMembers
+from fleetcast.models.risk.gpu_signals import LIKELY, OPEN
+from fleetcast.models.risk.signals import Mask
+from fleetcast.models.stragglers.gang import GangColumns, GangMembers
 
 GPUS, REASONS, PORTS = "GPU telemetry", "clock event reasons and power limits", "InfiniBand counters"
 STEPS, RANKS = "step times", "step times of each rank"

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from fleet.jobs import JobAttempt
-from models.stragglers.steps import StepPace, pace_of
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.stragglers.steps import StepPace, pace_of
 
 _Stamp = tuple[int | None, ...]  # what a pace was computed from
 

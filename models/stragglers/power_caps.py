@@ -1,6 +1,6 @@
 """Power caps: nodes whose clocks are low because an operator limited the power.
 
-A cap costs a gang time, and is no fault. `models.risk.gpu_signals.cap_evidence` states for each GPU how
+A cap costs a gang time, and is no fault. `fleetcast.models.risk.gpu_signals.cap_evidence` states for each GPU how
 certain a cap is:
 
     STATED     by a reason bit, or by power at its stated limit
@@ -20,12 +20,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from models.peers import Groups, middle
-from models.risk.detectors import reports
-from models.risk.gpu_signals import DENIED, LIKELY, LOW_CLOCK, OPEN, STATED, WAITS
-from models.risk.signals import Array, Mask, Signal
-from models.stragglers.gang import GangColumns, GangMembers
-from models.words import number
+from fleetcast.models.peers import Groups, middle
+from fleetcast.models.risk.detectors import reports
+from fleetcast.models.risk.gpu_signals import DENIED, LIKELY, LOW_CLOCK, OPEN, STATED, WAITS
+from fleetcast.models.risk.signals import Array, Mask, Signal
+from fleetcast.models.stragglers.gang import GangColumns, GangMembers
+from fleetcast.models.words import number
 
 BELOW_OTHERS = 0.96  # of what the gang, or the fleet, has
 ALIKE = 0.06  # between the fastest and the slowest of a node's working GPUs

@@ -6,10 +6,10 @@ They are the ports of a node, or the GPUs behind ports without counters.
 import numpy as np
 from numpy.typing import NDArray
 
-from features.sums import divide
-from models.peers import Array, Groups, codes, numbered
-from models.risk.signals import Mask
-from models.stragglers.gang import BEFORE, GangColumns
+from fleetcast.features.sums import divide
+from fleetcast.models.peers import Array, Groups, codes, numbered
+from fleetcast.models.risk.signals import Mask
+from fleetcast.models.stragglers.gang import BEFORE, GangColumns
 
 SLOW_PORT_RATIO, SLOWISH_PORT_RATIO, WAITING_RATIO = 0.7, 0.88, 1.5
 MEAN_SHARE = 0.3  # the two-minute mean shows a new fault only in part

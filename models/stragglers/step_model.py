@@ -11,8 +11,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import Step
-from models.peers import middle
+from fleetcast.fleet.events import Step
+from fleetcast.models.peers import middle
 
 Array = NDArray[np.float64]
 

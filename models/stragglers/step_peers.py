@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from features.sums import divide
-from fleet.events import Step
-from fleet.job_steps import GangStep, RankSteps
-from models.peers import middle
-from models.stragglers.change_point import MAD_TO_SIGMA
+from fleetcast.features.sums import divide
+from fleetcast.fleet.events import Step
+from fleetcast.fleet.job_steps import GangStep, RankSteps
+from fleetcast.models.peers import middle
+from fleetcast.models.stragglers.change_point import MAD_TO_SIGMA
 
 Array = NDArray[np.float64]
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import Step
-from fleet.job_steps import MAX_RANK_STEPS, own_s
-from fleet.jobs import JobAttempt
-from models.peers import middle
-from models.stragglers.change_point import (
+from fleetcast.fleet.events import Step
+from fleetcast.fleet.job_steps import MAX_RANK_STEPS, own_s
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.peers import middle
+from fleetcast.models.stragglers.change_point import (
     SCALES,
     Measure,
     best_pace,
@@ -33,8 +33,8 @@ from models.stragglers.change_point import (
     slowed,
     still_slow,
 )
-from models.stragglers.step_model import explained
-from models.stragglers.step_peers import FEWEST_STEPS, SLOW_RATIO, Blame, blame
+from fleetcast.models.stragglers.step_model import explained
+from fleetcast.models.stragglers.step_peers import FEWEST_STEPS, SLOW_RATIO, Blame, blame
 
 Array = NDArray[np.float64]
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from fleet.jobs import JobAttempt
-from models.risk.rules import COMPUTE, LINK, PORT, RULES, STOPPED, Rule
-from models.risk.signals import Signals, sentence
-from models.stragglers.gang import GangColumns, GangMembers
-from models.stragglers.not_observed import not_observed, unseen_words
-from models.stragglers.paces import Paces
-from models.stragglers.step_peers import SLOW_RATIO
-from models.stragglers.steps import PAUSES, StepPace
-from models.words import age, number
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.risk.rules import COMPUTE, LINK, PORT, RULES, STOPPED, Rule
+from fleetcast.models.risk.signals import Signals, sentence
+from fleetcast.models.stragglers.gang import GangColumns, GangMembers
+from fleetcast.models.stragglers.not_observed import not_observed, unseen_words
+from fleetcast.models.stragglers.paces import Paces
+from fleetcast.models.stragglers.step_peers import SLOW_RATIO
+from fleetcast.models.stragglers.steps import PAUSES, StepPace
+from fleetcast.models.words import age, number
 
 CLEAR_CUT = 0.5  # a culprit's severity must exceed this share of every other's to be the one named
 GRAVE = 0.15  # a reason that costs at least this share of a step

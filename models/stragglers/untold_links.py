@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.sums import divide
-from models.peers import Array, Groups, numbered
-from models.risk.detectors import reports
-from models.risk.signals import Mask, Signal
-from models.stragglers.gang import BEFORE, GangColumns, GangMembers, places
-from models.stragglers.siblings import (
+from fleetcast.features.sums import divide
+from fleetcast.models.peers import Array, Groups, numbered
+from fleetcast.models.risk.detectors import reports
+from fleetcast.models.risk.signals import Mask, Signal
+from fleetcast.models.stragglers.gang import BEFORE, GangColumns, GangMembers, places
+from fleetcast.models.stragglers.siblings import (
     BUSY_PORT_BYTES_PER_S,
     FEWEST_SIBLINGS,
     SLOWISH_PORT_RATIO,

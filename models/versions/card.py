@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from fleet.decode_faults import explain_json
-from fleet.errors import ModelError
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.errors import ModelError
 
 CARD_FILE, PAGE_FILE = "card.json", "card.html"
 
@@ -23,7 +23,7 @@ class FitSpan(msgspec.Struct, frozen=True):
 
 
 class CardMetric(msgspec.Struct, frozen=True):
-    """One number of an evaluation, like `training.reports.results.ResultRow`.
+    """One number of an evaluation, like `fleetcast.training.reports.results.ResultRow`.
 
     method: "ours" or the baseline's name.
     """

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.sums import divide
-from models.versions.card import Card
+from fleetcast.features.sums import divide
+from fleetcast.models.versions.card import Card
 
 Array = NDArray[np.float64]
 

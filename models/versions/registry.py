@@ -26,10 +26,10 @@ from pathlib import Path
 
 import msgspec
 
-from fleet import files
-from fleet.clock import Clock, SystemClock
-from fleet.errors import ModelError, UnknownEntity
-from models.versions.card import CARD_FILE, PAGE_FILE, Card, FileSum, read_card, write_card
+from fleetcast.fleet import files
+from fleetcast.fleet.clock import Clock, SystemClock
+from fleetcast.fleet.errors import ModelError, UnknownEntity
+from fleetcast.models.versions.card import CARD_FILE, PAGE_FILE, Card, FileSum, read_card, write_card
 
 logger = logging.getLogger(__name__)
 

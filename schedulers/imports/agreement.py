@@ -5,7 +5,7 @@ Other schedulers take trees in which children are promised more than their paren
 
 import math
 
-from schedulers.imports.draft import LEAST_GPUS, LEAST_WEIGHT, MOST_WEIGHT, Draft, DraftQueue
+from fleetcast.schedulers.imports.draft import LEAST_GPUS, LEAST_WEIGHT, MOST_WEIGHT, Draft, DraftQueue
 
 SMALLEST = 1e6  # parts of a GPU that a lowered guarantee is rounded down to
 

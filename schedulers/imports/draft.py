@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.errors import ConfigError
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.errors import ConfigError
 
 ANY = "gpu"  # GPUs of any model, as `queues.toml` calls them
 LEAST_WEIGHT = 1e-6  # of a queue that gets nothing beyond its quota elsewhere: a weight must be above 0 here

@@ -5,7 +5,7 @@
 what is beyond the quotas first; here its class also goes first within them.
 """
 
-from schedulers.imports.draft import (
+from fleetcast.schedulers.imports.draft import (
     ANY,
     LONGEST_H,
     MOST_GPUS,
@@ -18,8 +18,8 @@ from schedulers.imports.draft import (
     Spell,
     paths_of,
 )
-from schedulers.imports.kueue import report_unread
-from schedulers.imports.things import Fields, Thing, read_things
+from fleetcast.schedulers.imports.kueue import report_unread
+from fleetcast.schedulers.imports.things import Fields, Thing, read_things
 
 GROUP = "scheduling.run.ai/"
 USUAL_PRIORITY = 100.0

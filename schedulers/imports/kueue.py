@@ -14,8 +14,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from fleet.gpu_resources import is_gpu_resource
-from schedulers.imports.draft import (
+from fleetcast.fleet.gpu_resources import is_gpu_resource
+from fleetcast.schedulers.imports.draft import (
     ANY,
     LONGEST_H,
     MOST_GPUS,
@@ -29,7 +29,7 @@ from schedulers.imports.draft import (
     part_of,
     paths_of,
 )
-from schedulers.imports.things import Fields, Thing, read_things
+from fleetcast.schedulers.imports.things import Fields, Thing, read_things
 
 GROUP, CONFIG = "kueue.x-k8s.io/", "config.kueue.x-k8s.io/"
 VERSIONS = ("v1alpha1", "v1beta1", "v1beta2")

@@ -12,7 +12,7 @@ what a queue that idles has in the bank in the end. Slurm holds jobs back at the
 import math
 from dataclasses import dataclass, field
 
-from schedulers.imports.draft import (
+from fleetcast.schedulers.imports.draft import (
     ANY,
     LONGEST_H,
     MOST_PRIORITY,
@@ -25,7 +25,7 @@ from schedulers.imports.draft import (
     part_of,
     paths_of,
 )
-from schedulers.imports.slurm_tables import EXPORTS, SlurmFiles, gpus_of_tres, seconds_of
+from fleetcast.schedulers.imports.slurm_tables import EXPORTS, SlurmFiles, gpus_of_tres, seconds_of
 
 ROOT = "root"
 PARENT = "parent"

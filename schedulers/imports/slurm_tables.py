@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from schedulers.imports.draft import ANY, SourceLine, Spell, number_of
+from fleetcast.schedulers.imports.draft import ANY, SourceLine, Spell, number_of
 
 ASSOCIATIONS = ("cluster", "account", "parentname", "user", "share", "grptres", "grptresmins", "maxtres", "qos")
 QOS = ("name", "priority", "preempt", "gracetime", "grptres", "maxtrespu", "usagefactor", "flags")

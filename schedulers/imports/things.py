@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedulers.imports.draft import SourceLine, number_of
+from fleetcast.schedulers.imports.draft import SourceLine, number_of
 
 MOST_BYTES = 16 * 2**20
 MOST_VALUES = 1_000_000

@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from schedulers.imports.draft import Draft, DraftClass, DraftQueue
+from fleetcast.schedulers.imports.draft import Draft, DraftClass, DraftQueue
 
 WIDTH = 110
 MOST_NAMED = 1000  # of one note: the file must not grow beyond what is read

@@ -4,10 +4,19 @@
 for it even while it idles: what it does not `lend`. `capability` is the limit; without one the parent's counts.
 """
 
-from schedulers.imports.draft import ANY, LONGEST_H, MOST_GPUS, MOST_WEIGHT, Draft, DraftQueue, Spell, paths_of
-from schedulers.imports.kai import parents_of, queues_of, set_priorities
-from schedulers.imports.kueue import is_gpu, report_unread
-from schedulers.imports.things import Fields, Thing
+from fleetcast.schedulers.imports.draft import (
+    ANY,
+    LONGEST_H,
+    MOST_GPUS,
+    MOST_WEIGHT,
+    Draft,
+    DraftQueue,
+    Spell,
+    paths_of,
+)
+from fleetcast.schedulers.imports.kai import parents_of, queues_of, set_priorities
+from fleetcast.schedulers.imports.kueue import is_gpu, report_unread
+from fleetcast.schedulers.imports.things import Fields, Thing
 
 GROUP = "scheduling.volcano.sh/"
 ROOT = "root"

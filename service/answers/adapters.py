@@ -2,7 +2,7 @@
 
 import msgspec
 
-from service.adapter_records import AdapterAuditLine, AdapterStatus
+from fleetcast.service.adapter_records import AdapterAuditLine, AdapterStatus
 
 
 class Adapters(msgspec.Struct):

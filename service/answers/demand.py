@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from models.demand.rows import DemandRow, Prescale, WaitsFor
+from fleetcast.models.demand.rows import DemandRow, Prescale, WaitsFor
 
 __all__ = ["DemandRow", "Prescale", "WaitsFor"]
 

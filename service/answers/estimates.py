@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from placement.start_time import Blocker, StartBasis
+from fleetcast.placement.ahead.start_time import Blocker, StartBasis
 
 
 class RunQuantiles(msgspec.Struct):

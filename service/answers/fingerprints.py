@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from models.jobs.spikes import Spike
-from models.jobs.utilisation import Verdict
+from fleetcast.models.jobs.spikes import Spike
+from fleetcast.models.jobs.utilisation import Verdict
 
 
 class TimeQuantiles(msgspec.Struct):

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from ingest.archive.archive import ArchiveHealth
-from models.risk.scores import RISK_HORIZONS_S
-from service.answers.risk import HeldBy, StateName
+from fleetcast.ingest.archive.archive import ArchiveHealth
+from fleetcast.models.risk.scores import RISK_HORIZONS_S
+from fleetcast.service.answers.risk import HeldBy, StateName
 
 Quantiles = dict[str, float | None]  # p50, p99; null when there are no values
 SourceHealth = dict[str, Any]  # `name`, and whatever the source reports; `records` are the counts of a `RecordTally`

@@ -5,9 +5,9 @@ from typing import Literal
 
 import msgspec
 
-from fleet.events import Failed, JobEvent
-from fleet.requests import Gang, RankPlacement
-from service.answers.estimates import RunQuantiles
+from fleetcast.fleet.events import Failed, JobEvent
+from fleetcast.fleet.requests import Gang, RankPlacement
+from fleetcast.service.answers.estimates import RunQuantiles
 
 JobState = Literal["queued", "promised", "blocked", "running", "finished", "failed", "preempted"]
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fleet.requests import Decision, Gang
-from placement.fragmentation import PoolFragments
-from placement.ledger_chain import ChainHead
-from placement.reservation import FreeWindow, Held, JobRelease
-from placement.start_time import RoomForecast, StartBasis
-from service.state_identity import Doubt
+from fleetcast.fleet.requests import Decision, Gang
+from fleetcast.placement.ahead.reservation import FreeWindow, Held, JobRelease
+from fleetcast.placement.ahead.start_time import RoomForecast, StartBasis
+from fleetcast.placement.ledger.chain import ChainHead
+from fleetcast.placement.machines.fragmentation import PoolFragments
+from fleetcast.service.state_identity import Doubt
 
 
 class QueueRow(msgspec.Struct, kw_only=True):

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from models.risk.part_risk import UsualPart
-from models.risk.record import Calibration
-from models.risk.scores import Action, PartRisk
+from fleetcast.models.risk.part_risk import UsualPart
+from fleetcast.models.risk.record import Calibration
+from fleetcast.models.risk.scores import Action, PartRisk
 
 RiskKind = Literal["fail", "drain", "slow"]
 StateName = Literal["ok", "degraded", "drained", "lost", "stale", "unknown", "withheld"]

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.adapter_records import AdaptersStatus, AdapterStatus
+from fleetcast.service.adapter_records import AdaptersStatus, AdapterStatus
 
 COUNTS = {
     "fleetcast_adapter_wishes": "Changes of another system that were due, whether they were written or only observed.",

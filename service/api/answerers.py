@@ -3,15 +3,15 @@
 Without a fresh board, each verb has its own stale answer.
 """
 
-from fleet.clock import Clock
-from fleet.errors import StaleError
-from schedulers.adapter import NotKnown
-from schedulers.bands import Bands
-from service.board.board import Board
-from service.board.cache import BoardCache
-from service.config import Config
-from service.doors import make_answerers
-from service.weather import WeatherStation, rule_of
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.errors import StaleError
+from fleetcast.schedulers.adapter import NotKnown
+from fleetcast.schedulers.bands import Bands
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.config import Config
+from fleetcast.service.doors import make_answerers
+from fleetcast.service.weather import WeatherStation, rule_of
 
 
 class Answerers:

@@ -1,6 +1,6 @@
 """The API's FastAPI application over the board, the inbox and the placer.
 
-`service.api.routes.all` lists its routes.
+`fleetcast.service.api.routes.all` lists its routes.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.clock import Clock
-from fleet.errors import FleetcastError
-from service.api.openapi import document
-from service.api.routes import console, placements
-from service.api.routes.all import ROWS
-from service.api.routes.context import Context
-from service.api.routes.table import Row, encode, routes_of
-from service.api.wiring import access_of, context_of, opened
-from service.config import Config
-from service.http.access import Access, Scope, default_scope
-from service.http.problems import as_problem, http_problem
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.service.api.openapi import document
+from fleetcast.service.api.routes import console, placements
+from fleetcast.service.api.routes.all import ROWS
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.wiring import access_of, context_of, opened
+from fleetcast.service.config import Config
+from fleetcast.service.http.access import Access, Scope, default_scope
+from fleetcast.service.http.problems import as_problem, http_problem
+from fleetcast.service.http.table import Row, encode, routes_of
 
 
 def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Access | None = None) -> FastAPI:

@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass
 from typing import IO
 
-from fleet.errors import RecordError, SourceError
-from fleet.events import NodeEvent
-from fleet.jobs import JobAttempt, JobTable
-from ingest.archive.files import HOUR_MS, ArchiveFiles, day_ms, live
-from ingest.archive.read import RETRIES, log_damaged
-from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
-from service.config import Config
+from fleetcast.fleet.errors import RecordError, SourceError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles, day_ms, live
+from fleetcast.ingest.archive.read import RETRIES, log_damaged
+from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
+from fleetcast.service.config import Config
 
 AT_ONCE, MOST_WAITING = 2, 16  # look-ups of one api process
 MOST_EVENTS = 20_000  # of one job; a job with more is told by its newest

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from fleet.event_wait import wait_for_event
-from fleet.file_changes import REPLACED, FileChanges
-from service.board.board import Board
-from service.board.cache import BoardCache
+from fleetcast.fleet.event_wait import wait_for_event
+from fleetcast.fleet.file_changes import REPLACED, FileChanges
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
 
 POLL_S = 0.1  # the least time between two boards
 HEARTBEAT_S = 15.0

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from features.past_runs import JobShape
-from fleet.requests import PlacementRequest, ignored_facts
-from placement.start_time import Blocker, StartBasis
-from service.answers.estimates import Estimate, RunQuantiles, Similar
-from service.board.board import Board
-from service.board.kind_tables import Needs, RunTime, needs, run_time
+from fleetcast.features.past_runs import shape_of_request
+from fleetcast.fleet.requests import PlacementRequest, ignored_facts
+from fleetcast.placement.ahead.start_time import Blocker, StartBasis
+from fleetcast.service.answers.estimates import Estimate, RunQuantiles, Similar
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.kind_tables import Needs, RunTime, needs, run_time
 
 NO_RUNS = "no job has ended yet that it could be compared with"
 NO_READINGS = "telemetry saw no finished job of this user's name or size, nor of this size in this queue"
-COMPARED_BY = ("queue",)  # `features.similarity.kinds`, of the facts that no decision heeds
+COMPARED_BY = ("queue",)  # `fleetcast.features.similarity.kinds`, of the facts that no decision heeds
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3600, 60
 
 
@@ -46,19 +46,6 @@ class Start:
 
     answer: StartAnswer | None
     why: str = ""
-
-
-def shape_of_request(request: PlacementRequest) -> JobShape:
-    """Return the shape of the job that a request asks for, at its full size."""
-    return JobShape(
-        user=request.user,
-        name=request.job_name,
-        queue=request.queue,
-        class_=request.class_,
-        gpus=request.members.desired * request.gpus_per_node,
-        cpus=request.cpus,
-        limit_s=request.limit_s,
-    )
 
 
 def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: int) -> Estimate:

@@ -20,17 +20,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fleet.errors import FleetcastError, RequestError, StaleError, UnknownEntity
-from schedulers.external_metrics import GROUP, VERSION, MetricQuestion, api_group, api_resources, failure
-from service.api.answerers import Answerers
-from service.api.routes.context import Context
-from service.api.telemetry import ApiMetrics
-from service.http.certificates import NAMES
-from service.http.connection_pool import ConnectionPool
-from service.http.connections import LimitedServer, protocol_of
-from service.http.listening import listen
-from service.http.problems import is_out_of_files
-from service.http.tls import Tls
+from fleetcast.fleet.errors import FleetcastError, RequestError, StaleError, UnknownEntity
+from fleetcast.schedulers.external_metrics import GROUP, VERSION, MetricQuestion, api_group, api_resources, failure
+from fleetcast.service.api.answerers import Answerers
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.telemetry import ApiMetrics
+from fleetcast.service.http.certificates import NAMES
+from fleetcast.service.http.connection_pool import ConnectionPool
+from fleetcast.service.http.connections import LimitedServer, protocol_of
+from fleetcast.service.http.listening import listen
+from fleetcast.service.http.problems import is_out_of_files
+from fleetcast.service.http.tls import Tls
 
 logger = logging.getLogger(__name__)
 

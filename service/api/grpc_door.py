@@ -15,19 +15,19 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from fleet.errors import FleetcastError
-from service.api.grpc_expander import EXPANDER
-from service.api.grpc_keda import KEDA
-from service.api.grpc_relay import FILES, GrpcConnections
-from service.api.grpc_service import Call, GrpcService, Watch
-from service.api.routes.context import Context
-from service.config import ApiConfig
-from service.http.access import Scope
-from service.http.connection_pool import ConnectionPool
-from service.http.door import Listener
-from service.http.listening import listen
-from service.http.problems import Problem, as_problem
-from service.http.tls import Tls
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.service.api.grpc_expander import EXPANDER
+from fleetcast.service.api.grpc_keda import KEDA
+from fleetcast.service.api.grpc_relay import FILES, GrpcConnections
+from fleetcast.service.api.grpc_service import Call, GrpcService, Watch
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.config import ApiConfig
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.connection_pool import ConnectionPool
+from fleetcast.service.http.door import Listener
+from fleetcast.service.http.listening import listen
+from fleetcast.service.http.problems import Problem, as_problem
+from fleetcast.service.http.tls import Tls
 
 logger = logging.getLogger(__name__)
 

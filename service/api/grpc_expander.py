@@ -3,9 +3,9 @@
 import msgspec
 from google.protobuf.message import DecodeError
 
-from clients.grpc_stubs.expander_pb2 import BestOptionsRequest, BestOptionsResponse, Node, Option
-from schedulers.expander import ExpanderAnswer, ExpanderQuestion, GroupOption
-from service.api.grpc_service import Ask, GrpcService, encoded
+from fleetcast.clients.grpc_stubs.expander_pb2 import BestOptionsRequest, BestOptionsResponse, Node, Option
+from fleetcast.schedulers.expander import ExpanderAnswer, ExpanderQuestion, GroupOption
+from fleetcast.service.api.grpc_service import Ask, GrpcService, encoded
 
 
 def best_options(ask: Ask, body: bytes) -> bytes:

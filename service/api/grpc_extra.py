@@ -2,7 +2,7 @@
 
 import importlib
 
-from fleet.errors import ConfigError
+from fleetcast.fleet.errors import ConfigError
 
 
 def require_grpc(port: int) -> None:

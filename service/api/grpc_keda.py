@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from clients.grpc_stubs.externalscaler_pb2 import (
+from fleetcast.clients.grpc_stubs.externalscaler_pb2 import (
     GetMetricSpecResponse,
     GetMetricsRequest,
     GetMetricsResponse,
@@ -16,9 +16,9 @@ from clients.grpc_stubs.externalscaler_pb2 import (
     MetricValue,
     ScaledObjectRef,
 )
-from fleet.errors import StaleError
-from schedulers.keda import ScalerActivity, ScalerQuestion, ScalerSpec, ScalerValue
-from service.api.grpc_service import Ask, GrpcService, encoded
+from fleetcast.fleet.errors import StaleError
+from fleetcast.schedulers.keda import ScalerActivity, ScalerQuestion, ScalerSpec, ScalerValue
+from fleetcast.service.api.grpc_service import Ask, GrpcService, encoded
 
 CHECK_INTERVAL_S = 0.5  # wall; for a crossing of the activation
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from service.http.access import CHALLENGE, Refusal
-from service.http.certificates import ClientCertificate, client_certificate
-from service.http.connection_pool import ConnectionPlace, ConnectionPool
+from fleetcast.service.http.access import CHALLENGE, Refusal
+from fleetcast.service.http.certificates import ClientCertificate, client_certificate
+from fleetcast.service.http.connection_pool import ConnectionPlace, ConnectionPool
 
 FILES = 3  # descriptors of a connection: its own, and both ends of the way to the gRPC server
 SETTINGS, GOAWAY, ENHANCE_YOUR_CALM = 4, 7, 11  # RFC 9113

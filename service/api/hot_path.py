@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from service.api.routes.context import Context
-from service.api.routes.table import JSON, NO_STORE
-from service.board.cache import NodeAnswers
-from service.http.access import Scope
-from service.http.connections import LimitedProtocol
-from service.http.problems import Problem
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.board.cache import NodeAnswers
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.connections import LimitedProtocol
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.table import JSON, NO_STORE
 
 ROUTE = "/v1/nodes/{node}"
 BEGIN, END = b"GET /v1/nodes/", b" HTTP/1.1"

@@ -8,7 +8,7 @@ A new name is a job's attempt or a node that neither the newest board nor this p
 
 Known names always pass. So does an attempt that the placer has placed, and it uses up no bound, because
 the placer must receive its start. Other api processes and the board's age make this an estimate. The
-pipeline enforces the hard bound (service.pipeline.state).
+pipeline enforces the hard bound (fleetcast.service.pipeline.state).
 """
 
 from collections import Counter, OrderedDict
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
 
-from fleet.clock import Clock
-from fleet.events import Failed, Finished, JobEvent, NodeEvent, Preempted
-from ingest.inbox.job_events import Identity, identity
-from placement.promised import PromiseReader
-from service.api.recent import RecentIdentities
-from service.board.board import Board
-from service.board.cache import BoardCache
-from service.config import LimitsConfig
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.events import Failed, Finished, JobEvent, NodeEvent, Preempted
+from fleetcast.ingest.inbox.job_events import Identity, identity
+from fleetcast.placement.ledger.promised import PromiseReader
+from fleetcast.service.api.recent import RecentIdentities
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.config import LimitsConfig
 
 LIVE_JOBS, UNKNOWN_NODES, NAMES = "live_jobs", "unknown_nodes", "names_per_minute"
 OVERDUE_MS = 60_000  # a name that no board shows by then was refused by the pipeline, or is over
@@ -76,7 +76,7 @@ class _Known:
         return self.live_jobs if bound == LIVE_JOBS else self.nodes
 
     def has_node(self, name: str) -> bool:
-        """Return whether a node is known, by the rule of `ingest.node_names.known_name`.
+        """Return whether a node is known, by the rule of `fleetcast.ingest.node_names.known_name`.
 
         Exporters print short or full names.
         """

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from service.api.routes.table import ANY_FILE, Param, Row
-from service.http.problems import MEDIA_TYPE, ProblemBody
+from fleetcast.service.http.problems import MEDIA_TYPE, ProblemBody
+from fleetcast.service.http.table import ANY_FILE, Param, Row
 
 REFERENCE = "#/components/schemas/{name}"
 DESCRIPTION = (

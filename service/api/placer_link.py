@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 from yarl import URL
 
-from fleet.errors import SourceError
+from fleetcast.fleet.errors import SourceError
 
 TIMEOUT_S = 15.0
 RETRY_AFTER_S = 2.0

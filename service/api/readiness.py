@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from fleet.errors import SourceError
-from service.answers.placements import PlacerHealth
-from service.api.routes.context import Context
-from service.board.age import why_stale
-from service.board.free import use_on
-from service.board.gpu_use import Occupant, use_sentence
-from service.board.mirror import BoardMirror
-from service.exit_reason import read_exit_reason
-from service.state_identity import refusal
+from fleetcast.fleet.errors import SourceError
+from fleetcast.service.answers.placements import PlacerHealth
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.board.age import why_stale
+from fleetcast.service.board.free import use_on
+from fleetcast.service.board.gpu_use import Occupant, use_sentence
+from fleetcast.service.board.mirror import BoardMirror
+from fleetcast.service.exit_reason import read_exit_reason
+from fleetcast.service.state_identity import refusal
 
 PLACER_S = 1.0  # wall
 PROBE = ".ready"

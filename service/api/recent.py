@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
 
-from fleet.sequences import SeenSequences
-from ingest.inbox.job_events import Identity
+from fleetcast.fleet.sequences import SeenSequences
+from fleetcast.ingest.inbox.job_events import Identity
 
 MAX_STREAMS = 50_000
 MAX_RUNS = 256

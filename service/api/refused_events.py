@@ -6,11 +6,11 @@ can cause it. Refused connections of a stranger pause nothing, however many ther
 
 from collections.abc import Sequence
 
-from service.api.routes.all import ROWS
-from service.api.routes.context import Context
-from service.http.access import Scope
-from service.http.problems import Problem
-from service.http.request_head import RequestHead
+from fleetcast.service.api.routes.all import ROWS
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.request_head import RequestHead
 
 EVENT_ROUTES = frozenset((row.method, row.path) for row in ROWS if row.scope is Scope.EVENTS)
 

@@ -10,19 +10,19 @@ from collections.abc import Callable
 
 import uvicorn
 
-from service.api.app import create_app
-from service.api.external_metrics import serve_external_metrics
-from service.api.grpc_extra import require_grpc
-from service.api.hot_path import hot_protocol
-from service.api.refused_events import interrupt_for_refused_events
-from service.api.routes.context import Context
-from service.config import ApiConfig, Config
-from service.exit_reason import announce_ready, api_name
-from service.http.addresses import Networks
-from service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_to_files
-from service.http.connections import LimitedProtocol, LimitedServer, protocol_of
-from service.http.listening import listen
-from service.http.tls import Tls
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.external_metrics import serve_external_metrics
+from fleetcast.service.api.grpc_extra import require_grpc
+from fleetcast.service.api.hot_path import hot_protocol
+from fleetcast.service.api.refused_events import interrupt_for_refused_events
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.config import ApiConfig, Config
+from fleetcast.service.exit_reason import announce_ready, api_name
+from fleetcast.service.http.addresses import Networks
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_to_files
+from fleetcast.service.http.connections import LimitedProtocol, LimitedServer, protocol_of
+from fleetcast.service.http.listening import listen
+from fleetcast.service.http.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def also_by_grpc(context: Context, pool: ConnectionPool) -> contextlib.AbstractA
     if not port:
         return contextlib.nullcontext()
     require_grpc(port)
-    from service.api.grpc_door import grpc_tls, serve_grpc
+    from fleetcast.service.api.grpc_door import grpc_tls, serve_grpc
 
     return serve_grpc(context, pool, grpc_tls(context.config.api))
 

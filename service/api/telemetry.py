@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from service.http.connection_pool import DISPLACED
+from fleetcast.service.http.connection_pool import DISPLACED
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 BOUNDS = ("live_jobs", "unknown_nodes", "names_per_minute")

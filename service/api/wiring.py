@@ -9,27 +9,27 @@ import os
 from collections.abc import AsyncIterator
 from functools import partial
 
-from fleet.clock import Clock
-from fleet.errors import ConfigError
-from ingest.inbox.inbox import WRITES, Backlog, InboxWriter, read_events
-from ingest.inbox.job_events import identity
-from placement.promised import PromiseReader
-from service.api.answerers import Answerers
-from service.api.archived_jobs import ArchivedJobs
-from service.api.broadcaster import EventBroadcaster
-from service.api.new_names import NewNames
-from service.api.placer_link import PlacerLink
-from service.api.recent import RecentIdentities
-from service.api.routes.context import Context
-from service.api.telemetry import ApiMetrics
-from service.board.cache import BoardCache
-from service.board.mirror import TOKEN, BoardMirror
-from service.config import Config
-from service.exit_reason import read_exit_reason
-from service.http.access import Access, load_access
-from service.http.body_budget import BodyBudget
-from service.http.link_key import link_key
-from service.listening import ApiListening
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.inbox.inbox import WRITES, Backlog, InboxWriter, read_events
+from fleetcast.ingest.inbox.job_events import identity
+from fleetcast.placement.ledger.promised import PromiseReader
+from fleetcast.service.api.answerers import Answerers
+from fleetcast.service.api.archived_jobs import ArchivedJobs
+from fleetcast.service.api.broadcaster import EventBroadcaster
+from fleetcast.service.api.new_names import NewNames
+from fleetcast.service.api.placer_link import PlacerLink
+from fleetcast.service.api.recent import RecentIdentities
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.telemetry import ApiMetrics
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.board.mirror import TOKEN, BoardMirror
+from fleetcast.service.config import Config
+from fleetcast.service.exit_reason import read_exit_reason
+from fleetcast.service.http.access import Access, load_access
+from fleetcast.service.http.body_budget import BodyBudget
+from fleetcast.service.http.link_key import link_key
+from fleetcast.service.listening import ApiListening
 
 EVENTS_REMEMBERED = 100_000
 

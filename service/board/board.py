@@ -12,7 +12,7 @@ A folder holds two such files: `board`, replaced each tick, and `urgent`, replac
 signal. If both have a section, the newer one wins. Readers ignore sections that they do not know.
 
 `standing`: the board has folded every record of the inbox before these offsets, and none after them. Its
-other fields are for service.state_identity. Only the first pipeline's `board` has a standing.
+other fields are for fleetcast.service.state_identity. Only the first pipeline's `board` has a standing.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet import files
-from fleet.decode_faults import explain_json
-from service.state_identity import Doubt, PartView
+from fleetcast.fleet import files
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.service.state_identity import Doubt, PartView
 
 MAGIC = b"FLEETBRD"
 ALIGN = 64

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from service.board.board import Board, BoardReader
-from service.board.urgent import state_of, struck
-from service.http.problems import warming
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.board.urgent import state_of, struck
+from fleetcast.service.http.problems import warming
 
 T = TypeVar("T")
 MAX_CACHED = 256

@@ -14,12 +14,12 @@ A start that was sent in time may not have been received at all. So an intent al
 from collections import Counter
 from collections.abc import Sequence
 
-from ingest.inbox.reach import End, covers, inbox_end, unread, unread_types
-from placement.ledger import Intent
-from service.board.board import Board, Standing
-from service.config import Config
-from service.held_starts import marked
-from service.listening import ListeningReader
+from fleetcast.ingest.inbox.reach import End, covers, inbox_end, unread, unread_types
+from fleetcast.placement.ledger.ledger import Intent
+from fleetcast.service.board.board import Board, Standing
+from fleetcast.service.config import Config
+from fleetcast.service.held_starts import marked
+from fleetcast.service.listening import ListeningReader
 
 REFUSED = "refused"  # stands for a source where the start itself was refused
 

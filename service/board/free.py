@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.view import Hearing, may_place
-from service.board.board import Board
-from service.board.gpu_use import KEEPS, NO_HOLDER, Occupant, gpu_use
-from service.config import PlacerConfig
+from fleetcast.placement.machines.view import Hearing, may_place
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.gpu_use import KEEPS, NO_HOLDER, Occupant, gpu_use
+from fleetcast.service.config import PlacerConfig
 
 IGNORE = "ignore"
 

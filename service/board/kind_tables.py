@@ -4,7 +4,7 @@
                                              kinds.run.runs       (k,) ended runs
     kinds.peak   (k,) uint64 keys, sorted    kinds.peak.likely    (k, 3) GiB a GPU, W a GPU, runs seen
 
-`features.similarity` makes the keys. The answer comes from the most specific known kind. For run times, a
+`fleetcast.features.similarity` makes the keys. The answer comes from the most specific known kind. For run times, a
 kind with an ended run has priority.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.past_runs import JobShape
-from features.run_past import LEVELS
-from features.similarity import Kind, kinds
-from service.board.board import Board, Section
+from fleetcast.features.past_runs import JobShape
+from fleetcast.features.run_past import LEVELS
+from fleetcast.features.similarity import Kind, kinds
+from fleetcast.service.board.board import Board, Section
 
 P50, P90, P99 = (LEVELS.index(level) for level in (0.5, 0.9, 0.99))
 RUN, PEAK = ("kinds.run", "kinds.run.run_s"), ("kinds.peak", "kinds.peak.likely")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import aiohttp
 
-from fleet import files
-from fleet.decode_faults import explain_json
-from fleet.errors import SourceError
-from service.board.board import Board, BoardError
+from fleetcast.fleet import files
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.errors import SourceError
+from fleetcast.service.board.board import Board, BoardError
 
 logger = logging.getLogger(__name__)
 

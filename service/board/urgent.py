@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from fleet.entities import Entities
-from fleet.events import NodeEvent
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.xids import HARD, advice, gravity
-from service.answers.risk import HardSignal, UrgentSignals
-from service.board.board import Board, BoardWriter, Section
-from service.disk_errors import log_disk_errors
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.xids import HARD, advice, gravity
+from fleetcast.service.answers.risk import HardSignal, UrgentSignals
+from fleetcast.service.board.board import Board, BoardWriter, Section
+from fleetcast.service.disk_errors import log_disk_errors
 
 XID = metric_row(EntityKind.GPU, "xid")
 AWAY = {"drain": "drained", "lost": "lost"}  # event -> state of the node from then on

@@ -28,10 +28,10 @@ from urllib.parse import quote, unquote
 
 from starlette.requests import Request
 
-from fleet.errors import ConfigError
-from service.http.certificates import NAMES
-from service.http.problems import Problem
-from service.http.wrong_tokens import LATE_S, WrongTokens
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.http.certificates import NAMES
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.wrong_tokens import LATE_S, WrongTokens
 
 TOKENS, TOKENS_FILE = "FLEETCAST_TOKENS", "FLEETCAST_TOKENS_FILE"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

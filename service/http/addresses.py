@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Sequence
 from functools import lru_cache
 
-from fleet.errors import ConfigError
+from fleetcast.fleet.errors import ConfigError
 
 LOOPBACK = ("127.0.0.0/8", "::1")
 SITE_BITS = 64  # of an IPv6 address: who has one has all of its network

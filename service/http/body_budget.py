@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 
-from service.http.problems import Problem
+from fleetcast.service.http.problems import Problem
 
 RETRY_AFTER_S = 5
 CLOSING = {"connection": "close"}  # a rest of the body that was not read is no next request

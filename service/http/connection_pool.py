@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fleet.errors import ConfigError
-from service.http.addresses import LOOPBACK, Networks, counted_as
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.http.addresses import LOOPBACK, Networks, counted_as
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.http.certificates import NAMES, ClientCertificate, client_certificate
-from service.http.connection_pool import ConnectionLimits, ConnectionPlace, ConnectionPool
-from service.http.door import Listener
-from service.http.problems import Problem
-from service.http.request_head import RequestHead, read_head
-from service.http.tls import Tls
+from fleetcast.service.http.certificates import NAMES, ClientCertificate, client_certificate
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPlace, ConnectionPool
+from fleetcast.service.http.door import Listener
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.request_head import RequestHead, read_head
+from fleetcast.service.http.tls import Tls
 
 MAX_HEAD_BYTES = 65_536
 WRITE_TIMEOUT_S = 30.0

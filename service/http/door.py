@@ -13,8 +13,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from service.http.connection_pool import ConnectionPlace, ConnectionPool
-from service.http.tls import Tls
+from fleetcast.service.http.connection_pool import ConnectionPlace, ConnectionPool
+from fleetcast.service.http.tls import Tls
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import socket
 
-from fleet.errors import ConfigError
+from fleetcast.fleet.errors import ConfigError
 
 
 def listen(host: str, port: int, keys: str) -> socket.socket:

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import (
+from fleetcast.fleet.errors import (
     ConflictError,
     FleetcastError,
     ModelError,
@@ -26,7 +26,7 @@ from fleet.errors import (
     StaleError,
     UnknownEntity,
 )
-from placement.ledger_rows import LedgerError
+from fleetcast.placement.ledger.rows import LedgerError
 
 logger = logging.getLogger(__name__)
 

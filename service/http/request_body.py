@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from fleet.decode_faults import MISSING, Fault, explain_json, faults_in, shown
-from service.http.body_budget import CLOSING, BodyBudget, Lease
-from service.http.problems import MOST_ERRORS, FieldError, Problem
+from fleetcast.fleet.decode_faults import MISSING, Fault, explain_json, faults_in, shown
+from fleetcast.service.http.body_budget import CLOSING, BodyBudget, Lease
+from fleetcast.service.http.problems import MOST_ERRORS, FieldError, Problem
 
 T = TypeVar("T")
 LEASE = "fleetcast.lease"  # in the scope of a request

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from fleet.errors import ConfigError
-from service.http.certificates import validity_s
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.http.certificates import validity_s
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from service.http.addresses import counted_as
+from fleetcast.service.http.addresses import counted_as
 
 BURST = 10.0
 REFILL_S = 6.0

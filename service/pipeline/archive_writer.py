@@ -16,14 +16,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from fleet.clock import Clock
-from ingest.archive.archive import Archive, ArchiveHealth, ArchiveLimits
-from ingest.archive.compact import merge, old_days, prune, runs
-from ingest.archive.files import DAY_MS, ArchiveFiles, day_of
-from ingest.shares import Share
-from service.config import Config
-from service.pipeline.state import FleetState
-from service.thread_work import in_thread
+from fleetcast.fleet.clock import Clock
+from fleetcast.ingest.archive.archive import Archive, ArchiveHealth, ArchiveLimits
+from fleetcast.ingest.archive.compact import merge, old_days, prune, runs
+from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles, day_of
+from fleetcast.ingest.shares import Share
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.thread_work import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -9,33 +9,33 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from features.co_runs import CoRuns
-from features.job_peaks import JobPeaks
-from fleet.clock import Clock
-from models.demand.forecaster import DemandForecaster
-from models.versions.registry import Registry
-from service.board.board import Board, Section
-from service.config import Config
-from service.pipeline.capability import Capability
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.fleet_scores import FleetScores
-from service.pipeline.gpu_times import GpuTimes
-from service.pipeline.guarded_source import GuardedSource
-from service.pipeline.jobs.fingerprints import Fingerprints
-from service.pipeline.jobs.interference import Sharing
-from service.pipeline.jobs.verdicts import Verdicts
-from service.pipeline.metrics import PipelinePage
-from service.pipeline.model_monitor import ServingModels
-from service.pipeline.node_load import NodeLoads
-from service.pipeline.node_past import NodePasts
-from service.pipeline.other_pipelines import OtherPipelines
-from service.pipeline.risk_calibration import RiskCalibration
-from service.pipeline.run_times.forecasts import RunForecasts
-from service.pipeline.run_times.model import ServedRunModel
-from service.pipeline.run_times.record import RunTimeRecord
-from service.pipeline.served_models import ServedInstances
-from service.pipeline.snapshot import SavedState
-from service.pipeline.tick import Tick
+from fleetcast.features.co_runs import CoRuns
+from fleetcast.features.job_peaks import JobPeaks
+from fleetcast.fleet.clock import Clock
+from fleetcast.models.demand.forecaster import DemandForecaster
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.board.board import Board, Section
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.fleet_scores import FleetScores
+from fleetcast.service.pipeline.gpu_times import GpuTimes
+from fleetcast.service.pipeline.guarded_source import GuardedSource
+from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
+from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.service.pipeline.jobs.verdicts import Verdicts
+from fleetcast.service.pipeline.metrics import PipelinePage
+from fleetcast.service.pipeline.model_monitor import ServingModels
+from fleetcast.service.pipeline.node_load import NodeLoads
+from fleetcast.service.pipeline.node_past import NodePasts
+from fleetcast.service.pipeline.other_pipelines import OtherPipelines
+from fleetcast.service.pipeline.risk_calibration import RiskCalibration
+from fleetcast.service.pipeline.run_times.forecasts import RunForecasts
+from fleetcast.service.pipeline.run_times.model import ServedRunModel
+from fleetcast.service.pipeline.run_times.record import RunTimeRecord
+from fleetcast.service.pipeline.served_models import ServedInstances
+from fleetcast.service.pipeline.snapshot import SavedState
+from fleetcast.service.pipeline.tick import Tick
 
 C = TypeVar("C", bound=Capability)
 

@@ -1,14 +1,14 @@
 """Capability: a pipeline's tasks other than ingesting batches and scoring nodes.
 
-`service.pipeline.capabilities` lists them.
+`fleetcast.service.pipeline.capabilities` lists them.
 """
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from service.board.board import Section
-from service.pipeline.state import FleetState
-from service.pipeline.tick import Tick
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.pipeline.tick import Tick
 
 
 class Capability:

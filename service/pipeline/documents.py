@@ -11,20 +11,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.frame import FeatureFrame
-from fleet.jobs import JobAttempt
-from fleet.nodes import NodeState
-from fleet.tellers import REQUEST_LABEL
-from fleet.topology import Level, Topology
-from ingest.pages.unread import unread_samples
-from models.risk.node_signals import NODE_SILENT_S
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
-from service.answers.estimates import RunQuantiles
-from service.answers.fleet import Ingestion
-from service.answers.jobs import Asks, JobDetail, JobRow, JobState, PlacedRank, RemainingTime
-from service.answers.risk import GpuAnswer, HeldBy, HostAnswer, NodeRisk, RankedNode, RiskKind, StateName
-from service.board.gpu_use import Occupant
-from service.pipeline.run_times.record import IssuedRunTime
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.fleet.tellers import REQUEST_LABEL
+from fleetcast.fleet.topology import Level, Topology
+from fleetcast.ingest.pages.unread import unread_samples
+from fleetcast.models.risk.node_signals import NODE_SILENT_S
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
+from fleetcast.service.answers.estimates import RunQuantiles
+from fleetcast.service.answers.fleet import Ingestion
+from fleetcast.service.answers.jobs import Asks, JobDetail, JobRow, JobState, PlacedRank, RemainingTime
+from fleetcast.service.answers.risk import GpuAnswer, HeldBy, HostAnswer, NodeRisk, RankedNode, RiskKind, StateName
+from fleetcast.service.board.gpu_use import Occupant
+from fleetcast.service.pipeline.run_times.record import IssuedRunTime
 
 NO_ACTION = Action("none", "Nothing to do.")
 UNFLAGGED = frozenset({"none", "watch"})

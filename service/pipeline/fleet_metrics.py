@@ -14,19 +14,19 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.held_gpus import wanted_milli
-from fleet.jobs import JobAttempt
-from fleet.requests import WHOLE_GPU
-from fleet.topology import Level
-from models.demand.rows import DemandRow, WaitsFor
-from models.risk.rules import ACTIONS
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, HardReason
-from service.answers.jobs import StragglerCause
-from service.board.gpu_use import Occupant
-from service.exposition import Page, span
-from service.pipeline import documents
-from service.pipeline.gpu_states import gpu_states
-from service.pipeline.tick import Tick
+from fleetcast.fleet.held_gpus import wanted_milli
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import WHOLE_GPU
+from fleetcast.fleet.topology import Level
+from fleetcast.models.demand.rows import DemandRow, WaitsFor
+from fleetcast.models.risk.rules import ACTIONS
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, HardReason
+from fleetcast.service.answers.jobs import StragglerCause
+from fleetcast.service.board.gpu_use import Occupant
+from fleetcast.service.exposition import Page, span
+from fleetcast.service.pipeline import documents
+from fleetcast.service.pipeline.gpu_states import gpu_states
+from fleetcast.service.pipeline.tick import Tick
 
 NODES_SHOWN = 100
 QUEUES_SHOWN = 20

@@ -8,24 +8,24 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ingest.shares import OwnRows, Share
-from models.risk.hazard import load_history
-from models.risk.local import Local
-from models.risk.node_risk import load_fit
-from models.risk.score import FleetMoment
-from models.versions.registry import Registry
-from service.board.board import Section
-from service.config import Config
-from service.pipeline.capability import Capability
-from service.pipeline.fleet_metrics import fleet_page
-from service.pipeline.other_pipelines import OtherPipelines
-from service.pipeline.publish import encode, fleet_document, score_sections, topology_sections
-from service.pipeline.served_risk import ServedRisk
-from service.pipeline.site_metrics import site_page
-from service.pipeline.snapshot import SavedState
-from service.pipeline.tick import Tick, TickInputs
-from service.pipeline.tick_memory import TickMemory
-from service.pipeline.unknown_use import UnknownUse
+from fleetcast.ingest.shares import OwnRows, Share
+from fleetcast.models.risk.hazard import load_history
+from fleetcast.models.risk.local import Local
+from fleetcast.models.risk.node_risk import load_fit
+from fleetcast.models.risk.score import FleetMoment
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.board.board import Section
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.fleet_metrics import fleet_page
+from fleetcast.service.pipeline.other_pipelines import OtherPipelines
+from fleetcast.service.pipeline.publish import encode, fleet_document, score_sections, topology_sections
+from fleetcast.service.pipeline.served_risk import ServedRisk
+from fleetcast.service.pipeline.site_metrics import site_page
+from fleetcast.service.pipeline.snapshot import SavedState
+from fleetcast.service.pipeline.tick import Tick, TickInputs
+from fleetcast.service.pipeline.tick_memory import TickMemory
+from fleetcast.service.pipeline.unknown_use import UnknownUse
 
 
 class FleetScores(Capability):

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.nodes import NodeState
-from service.board.gpu_use import Occupant
-from service.pipeline.tick import Tick
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.service.board.gpu_use import Occupant
+from fleetcast.service.pipeline.tick import Tick
 
 
 def gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:

@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.jobs import JobAttempt
-from fleet.placements import RunningPlaces
-from fleet.stateful import Dump, Stateful
-from service.answers.jobs import GpuTimeRow
-from service.board.board import Section
-from service.pipeline.capability import Capability
-from service.pipeline.tick import Tick
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.stateful import Dump, Stateful
+from fleetcast.service.answers.jobs import GpuTimeRow
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.tick import Tick
 
 SECTION = "jobs.gpu_time"
 LONGEST_GAP_MS = 300_000  # between two ticks; of more nobody knows

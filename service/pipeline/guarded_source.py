@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fleet.entities import Entities
-from fleet.errors import SourceError
-from fleet.redaction import redacted
-from fleet.topology import NodeSpec
-from ingest.inbox.inbox import InboxSource
-from ingest.source import Batch, Source
-from ingest.tally import RecordTally, RunningTally
-from service.answers.fleet import SourceHealth
-from service.pipeline.inventory import both_stated
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import SourceError
+from fleetcast.fleet.redaction import redacted
+from fleetcast.fleet.topology import NodeSpec
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.ingest.source import Batch, Source
+from fleetcast.ingest.tally import RecordTally, RunningTally
+from fleetcast.service.answers.fleet import SourceHealth
+from fleetcast.service.pipeline.inventory import both_stated
 
 logger = logging.getLogger(__name__)
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.samples import EntityKind
-from fleet.topology import NodeSpec, Topology
-from ingest.machines import is_local
-from ingest.node_names import known_name, node_name
-from ingest.topology.load import merged
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.machines import is_local
+from fleetcast.ingest.node_names import known_name, node_name
+from fleetcast.ingest.topology.load import merged
 
 
 class FleetInventory:

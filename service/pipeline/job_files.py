@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from features.arrays_file import AREA
-from features.store_files import SEGMENTS, link
-from fleet import files
-from fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
+from fleetcast.features.arrays_file import AREA
+from fleetcast.features.store_files import SEGMENTS, link
+from fleetcast.fleet import files
+from fleetcast.fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
 
 MAGIC = b"FLEETJOB"
 ROWS_AT_ONCE = 1000

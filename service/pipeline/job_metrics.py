@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from fleet.jobs import JobAttempt
-from fleet.shared_domains import hazard_within
-from fleet.topology import Level
-from models.jobs.checkpointing import ettr, plan_of
-from models.jobs.utilisation import VERDICTS
-from models.risk.gang_risk import FAIL, GangRisk, gang_risk
-from models.risk.scores import RISK_HORIZONS_S
-from service.answers.fingerprints import Fingerprint
-from service.board.board import Section
-from service.exposition import Page, span
-from service.pipeline.tick import Tick
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.shared_domains import hazard_within
+from fleetcast.fleet.topology import Level
+from fleetcast.models.jobs.checkpointing import ettr, plan_of
+from fleetcast.models.jobs.utilisation import VERDICTS
+from fleetcast.models.risk.gang_risk import FAIL, GangRisk, gang_risk
+from fleetcast.models.risk.scores import RISK_HORIZONS_S
+from fleetcast.service.answers.fingerprints import Fingerprint
+from fleetcast.service.board.board import Section
+from fleetcast.service.exposition import Page, span
+from fleetcast.service.pipeline.tick import Tick
 
 GANGS_SHOWN, ROWS_SHOWN = 20, 50
 RENEWED = 50  # each is the risk of a gang: a tenth of a millisecond and more

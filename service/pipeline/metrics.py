@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from fleet import files
-from ingest.inbox.inbox import InboxSource
-from service.answers.fleet import Ingestion, Quantiles
-from service.exposition import Page
-from service.pipeline.capability import Capability
-from service.pipeline.guarded_source import GuardedSource
-from service.pipeline.state import Counts
-from service.pipeline.tick import Tick
+from fleetcast.fleet import files
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.service.answers.fleet import Ingestion, Quantiles
+from fleetcast.service.exposition import Page
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.guarded_source import GuardedSource
+from fleetcast.service.pipeline.state import Counts
+from fleetcast.service.pipeline.tick import Tick
 
 
 class PipelineMetrics:

@@ -6,23 +6,23 @@ It reports which models need a new fit (`fleetcast train demand --if-drift`).
 import logging
 from collections.abc import Mapping, Sequence
 
-from fleet.errors import ModelError, UnknownEntity
-from models.demand.rows import DemandRow
-from models.risk.watch import FleetWatch
-from models.versions.card import Card
-from models.versions.drift import DAY_MS, Drift, DriftLimits, Recent, judge, recent_of
-from models.versions.registry import KINDS, Registry
-from service.answers.fitted_models import BandShare, FittedModel, FittedModels, ShadowModel
-from service.board.board import Section
-from service.config import Config
-from service.exposition import Page
-from service.pipeline.capability import Capability
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.jobs.interference import Sharing
-from service.pipeline.publish import encode
-from service.pipeline.run_times.forecasts import RunForecasts
-from service.pipeline.served_risk import recent_of_risk, shadow_of_risk
-from service.pipeline.tick import Tick
+from fleetcast.fleet.errors import ModelError, UnknownEntity
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.models.versions.card import Card
+from fleetcast.models.versions.drift import DAY_MS, Drift, DriftLimits, Recent, judge, recent_of
+from fleetcast.models.versions.registry import KINDS, Registry
+from fleetcast.service.answers.fitted_models import BandShare, FittedModel, FittedModels, ShadowModel
+from fleetcast.service.board.board import Section
+from fleetcast.service.config import Config
+from fleetcast.service.exposition import Page
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.service.pipeline.publish import encode
+from fleetcast.service.pipeline.run_times.forecasts import RunForecasts
+from fleetcast.service.pipeline.served_risk import recent_of_risk, shadow_of_risk
+from fleetcast.service.pipeline.tick import Tick
 
 logger = logging.getLogger(__name__)
 

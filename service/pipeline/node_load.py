@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.node_load import GpuUse, node_loads
-from service.board.board import Section
-from service.board.gpu_use import Occupant
-from service.pipeline.capability import Capability
-from service.pipeline.tick import Tick
+from fleetcast.models.node_load import GpuUse, node_loads
+from fleetcast.service.board.board import Section
+from fleetcast.service.board.gpu_use import Occupant
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.tick import Tick
 
-SECTION = "node.load"  # (level, load, n) float32 of models.node_load
+SECTION = "node.load"  # (level, load, n) float32 of fleetcast.models.node_load
 
 
 class NodeLoads(Capability):

@@ -16,18 +16,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import NodeEvent
-from fleet.jobs import JobAttempt
-from fleet.nodes import NodeRecord
-from fleet.placements import RunningPlaces
-from fleet.requests import RankPlacement
-from fleet.stateful import Dump, Stateful
-from models.risk.scores import RISK_HORIZONS_S, HardReason, Reason
-from service.board.board import Section
-from service.pipeline import documents
-from service.pipeline.capability import Capability
-from service.pipeline.publish import encode, pieces
-from service.pipeline.tick import Tick
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.nodes import NodeRecord
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.stateful import Dump, Stateful
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, HardReason, Reason
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline import documents
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.publish import encode, pieces
+from fleetcast.service.pipeline.tick import Tick
 
 SECTION = "timeline.node"
 HORIZONS_S = (3600, 86_400)

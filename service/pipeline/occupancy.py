@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import Submitted
-from fleet.held_gpus import held_milli, share_of, stated_share, unnamed_gpus
-from fleet.jobs import JobAttempt
-from fleet.placements import RunningPlaces
-from fleet.requests import MAX_COUNT, WHOLE_GPU, RankPlacement
-from fleet.topology import Topology
-from service.answers.jobs import RunningJobRow
-from service.board.board import Board
+from fleetcast.fleet.events import Submitted
+from fleetcast.fleet.held_gpus import held_milli, share_of, stated_share, unnamed_gpus
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.requests import MAX_COUNT, WHOLE_GPU, RankPlacement
+from fleetcast.fleet.topology import Topology
+from fleetcast.service.answers.jobs import RunningJobRow
+from fleetcast.service.board.board import Board
 
 NOTHING_GIVEN: Mapping[tuple[str, int], Sequence[RankPlacement]] = {}
 UNKNOWN = (

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import Submitted
-from fleet.jobs import JobAttempt
-from fleet.requests import WHOLE_GPU, RankPlacement
-from fleet.tellers import REQUEST_LABEL, REQUESTED
-from fleet.wait_reasons import OVER_QUOTA
-from placement.promised import OpenRequest
-from service.pipeline.state import EventView
+from fleetcast.fleet.events import Submitted
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
+from fleetcast.fleet.tellers import REQUEST_LABEL, REQUESTED
+from fleetcast.fleet.wait_reasons import OVER_QUOTA
+from fleetcast.placement.ledger.promised import OpenRequest
+from fleetcast.service.pipeline.state import EventView
 
 Key = tuple[str, int]  # job, attempt
 

@@ -16,26 +16,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.extract import Frames
-from features.frame import FeatureFrame
-from fleet.clock import Clock
-from fleet.file_changes import REPLACED, FileChanges
-from fleet.samples import EntityKind
-from ingest.archive.archive import ArchiveHealth
-from ingest.label_jobs import LabelHold
-from models.risk.local import Local
-from models.stragglers.gang import GPU_CHANNELS
-from service.answers.fleet import Ingestion
-from service.answers.risk import HardSignal
-from service.board.board import Board, BoardReader
-from service.board.urgent import decode_urgent
-from service.config import Config
-from service.exposition import Page
-from service.pipeline.capability import Capability
-from service.pipeline.inventory import gpu_counts
-from service.pipeline.reports import SHOWN, Report, read_local, shown
-from service.pipeline.state import FleetState
-from service.pipeline.tick import Tick, TickInputs
+from fleetcast.features.extract import Frames
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.file_changes import REPLACED, FileChanges
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.archive.archive import ArchiveHealth
+from fleetcast.ingest.label_jobs import LabelHold
+from fleetcast.models.risk.local import Local
+from fleetcast.models.stragglers.gang import GPU_CHANNELS
+from fleetcast.service.answers.fleet import Ingestion
+from fleetcast.service.answers.risk import HardSignal
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.board.urgent import decode_urgent
+from fleetcast.service.config import Config
+from fleetcast.service.exposition import Page
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.inventory import gpu_counts
+from fleetcast.service.pipeline.reports import SHOWN, Report, read_local, shown
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.pipeline.tick import Tick, TickInputs
 
 logger = logging.getLogger(__name__)
 

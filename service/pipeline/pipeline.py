@@ -5,11 +5,11 @@ Everything that writes state runs in one event loop with no await in between, so
     pump (one task a source)   next batch ─ apply ─ (a hard signal is published at once, and wakes the tick, as do the
                                first samples of a node)
     tick (every tick_s)        extract; score and publish the board, in a thread on copies
-    capabilities               add to every tick, and work alongside it (service.pipeline.capabilities)
+    capabilities               add to every tick, and work alongside it (fleetcast.service.pipeline.capabilities)
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
     archive                    ingested rows are in files before a snapshot covers them (archive_writer.py)
 
-If there are several pipelines, each ingests a share of the nodes (ingest.shares). The first pipeline
+If there are several pipelines, each ingests a share of the nodes (fleetcast.ingest.shares). The first pipeline
 folds the events, joins the boards of the others (`reports.py`, `other_pipelines.py`) with its own
 evidence, and scores the fleet.
 """
@@ -21,31 +21,31 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.topology import Topology
-from ingest.shares import WHOLE, Share
-from ingest.source import Batch, Source
-from models.demand.forecaster import DemandForecaster
-from service.answers.risk import HardSignal
-from service.board.board import BoardWriter, Section
-from service.board.urgent import HardSignals, UrgentRows
-from service.config import Config
-from service.disk_errors import log_disk_errors
-from service.pipeline.archive_writer import ArchiveWriter
-from service.pipeline.capabilities import CAPABILITIES, Capabilities, Make, Setting
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.fleet_scores import FleetScorer
-from service.pipeline.guarded_source import GuardedSource, batches, caught_up
-from service.pipeline.metrics import PipelineMetrics
-from service.pipeline.other_pipelines import OtherPipelines
-from service.pipeline.pipeline_clock import PipelineClock
-from service.pipeline.reports import local_sections
-from service.pipeline.resume import resume
-from service.pipeline.tick import TickInputs
-from service.pipeline.tick_inputs import InputCollector
-from service.pipeline.tick_rest import TickRest
-from service.thread_work import in_thread
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.shares import WHOLE, Share
+from fleetcast.ingest.source import Batch, Source
+from fleetcast.models.demand.forecaster import DemandForecaster
+from fleetcast.service.answers.risk import HardSignal
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.board.urgent import HardSignals, UrgentRows
+from fleetcast.service.config import Config
+from fleetcast.service.disk_errors import log_disk_errors
+from fleetcast.service.pipeline.archive_writer import ArchiveWriter
+from fleetcast.service.pipeline.capabilities import CAPABILITIES, Capabilities, Make, Setting
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.fleet_scores import FleetScorer
+from fleetcast.service.pipeline.guarded_source import GuardedSource, batches, caught_up
+from fleetcast.service.pipeline.metrics import PipelineMetrics
+from fleetcast.service.pipeline.other_pipelines import OtherPipelines
+from fleetcast.service.pipeline.pipeline_clock import PipelineClock
+from fleetcast.service.pipeline.reports import local_sections
+from fleetcast.service.pipeline.resume import resume
+from fleetcast.service.pipeline.tick import TickInputs
+from fleetcast.service.pipeline.tick_inputs import InputCollector
+from fleetcast.service.pipeline.tick_rest import TickRest
+from fleetcast.service.thread_work import in_thread
 
 
 class Pipeline:

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 
-from fleet.clock import Clock, ClockWatch
-from service.pipeline.snapshot import SavedState
+from fleetcast.fleet.clock import Clock, ClockWatch
+from fleetcast.service.pipeline.snapshot import SavedState
 
 logger = logging.getLogger(__name__)
 

@@ -11,16 +11,16 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from features.run_past import LEVELS
-from fleet.held_gpus import NO_COUNTS, held_milli
-from fleet.jobs import JobAttempt
-from fleet.topology import DOMAIN_LEVELS, Level, Topology
-from models.risk.rules import ACTIONS
-from models.risk.scores import RISK_HORIZONS_S
-from models.run_times.remaining import survived
-from service import listening
-from service.answers.fleet import FleetAnswer, FleetGpu, FleetNode, GpuCounts
-from service.answers.jobs import (
+from fleetcast.features.run_past import LEVELS
+from fleetcast.fleet.held_gpus import NO_COUNTS, held_milli
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.topology import DOMAIN_LEVELS, Level, Topology
+from fleetcast.models.risk.rules import ACTIONS
+from fleetcast.models.risk.scores import RISK_HORIZONS_S
+from fleetcast.models.run_times.remaining import survived
+from fleetcast.service import listening
+from fleetcast.service.answers.fleet import FleetAnswer, FleetGpu, FleetNode, GpuCounts
+from fleetcast.service.answers.jobs import (
     EndedJobRow,
     JobRow,
     KnownAttempts,
@@ -28,13 +28,13 @@ from service.answers.jobs import (
     QueuedRequest,
     RunningJobRow,
 )
-from service.answers.risk import NodeAnswer, NodeReason
-from service.board.board import Section, join_names
-from service.board.gpu_use import Occupant
-from service.pipeline import documents
-from service.pipeline.documents import host_answers
-from service.pipeline.gpu_states import gpu_states
-from service.pipeline.tick import Tick
+from fleetcast.service.answers.risk import NodeAnswer, NodeReason
+from fleetcast.service.board.board import Section, join_names
+from fleetcast.service.board.gpu_use import Occupant
+from fleetcast.service.pipeline import documents
+from fleetcast.service.pipeline.documents import host_answers
+from fleetcast.service.pipeline.gpu_states import gpu_states
+from fleetcast.service.pipeline.tick import Tick
 
 encode = msgspec.json.Encoder().encode
 AnyJobRow = TypeVar("AnyJobRow", JobRow, RunningJobRow)

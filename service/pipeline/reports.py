@@ -11,23 +11,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.frame import FeatureFrame
-from features.serving import ServedInstance
-from fleet.samples import EntityKind
-from ingest.label_jobs import LabelHold
-from ingest.shares import Share
-from models.node_load import GPU_FEATURES
-from models.risk.local import Local
-from models.risk.rules import ROW, RULES
-from models.risk.signals import COLUMNS, Signals
-from models.stragglers.gang import GangColumns
-from service.answers.fleet import Ingestion
-from service.board.board import Board, Section, join_names
-from service.pipeline.documents import HOST, READINGS
-from service.pipeline.jobs.interference import FEATURES
-from service.pipeline.jobs.isolation import OBSERVED
-from service.pipeline.publish import encode
-from service.pipeline.tick import TickInputs
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.features.serving import ServedInstance
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.label_jobs import LabelHold
+from fleetcast.ingest.shares import Share
+from fleetcast.models.node_load import GPU_FEATURES
+from fleetcast.models.risk.local import Local
+from fleetcast.models.risk.rules import ROW, RULES
+from fleetcast.models.risk.signals import COLUMNS, Signals
+from fleetcast.models.stragglers.gang import GangColumns
+from fleetcast.service.answers.fleet import Ingestion
+from fleetcast.service.board.board import Board, Section, join_names
+from fleetcast.service.pipeline.documents import HOST, READINGS
+from fleetcast.service.pipeline.jobs.interference import FEATURES
+from fleetcast.service.pipeline.jobs.isolation import OBSERVED
+from fleetcast.service.pipeline.publish import encode
+from fleetcast.service.pipeline.tick import TickInputs
 
 SHOWN: dict[EntityKind, tuple[str, ...]] = {  # features that answers and metrics show
     EntityKind.GPU: tuple(dict.fromkeys(("silent_s", *READINGS, "fb_used_bytes", *FEATURES, *OBSERVED, *GPU_FEATURES))),

@@ -7,21 +7,39 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from fleet import files
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.topology import Topology
-from ingest.shares import Share
-from ingest.source import Source
-from placement.promised import PromiseReader
-from service.board.board import Board, BoardReader, Standing
-from service.config import Config
-from service.disk_errors import log_disk_errors
-from service.pipeline.guarded_source import GuardedSource, guarded
-from service.pipeline.occupancy import UNKNOWN, running_on
-from service.pipeline.snapshot import SavedState, Snapshot
-from service.state_identity import BOARD, SNAPSHOT, Doubt, Part, PartView, StateParts, doubts, furthest, within
-from service.state_parts import StateFile, board_part, inbox_part, ledger_part, make_identity, read_identity, write_seen
+from fleetcast.fleet import files
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.shares import Share
+from fleetcast.ingest.source import Source
+from fleetcast.placement.ledger.promised import PromiseReader
+from fleetcast.service.board.board import Board, BoardReader, Standing
+from fleetcast.service.config import Config
+from fleetcast.service.disk_errors import log_disk_errors
+from fleetcast.service.pipeline.guarded_source import GuardedSource, guarded
+from fleetcast.service.pipeline.occupancy import UNKNOWN, running_on
+from fleetcast.service.pipeline.snapshot import SavedState, Snapshot
+from fleetcast.service.state_identity import (
+    BOARD,
+    SNAPSHOT,
+    Doubt,
+    Part,
+    PartView,
+    StateParts,
+    doubts,
+    furthest,
+    within,
+)
+from fleetcast.service.state_parts import (
+    StateFile,
+    board_part,
+    inbox_part,
+    ledger_part,
+    make_identity,
+    read_identity,
+    write_seen,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The calibration record of node risk (models.risk.record).
+"""The calibration record of node risk (fleetcast.models.risk.record).
 
 It is published each tick, and the hazard of past faults is refitted when due.
 """
@@ -7,18 +7,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from fleet.clock import Clock
-from models.risk.hazard import fit_history
-from models.risk.record import Calibration
-from models.risk.state import RiskState
-from service.answers.risk import CalibrationRecord
-from service.board.board import Section
-from service.exposition import Page, span
-from service.pipeline.capability import Capability
-from service.pipeline.publish import encode
-from service.pipeline.state import FleetState
-from service.pipeline.tick import Tick
-from service.thread_work import in_thread
+from fleetcast.fleet.clock import Clock
+from fleetcast.models.risk.hazard import fit_history
+from fleetcast.models.risk.record import Calibration
+from fleetcast.models.risk.state import RiskState
+from fleetcast.service.answers.risk import CalibrationRecord
+from fleetcast.service.board.board import Section
+from fleetcast.service.exposition import Page, span
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.publish import encode
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.pipeline.tick import Tick
+from fleetcast.service.thread_work import in_thread
 
 logger = logging.getLogger(__name__)
 

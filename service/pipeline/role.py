@@ -13,38 +13,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.clock import Clock
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.topology import Topology
-from ingest.inbox.divided import DividedInbox
-from ingest.inbox.inbox import InboxSource
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.scrape import Scraper
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.shares import WHOLE, Share
-from ingest.source import Source, check_source_class
-from ingest.topology.load import load_topology
-from service.config import Config, PluginConfig
-from service.disk_errors import log_disk_errors
-from service.exit_reason import announce_ready, pipeline_name
-from service.pipeline.pipeline import Pipeline
-from service.plugins import call, load
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.inbox.divided import DividedInbox
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.scrape import Scraper
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.shares import WHOLE, Share
+from fleetcast.ingest.source import Source, check_source_class
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.service.config import Config, PluginConfig
+from fleetcast.service.disk_errors import log_disk_errors
+from fleetcast.service.exit_reason import announce_ready, pipeline_name
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.plugins import call, load
 
 logger = logging.getLogger(__name__)
 
 OPEN_FILES = 65_536
 ARCHIVE = "archive"  # stands beside the sources' names in a snapshot
 BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, options); options it knows or ConfigError
-    "kafka": "ingest.kafka.source:KafkaSource",
-    "slurm": "ingest.slurm.source:SlurmSource",
-    "kubernetes": "ingest.kubernetes.source:KubernetesSource",
-    "kernel_log": "ingest.kernel_log.source:KernelLogSource",
-    "gpud": "ingest.health.gpud:GpudSource",
-    "ufm": "ingest.health.ufm:UfmSource",
-    "sysfs": "ingest.ports.sysfs:SysfsSource",
-    "perfquery": "ingest.ports.perfquery:PerfquerySource",
-    "history": "ingest.archive.source:ArchiveSource",
+    "kafka": "fleetcast.ingest.kafka.source:KafkaSource",
+    "slurm": "fleetcast.ingest.slurm.source:SlurmSource",
+    "kubernetes": "fleetcast.ingest.kubernetes.source:KubernetesSource",
+    "kernel_log": "fleetcast.ingest.kernel_log.source:KernelLogSource",
+    "gpud": "fleetcast.ingest.health.gpud:GpudSource",
+    "ufm": "fleetcast.ingest.health.ufm:UfmSource",
+    "sysfs": "fleetcast.ingest.ports.sysfs:SysfsSource",
+    "perfquery": "fleetcast.ingest.ports.perfquery:PerfquerySource",
+    "history": "fleetcast.ingest.archive.source:ArchiveSource",
 }
 
 

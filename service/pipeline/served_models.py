@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from features.serving import ServedInstance
-from fleet.metrics import TTFT_EDGES_MS
-from service.answers.served_models import InstanceLoad, ServedModel, ServedModels, TimeToFirstToken
-from service.board.board import Section
-from service.exposition import Page
-from service.pipeline.capability import Capability
-from service.pipeline.documents import number
-from service.pipeline.publish import encode
-from service.pipeline.tick import Tick
+from fleetcast.features.serving import ServedInstance
+from fleetcast.fleet.metrics import TTFT_EDGES_MS
+from fleetcast.service.answers.served_models import InstanceLoad, ServedModel, ServedModels, TimeToFirstToken
+from fleetcast.service.board.board import Section
+from fleetcast.service.exposition import Page
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.documents import number
+from fleetcast.service.pipeline.publish import encode
+from fleetcast.service.pipeline.tick import Tick
 
 QUANTILES = (0.5, 0.9, 0.99)
 

@@ -3,15 +3,15 @@
 import logging
 from collections.abc import Callable
 
-from fleet.errors import ModelError
-from models.risk.record import RiskRecord
-from models.risk.scores import RISK_HORIZONS_S
-from models.risk.site_risk import SiteFit, SiteRisk
-from models.risk.state import RiskState
-from models.risk.watch import FleetWatch
-from models.versions.drift import Recent
-from models.versions.registry import Registry
-from service.answers.fitted_models import ShadowModel
+from fleetcast.fleet.errors import ModelError
+from fleetcast.models.risk.record import RiskRecord
+from fleetcast.models.risk.scores import RISK_HORIZONS_S
+from fleetcast.models.risk.site_risk import SiteFit, SiteRisk
+from fleetcast.models.risk.state import RiskState
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.models.versions.drift import Recent
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.answers.fitted_models import ShadowModel
 
 logger = logging.getLogger(__name__)
 

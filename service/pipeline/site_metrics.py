@@ -11,11 +11,11 @@ from typing import TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import FailureCategory
-from service.exposition import Page
-from service.pipeline.fleet_metrics import OTHER, QUEUES_SHOWN, WAIT_QUANTILES
-from service.pipeline.gpu_states import gpu_states
-from service.pipeline.tick import RECENT_MS, Tick
+from fleetcast.fleet.events import FailureCategory
+from fleetcast.service.exposition import Page
+from fleetcast.service.pipeline.fleet_metrics import OTHER, QUEUES_SHOWN, WAIT_QUANTILES
+from fleetcast.service.pipeline.gpu_states import gpu_states
+from fleetcast.service.pipeline.tick import RECENT_MS, Tick
 
 KINDS_SHOWN = 40  # of (pool, GPU model)
 CATEGORIES: tuple[str, ...] = get_args(FailureCategory)

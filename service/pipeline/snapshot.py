@@ -1,7 +1,7 @@
 """State on disk: rings, jobs, nodes, the stateful parts, and the positions of the sources.
 
-    snapshot/<n>/   store/ (features.store_files)   jobs/ (service.pipeline.job_files)
-                    NAME.arrays of each part (service.pipeline.stateful)
+    snapshot/<n>/   store/ (fleetcast.features.store_files)   jobs/ (fleetcast.service.pipeline.job_files)
+                    NAME.arrays of each part (fleetcast.service.pipeline.stateful)
                     state.arrays: the header, nodes, and other small parts
 
 A snapshot is written under a temporary name and renamed when complete, so a crash leaves the older ones
@@ -18,22 +18,22 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from features.arrays_file import AREA, read_arrays, write_arrays
-from features.store import OtherIntervalError, WindowStore
-from fleet import files
-from fleet.entities import Entities
-from fleet.nodes import NodeRecord
-from fleet.sequences import SeenSequences
-from fleet.stateful import Dump
-from fleet.topology import Topology
-from models.demand.forecaster import DemandForecaster
-from service.config import Config
-from service.pipeline.job_files import JobFiles, read_jobs
-from service.pipeline.node_past import NodePasts
-from service.pipeline.state import FleetState
-from service.pipeline.stateful import STATEFUL, UNREADABLE, PartKind, Parts, write_parts
-from service.state_parts import Positions, SnapshotHeader
-from service.thread_work import in_thread
+from fleetcast.features.arrays_file import AREA, read_arrays, write_arrays
+from fleetcast.features.store import OtherIntervalError, WindowStore
+from fleetcast.fleet import files
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.nodes import NodeRecord
+from fleetcast.fleet.sequences import SeenSequences
+from fleetcast.fleet.stateful import Dump
+from fleetcast.fleet.topology import Topology
+from fleetcast.models.demand.forecaster import DemandForecaster
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.job_files import JobFiles, read_jobs
+from fleetcast.service.pipeline.node_past import NodePasts
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.pipeline.stateful import STATEFUL, UNREADABLE, PartKind, Parts, write_parts
+from fleetcast.service.state_parts import Positions, SnapshotHeader
+from fleetcast.service.thread_work import in_thread
 
 logger = logging.getLogger(__name__)
 

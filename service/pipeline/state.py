@@ -16,26 +16,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.ended_jobs import ENDED_RETENTION_MS, MOST_ENDED
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Phase, Resized, Started, Step
-from fleet.jobs import EndEvent, JobAttempt
-from fleet.nodes import MAX_SOURCES_PER_NODE, NodeRecord
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind
-from fleet.topology import NodeSpec, Topology
-from ingest.archive.archive import Archive
-from ingest.inbox.job_events import MAX_COUNT
-from ingest.label_jobs import LabelHold, LabelJobs, LabelledGpus
-from ingest.node_names import known_name, node_name
-from ingest.source import Batch
-from models.risk.score import FoldedEvents
-from models.risk.watch import FleetWatch
-from placement.promised import PromiseReader
-from service.config import LimitsConfig
-from service.pipeline.inventory import FleetInventory
+from fleetcast.features.ended_jobs import ENDED_RETENTION_MS, MOST_ENDED
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Phase, Resized, Started, Step
+from fleetcast.fleet.jobs import EndEvent, JobAttempt
+from fleetcast.fleet.nodes import MAX_SOURCES_PER_NODE, NodeRecord
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.archive.archive import Archive
+from fleetcast.ingest.inbox.job_events import MAX_COUNT
+from fleetcast.ingest.label_jobs import LabelHold, LabelJobs, LabelledGpus
+from fleetcast.ingest.node_names import known_name, node_name
+from fleetcast.ingest.source import Batch
+from fleetcast.models.risk.score import FoldedEvents
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.placement.ledger.promised import PromiseReader
+from fleetcast.service.config import LimitsConfig
+from fleetcast.service.pipeline.inventory import FleetInventory
 
 Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement, Phase, Step)
 

@@ -12,23 +12,23 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from features.arrays_file import TornFileError, read_arrays, write_arrays
-from features.co_runs import CoRuns
-from features.job_peaks import JobPeaks
-from features.store_files import StoreError
-from fleet.stateful import Dump, Stateful
-from models.demand.forecaster import DemandForecaster
-from models.demand.sparse import Sparse
-from models.versions.registry import Registry
-from service.config import Config
-from service.pipeline.demand.served_trees import ServedTrees, ShadowTrees
-from service.pipeline.gpu_times import GpuTimes
-from service.pipeline.jobs.verdicts import Verdicts
-from service.pipeline.node_past import NodePasts
-from service.pipeline.run_times.record import RunTimeRecord
-from service.pipeline.state import FleetState
-from service.pipeline.unknown_use import UnknownUse
-from service.plugins import make_forecaster
+from fleetcast.features.arrays_file import TornFileError, read_arrays, write_arrays
+from fleetcast.features.co_runs import CoRuns
+from fleetcast.features.job_peaks import JobPeaks
+from fleetcast.features.store_files import StoreError
+from fleetcast.fleet.stateful import Dump, Stateful
+from fleetcast.models.demand.forecaster import DemandForecaster
+from fleetcast.models.demand.sparse import Sparse
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees
+from fleetcast.service.pipeline.gpu_times import GpuTimes
+from fleetcast.service.pipeline.jobs.verdicts import Verdicts
+from fleetcast.service.pipeline.node_past import NodePasts
+from fleetcast.service.pipeline.run_times.record import RunTimeRecord
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.pipeline.unknown_use import UnknownUse
+from fleetcast.service.plugins import make_forecaster
 
 logger = logging.getLogger(__name__)
 

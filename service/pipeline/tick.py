@@ -12,34 +12,34 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from features.extract import Frames
-from features.serving import ServedInstance
-from fleet.entities import Entities
-from fleet.held_gpus import states_parts, wanted_milli
-from fleet.jobs import JobAttempt
-from fleet.nodes import NodeState
-from fleet.requests import WHOLE_GPU, RankPlacement
-from fleet.topology import Topology
-from ingest.label_jobs import LabelHold
-from models.risk.gpu_signals import MISSED_SCRAPES
-from models.risk.node_risk import published_risk, usual_risk
-from models.risk.node_signals import NODE_SILENT_S
-from models.risk.score import ScoredFleet
-from placement.promised import OpenRequest
-from placement.tree import Window
-from placement.view import Hearing, may_place
-from service.answers.fleet import BoardMeta, Ingestion
-from service.answers.risk import StateName
-from service.board.gpu_use import NO_HOLDER, Occupant, gpu_use
-from service.listening import Listening
-from service.pipeline import documents
-from service.pipeline.occupancy import Occupancy, held_by_node
-from service.pipeline.open_requests import OpenView, beside_jobs
-from service.pipeline.run_times.record import Attempt, IssuedRunTime
-from service.pipeline.state import EventView
-from service.pipeline.tick_memory import TickMemory
-from service.pipeline.unknown_use import UnknownUse
-from service.pipeline.withheld_nodes import WithheldNodes
+from fleetcast.features.extract import Frames
+from fleetcast.features.serving import ServedInstance
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.held_gpus import states_parts, wanted_milli
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.label_jobs import LabelHold
+from fleetcast.models.risk.gpu_signals import MISSED_SCRAPES
+from fleetcast.models.risk.node_risk import published_risk, usual_risk
+from fleetcast.models.risk.node_signals import NODE_SILENT_S
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.placement.ledger.promised import OpenRequest
+from fleetcast.placement.machines.view import Hearing, may_place
+from fleetcast.placement.queues.tree import Window
+from fleetcast.service.answers.fleet import BoardMeta, Ingestion
+from fleetcast.service.answers.risk import StateName
+from fleetcast.service.board.gpu_use import NO_HOLDER, Occupant, gpu_use
+from fleetcast.service.listening import Listening
+from fleetcast.service.pipeline import documents
+from fleetcast.service.pipeline.occupancy import Occupancy, held_by_node
+from fleetcast.service.pipeline.open_requests import OpenView, beside_jobs
+from fleetcast.service.pipeline.run_times.record import Attempt, IssuedRunTime
+from fleetcast.service.pipeline.state import EventView
+from fleetcast.service.pipeline.tick_memory import TickMemory
+from fleetcast.service.pipeline.unknown_use import UnknownUse
+from fleetcast.service.pipeline.withheld_nodes import WithheldNodes
 
 SILENT_INTERVALS = 3.0
 RECENT_MS = 3_600_000

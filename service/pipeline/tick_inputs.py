@@ -2,26 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 
-from features.mig import mig_instances
-from features.serving import served_instances
-from fleet.clock import Clock
-from fleet.jobs import JobAttempt
-from fleet.requests import RankPlacement
-from fleet.topology import Topology
-from ingest.inbox.inbox import InboxSource
-from service.answers.fleet import BoardMeta, Ingestion, Warming
-from service.config import Config
-from service.listening import SourcesListening
-from service.pipeline.archive_writer import ArchiveWriter
-from service.pipeline.guarded_source import GuardedSource, bound_gpus, gpu_models, stated_nodes, unread_inbox
-from service.pipeline.metrics import PipelineMetrics
-from service.pipeline.occupancy import UNKNOWN, names_wrong_gpus
-from service.pipeline.other_pipelines import OtherPipelines
-from service.pipeline.run_times.record import Attempt, RunTimeRecord
-from service.pipeline.snapshot import SavedState
-from service.pipeline.state import EventView
-from service.pipeline.tick import TickInputs
-from service.pipeline.tick_memory import TickMemory
+from fleetcast.features.mig import mig_instances
+from fleetcast.features.serving import served_instances
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.service.answers.fleet import BoardMeta, Ingestion, Warming
+from fleetcast.service.config import Config
+from fleetcast.service.listening import SourcesListening
+from fleetcast.service.pipeline.archive_writer import ArchiveWriter
+from fleetcast.service.pipeline.guarded_source import GuardedSource, bound_gpus, gpu_models, stated_nodes, unread_inbox
+from fleetcast.service.pipeline.metrics import PipelineMetrics
+from fleetcast.service.pipeline.occupancy import UNKNOWN, names_wrong_gpus
+from fleetcast.service.pipeline.other_pipelines import OtherPipelines
+from fleetcast.service.pipeline.run_times.record import Attempt, RunTimeRecord
+from fleetcast.service.pipeline.snapshot import SavedState
+from fleetcast.service.pipeline.state import EventView
+from fleetcast.service.pipeline.tick import TickInputs
+from fleetcast.service.pipeline.tick_memory import TickMemory
 
 WARM_S = 1800
 

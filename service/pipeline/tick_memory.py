@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import is_
 from typing import Any, Generic, TypeVar, cast
 
-from fleet.jobs import JobAttempt
-from service.pipeline.occupancy import OccupancyMemory
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.service.pipeline.occupancy import OccupancyMemory
 
 T = TypeVar("T")
 NOTHING_BESIDE: Mapping[tuple[str, int], object] = {}

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fleet.entities import Entities
-from fleet.event_wait import wait_for_event
-from fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.event_wait import wait_for_event
+from fleetcast.fleet.samples import EntityKind, SampleBatch
 
 SHORTEST_WALL_S = 0.2
 NEW_NODES_REST = 4  # times as long as a tick took: so long new nodes do not wake the next one

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.frame import FeatureFrame
-from fleet.stateful import Dump, Stateful
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.stateful import Dump, Stateful
 
 USED_SHARE = 0.05  # of the time, or of the multiprocessors
 USED_BYTES = 2.0**30  # a bare context takes less

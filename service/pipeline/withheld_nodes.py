@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.nodes import NodeRecord, NodeState
-from fleet.topology import Topology
-from placement.closed import nodes_of, window_words
-from placement.tree import Window
-from service.board.gpu_use import Occupant
+from fleetcast.fleet.nodes import NodeRecord, NodeState
+from fleetcast.fleet.topology import Topology
+from fleetcast.placement.queues.closed import nodes_of, window_words
+from fleetcast.placement.queues.tree import Window
+from fleetcast.service.board.gpu_use import Occupant
 
 BY_STATE = {NodeState.MAINTENANCE: Occupant.WINDOW, NodeState.RESERVED: Occupant.RESERVATION}
 

@@ -3,11 +3,11 @@
 import msgspec
 import numpy as np
 
-from models.demand.rows import DemandRow
-from placement.futures import ArrivalForecast
-from placement.timeline import RunTimeQuantiles
-from service.board.board import Board
-from service.pipeline.demand.sections import demand_keys, demand_rows
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.placement.ahead.futures import ArrivalForecast
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
+from fleetcast.service.board.board import Board
+from fleetcast.service.pipeline.demand.sections import demand_keys, demand_rows
 
 EVERYBODY = {"pool": "all", "class": "all", "group": "all", "target": "arriving"}
 

@@ -9,10 +9,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fleet.clock import Clock, ClockWatch
-from placement.charges import Charge
-from placement.ledger import Ledger
-from service.answers.jobs import EndedJobRow
+from fleetcast.fleet.clock import Clock, ClockWatch
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.placement.queues.charges import Charge
+from fleetcast.service.answers.jobs import EndedJobRow
 
 logger = logging.getLogger(__name__)
 

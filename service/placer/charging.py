@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fleet.requests import WHOLE_GPU, PlacementRequest
-from placement.charged import summed
-from placement.charges import Charge, HeldGpus
-from placement.ledger import Ledger
-from placement.tree import DEFAULT_QUEUE, QueueTree
-from placement.view import ClusterView
-from service.answers.jobs import EndedJobRow, GpuTimeRow, RunningJobRow
-from service.board.board import Board
-from service.placer.charged_clock import ChargedClock
-from service.placer.view import Observed
+from fleetcast.fleet.requests import WHOLE_GPU, PlacementRequest
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.charged import summed
+from fleetcast.placement.queues.charges import Charge, HeldGpus
+from fleetcast.placement.queues.tree import DEFAULT_QUEUE, QueueTree
+from fleetcast.service.answers.jobs import EndedJobRow, GpuTimeRow, RunningJobRow
+from fleetcast.service.board.board import Board
+from fleetcast.service.placer.charged_clock import ChargedClock
+from fleetcast.service.placer.view import Observed
 
 UNSEEN = "unseen"  # the outcome of what runs no more though nobody told of its end
 _running_rows = msgspec.json.Decoder(list[RunningJobRow]).decode

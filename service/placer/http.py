@@ -12,23 +12,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import FleetcastError, StaleError, UnknownEntity
-from fleet.requests import PlacementRequest
-from placement.fragmentation import fragmentation
-from placement.ledger import Committed, LedgerError
-from service.answers.placements import Fragmentation, PlacerHealth
-from service.api.routes.table import CALLER, JSON, Handler, Param, Query, Row, encode, routes_of
-from service.http.access import Access, Scope
-from service.http.body_budget import BodyBudget
-from service.http.problems import Problem, as_problem, http_problem
-from service.http.request_body import read_raw
-from service.placer.body import decode
-from service.placer.http_queues import CHARGE_PARAMS, DRY_RUN, charges, put_queues, queues, why
-from service.placer.metrics import PlacerMetrics
-from service.placer.own_queues import OwnQueues
-from service.placer.queue_desk import QueueAdmin
-from service.placer.service import PlacementService
-from service.placer.start_times import StartTimeSampler
+from fleetcast.fleet.errors import FleetcastError, StaleError, UnknownEntity
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.ledger.ledger import Committed, LedgerError
+from fleetcast.placement.machines.fragmentation import fragmentation
+from fleetcast.service.answers.placements import Fragmentation, PlacerHealth
+from fleetcast.service.http.access import Access, Scope
+from fleetcast.service.http.body_budget import BodyBudget
+from fleetcast.service.http.placement_body import decode
+from fleetcast.service.http.problems import Problem, as_problem, http_problem
+from fleetcast.service.http.request_body import read_raw
+from fleetcast.service.http.table import CALLER, JSON, Handler, Param, Query, Row, encode, routes_of
+from fleetcast.service.placer.http_queues import CHARGE_PARAMS, DRY_RUN, charges, put_queues, queues, why
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.own_queues import OwnQueues
+from fleetcast.service.placer.queue_desk import QueueAdmin
+from fleetcast.service.placer.service import PlacementService
+from fleetcast.service.placer.start_times import StartTimeSampler
 
 logger = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import RequestError
-from service.answers.queues import Charges
-from service.api.routes.table import JSON, Param, Query, encode
-from service.http.request_body import read_raw
-from service.placer.own_queues import OwnQueues
-from service.placer.queue_answers import charges_csv
+from fleetcast.fleet.errors import RequestError
+from fleetcast.service.answers.queues import Charges
+from fleetcast.service.http.request_body import read_raw
+from fleetcast.service.http.table import JSON, Param, Query, encode
+from fleetcast.service.placer.own_queues import OwnQueues
+from fleetcast.service.placer.queue_answers import charges_csv
 
 NOW = {"age": "0"}
 CSV = "text/csv; charset=utf-8"

@@ -5,13 +5,13 @@ Otherwise such a request would be refused or wait for ever, and a misspelt name 
 
 from collections.abc import Sequence
 
-from fleet.errors import RequestError
-from fleet.requests import PlacementRequest
-from fleet.spelling import nearest
-from fleet.topology import Level
-from placement.tree import ANY, QueueTree
-from placement.view import ClusterView
-from service.config import FleetConfig
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.spelling import nearest
+from fleetcast.fleet.topology import Level
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.queues.tree import ANY, QueueTree
+from fleetcast.service.config import FleetConfig
 
 NAMED = 3  # names that a refusal proposes
 

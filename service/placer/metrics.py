@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from placement.fragmentation import PoolFragments
-from placement.showback import ChargeSum
-from placement.tree import ANY
-from service.answers.queues import QueueState
+from fleetcast.placement.machines.fragmentation import PoolFragments
+from fleetcast.placement.queues.showback import ChargeSum
+from fleetcast.placement.queues.tree import ANY
+from fleetcast.service.answers.queues import QueueState
 
 QUEUES_SHOWN = 50  # the largest, users among them
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.requests import PlacementRequest
-from placement.ledger import Ledger
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.ledger.ledger import Ledger
 
 BATCH = 2000  # rows read in one step of the event loop
 DECISIONS = "SELECT cursor, body FROM decisions WHERE cursor > ? ORDER BY cursor LIMIT ?"

@@ -11,21 +11,21 @@ import msgspec
 from msgspec import structs
 from starlette.requests import Request
 
-from fleet.errors import UnknownEntity
-from fleet.requests import Decision, PlacementRequest
-from placement.charges import Charge
-from placement.ledger import Committed
-from placement.ledger_chain import QUEUED, ChainHead, encode
-from placement.standing import amounts_of
-from placement.tree import ANY
-from placement.words import count_of
-from service.answers.placements import Queue, QueueRow
-from service.answers.queues import QueuesAnswer, WhyStep, WhyWaiting
-from service.http.access import viewer_of
-from service.placer.charging import leaf_name
-from service.placer.own_numbers import after, places
-from service.placer.service import PlacementService
-from service.placer.why_waiting import NAMED
+from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.fleet.requests import Decision, PlacementRequest
+from fleetcast.placement.ledger.chain import QUEUED, ChainHead, encode
+from fleetcast.placement.ledger.ledger import Committed
+from fleetcast.placement.machines.words import count_of
+from fleetcast.placement.queues.charges import Charge
+from fleetcast.placement.queues.standing import amounts_of
+from fleetcast.placement.queues.tree import ANY
+from fleetcast.service.answers.placements import Queue, QueueRow
+from fleetcast.service.answers.queues import QueuesAnswer, WhyStep, WhyWaiting
+from fleetcast.service.http.access import viewer_of
+from fleetcast.service.placer.charging import leaf_name
+from fleetcast.service.placer.own_numbers import after, places
+from fleetcast.service.placer.service import PlacementService
+from fleetcast.service.placer.why_waiting import NAMED
 
 OWN_STEPS = frozenset({"gone", "limit", "stale", "start"})  # their sentences name nobody else
 OF_OTHERS = frozenset({"window", "ends"})  # theirs name nothing else

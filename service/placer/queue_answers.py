@@ -4,15 +4,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from fleet.requests import PlacementRequest
-from placement.charges import Charge, parts_of
-from placement.queue import Waiting
-from placement.showback import By, ChargeSum, sums
-from placement.standing import QueueStanding, Stand, amounts_of
-from placement.tree import ANY, ROOT, Prices, QueueTree, notes_of
-from placement.turns import TreeTurns, is_below
-from service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState
-from service.placer.queue_week import QueueWeek
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.turns import TreeTurns, is_below
+from fleetcast.placement.queues.charges import Charge, parts_of
+from fleetcast.placement.queues.showback import By, ChargeSum, sums
+from fleetcast.placement.queues.standing import QueueStanding, Stand, amounts_of
+from fleetcast.placement.queues.tree import ANY, ROOT, Prices, QueueTree, notes_of
+from fleetcast.service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState
+from fleetcast.service.placer.queue_week import QueueWeek
 
 FORMULA_SIGNS = tuple("=+-@＝＋－＠")  # with which a spreadsheet begins to compute
 SEPARATORS = frozenset(',;|"')  # of cells, by the language of the spreadsheet

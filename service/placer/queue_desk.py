@@ -6,20 +6,20 @@ from contextlib import suppress
 
 from msgspec import structs
 
-from fleet.errors import RequestError, StaleError
-from fleet.requests import PlacementRequest
-from placement.charges import Charge
-from placement.queues_file import installed_gpus
-from placement.showback import By, ChargeSum, sums
-from placement.start_time import Blocker
-from placement.tree import Prices
-from placement.turns import TreeTurns
-from service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
-from service.placer.queue_answers import change_of, charges_answer, queues_answer
-from service.placer.queue_file import ServedText, digest_of
-from service.placer.queue_week import DAY_MS, RETENTION_MS, WEEK_MS, QueueWeek, week_of
-from service.placer.service import PlacementService
-from service.placer.why_waiting import why_waiting
+from fleetcast.fleet.errors import RequestError, StaleError
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.ahead.start_time import Blocker
+from fleetcast.placement.plan.turns import TreeTurns
+from fleetcast.placement.queues.charges import Charge
+from fleetcast.placement.queues.queues_file import installed_gpus
+from fleetcast.placement.queues.showback import By, ChargeSum, sums
+from fleetcast.placement.queues.tree import Prices
+from fleetcast.service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
+from fleetcast.service.placer.queue_answers import change_of, charges_answer, queues_answer
+from fleetcast.service.placer.queue_file import ServedText, digest_of
+from fleetcast.service.placer.queue_week import DAY_MS, RETENTION_MS, WEEK_MS, QueueWeek, week_of
+from fleetcast.service.placer.service import PlacementService
+from fleetcast.service.placer.why_waiting import why_waiting
 
 READ_S = 30.0  # wall; reading the largest file takes about a second of CPU
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from fleet import files
-from fleet.errors import ConfigError, ConflictError, RequestError
-from placement.ledger import Ledger
-from placement.queue_trial import try_tree
-from placement.queues_file import check_capacity, read_queues
-from placement.tree import QueueTree
+from fleetcast.fleet import files
+from fleetcast.fleet.errors import ConfigError, ConflictError, RequestError
+from fleetcast.placement.ahead.queue_trial import try_tree
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.placement.queues.queues_file import check_capacity, read_queues
+from fleetcast.placement.queues.tree import QueueTree
 
 logger = logging.getLogger(__name__)
 

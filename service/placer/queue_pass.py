@@ -6,12 +6,12 @@ It reads only what never changes, so it may run in a thread.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from placement.ledger import QueueEntry
-from placement.options import Options
-from placement.queue import ONE_LINE, Plan, Wait, Waiting, plan
-from placement.reasons import AfterPass, WaitReason
-from placement.turns import QueueTurns
-from service.placer.view import Observed
+from fleetcast.placement.ledger.ledger import QueueEntry
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, Waiting, plan
+from fleetcast.placement.plan.reasons import AfterPass, WaitReason
+from fleetcast.placement.plan.turns import QueueTurns
+from fleetcast.service.placer.view import Observed
 
 
 @dataclass(frozen=True, slots=True)

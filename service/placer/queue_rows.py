@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from placement.queue import Waiting
-from placement.start_time import StartBasis, starts_in
-from service.answers.placements import QueueRow
+from fleetcast.placement.ahead.start_time import StartBasis, starts_in
+from fleetcast.placement.plan.queue import Waiting
+from fleetcast.service.answers.placements import QueueRow
 
 NOT_LOOKED_AT = "will be looked at in the next pass"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placement.charges import Charge, parts_of
+from fleetcast.placement.queues.charges import Charge, parts_of
 
 DAY_MS = 86_400_000
 DAYS = 7

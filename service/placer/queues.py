@@ -2,24 +2,24 @@
 
 import asyncio
 
-from fleet.clock import Clock
-from fleet.errors import RequestError
-from fleet.requests import PlacementRequest
-from placement.charges import LeafUse, use_of
-from placement.credits import Bank, banks_at
-from placement.ledger import Ledger
-from placement.queue import ONE_LINE
-from placement.queues_ahead import QueueHold
-from placement.queues_file import installed_gpus
-from placement.standing import never_fits
-from placement.tree import QueueTree
-from placement.turns import QueueTurns, TreeTurns, is_below
-from placement.words import count_of
-from service.board.board import Board
-from service.placer.charged_clock import ChargedClock
-from service.placer.charging import Charging, leaf_name
-from service.placer.queue_file import QueueFile, ReadQueues
-from service.placer.view import Observed
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.placement.machines.words import count_of
+from fleetcast.placement.plan.queue import ONE_LINE
+from fleetcast.placement.plan.turns import QueueTurns, TreeTurns, is_below
+from fleetcast.placement.queues.charges import LeafUse, use_of
+from fleetcast.placement.queues.credits import Bank, banks_at
+from fleetcast.placement.queues.queues_ahead import QueueHold
+from fleetcast.placement.queues.queues_file import installed_gpus
+from fleetcast.placement.queues.standing import never_fits
+from fleetcast.placement.queues.tree import QueueTree
+from fleetcast.service.board.board import Board
+from fleetcast.service.placer.charged_clock import ChargedClock
+from fleetcast.service.placer.charging import Charging, leaf_name
+from fleetcast.service.placer.queue_file import QueueFile, ReadQueues
+from fleetcast.service.placer.view import Observed
 
 
 class ServedQueues:

@@ -1,7 +1,7 @@
 """The shapes of the newest requests, which placements pack for."""
 
-from placement.ledger import Ledger
-from placement.shapes import RecentShapes, ShapeDemand, demand_of, member_shape
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, demand_of, member_shape
 
 MAX_REQUESTS = 2000  # requests that are remembered
 FEWEST = 50  # below it nothing is packed for

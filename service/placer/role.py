@@ -17,20 +17,20 @@ from functools import partial
 
 import uvicorn
 
-from fleet.errors import StaleError
-from fleet.file_changes import CONTENT, REPLACED, FileChanges
-from placement.ledger import Ledger, LedgerError
-from service.config import PLACER_HOST, Config
-from service.exit_reason import announce_ready
-from service.http.access import Access, load_access
-from service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_to_files
-from service.http.connections import LimitedServer, protocol_of
-from service.http.link_key import link_key
-from service.http.listening import listen
-from service.placer.http import make_app
-from service.placer.metrics import PlacerMetrics
-from service.placer.service import PlacementService
-from service.placer.start_times import StartTimeSampler
+from fleetcast.fleet.errors import StaleError
+from fleetcast.fleet.file_changes import CONTENT, REPLACED, FileChanges
+from fleetcast.placement.ledger.ledger import Ledger, LedgerError
+from fleetcast.service.config import PLACER_HOST, Config
+from fleetcast.service.exit_reason import announce_ready
+from fleetcast.service.http.access import Access, load_access
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_to_files
+from fleetcast.service.http.connections import LimitedServer, protocol_of
+from fleetcast.service.http.link_key import link_key
+from fleetcast.service.http.listening import listen
+from fleetcast.service.placer.http import make_app
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.service import PlacementService
+from fleetcast.service.placer.start_times import StartTimeSampler
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import cast
 
 import msgspec
 
-from fleet.clock import Clock, ClockWatch
-from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
-from fleet.requests import (
+from fleetcast.fleet.clock import Clock, ClockWatch
+from fleetcast.fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
+from fleetcast.fleet.requests import (
     HONOURED_BY_QUEUES,
     Decision,
     PlacementRequest,
@@ -24,33 +24,33 @@ from fleet.requests import (
     check_request,
     ignored_facts,
 )
-from placement.charged import charge_of
-from placement.claims import Claims
-from placement.engine import decide, still_holds
-from placement.ledger import Intent, IntentState, Ledger, QueueEntry
-from placement.options import Filter, Options, Scorer
-from placement.queue import ONE_LINE, Plan, Wait, Waiting
-from placement.start_time import LEVELS
-from placement.timeline import place
-from placement.turns import QueueTurns
-from service.answers.placements import QueueRow, Settled
-from service.board.age import why_stale
-from service.board.board import Board, BoardReader
-from service.board.expiry import Expiry
-from service.config import Config
-from service.placer.charged_clock import STEP_MS
-from service.placer.charging import leaf_name
-from service.placer.failures import PASS, Failures
-from service.placer.known_names import check_known_names
-from service.placer.metrics import PlacerMetrics
-from service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
-from service.placer.queue_pass import QueuePass
-from service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, queue_row
-from service.placer.queues import ServedQueues
-from service.placer.recent_demand import RecentDemand
-from service.placer.state_watch import StateWatch
-from service.placer.view import Observed, ViewDecoder, everything_waiting, settled, with_intents
-from service.plugins import load_functions
+from fleetcast.placement.ahead.start_time import LEVELS
+from fleetcast.placement.engine import decide, still_holds
+from fleetcast.placement.ledger.ledger import Intent, IntentState, Ledger, QueueEntry
+from fleetcast.placement.machines.options import Filter, Options, Scorer
+from fleetcast.placement.plan.charged import charge_of
+from fleetcast.placement.plan.claims import Claims
+from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, Waiting
+from fleetcast.placement.plan.timeline import place
+from fleetcast.placement.plan.turns import QueueTurns
+from fleetcast.service.answers.placements import QueueRow, Settled
+from fleetcast.service.board.age import why_stale
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.board.expiry import Expiry
+from fleetcast.service.config import Config
+from fleetcast.service.placer.charged_clock import STEP_MS
+from fleetcast.service.placer.charging import leaf_name
+from fleetcast.service.placer.failures import PASS, Failures
+from fleetcast.service.placer.known_names import check_known_names
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
+from fleetcast.service.placer.queue_pass import QueuePass
+from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, queue_row
+from fleetcast.service.placer.queues import ServedQueues
+from fleetcast.service.placer.recent_demand import RecentDemand
+from fleetcast.service.placer.state_watch import StateWatch
+from fleetcast.service.placer.view import Observed, ViewDecoder, everything_waiting, settled, with_intents
+from fleetcast.service.plugins import load_functions
 
 logger = logging.getLogger(__name__)
 

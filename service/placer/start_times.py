@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from fleet.errors import StaleError
-from fleet.event_wait import wait_for_event
-from fleet.requests import PlacementRequest
-from models.start_record import LOOKS_S, StartRecord, StartShares
-from placement.ledger import Ledger, LedgerError
-from placement.paths import Timelines, timelines
-from placement.reservation import JobRelease, held, holds_p, releases, windows
-from placement.start_time import (
+from fleetcast.features.past_runs import shape_of_request
+from fleetcast.fleet.errors import StaleError
+from fleetcast.fleet.event_wait import wait_for_event
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.models.start_record import LOOKS_S, StartRecord, StartShares
+from fleetcast.placement.ahead.paths import Timelines, timelines
+from fleetcast.placement.ahead.reservation import JobRelease, held, holds_p, releases, windows
+from fleetcast.placement.ahead.start_time import (
     LEVELS,
     Blocker,
     Quantiles,
@@ -40,15 +40,15 @@ from placement.start_time import (
     start_times,
     unknown_sentence,
 )
-from service.answers.placements import AnswersAtAge, FirstAnswers, Queue, QueueRow, StartTimesRecord
-from service.api.estimates import shape_of_request
-from service.board.board import Board
-from service.board.kind_tables import run_time
-from service.placer.arrivals import arrivals_of
-from service.placer.failures import START_TIMES
-from service.placer.queue_rows import StartNotes
-from service.placer.service import PlacementService
-from service.placer.view import everything_waiting
+from fleetcast.placement.ledger.ledger import Ledger, LedgerError
+from fleetcast.service.answers.placements import AnswersAtAge, FirstAnswers, Queue, QueueRow, StartTimesRecord
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.kind_tables import run_time
+from fleetcast.service.placer.arrivals import arrivals_of
+from fleetcast.service.placer.failures import START_TIMES
+from fleetcast.service.placer.queue_rows import StartNotes
+from fleetcast.service.placer.service import PlacementService
+from fleetcast.service.placer.view import everything_waiting
 
 logger = logging.getLogger(__name__)
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.clock import Clock
-from fleet.errors import StaleError
-from placement.ledger import Ledger, LedgerError
-from service.board.board import Board
-from service.config import Config
-from service.state_identity import Doubt, Part, PartView, StateParts, doubts, refusal
-from service.state_parts import (
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.errors import StaleError
+from fleetcast.placement.ledger.ledger import Ledger, LedgerError
+from fleetcast.service.board.board import Board
+from fleetcast.service.config import Config
+from fleetcast.service.state_identity import Doubt, Part, PartView, StateParts, doubts, refusal
+from fleetcast.service.state_parts import (
     ACCEPTED_HEAD,
     Accepted,
     StateFile,

@@ -9,22 +9,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.errors import RequestError
-from fleet.nodes import NodeState
-from fleet.requests import PlacementRequest, check_request
-from fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
-from models.risk.rules import ACTIONS
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
-from placement.ledger import Intent, IntentState, QueueEntry
-from placement.queue import Waiting
-from placement.slots import HeldParts, less_parts, milli_of
-from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
-from placement.view import Advice, ClusterView, Inventory, RiskByTime
-from service.board.board import Board
-from service.board.free import hearing, unknown_use, windowed_nodes
-from service.board.urgent import AWAY, forbids, struck
-from service.config import PlacerConfig
-from service.pipeline.occupancy import parts_on
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.fleet.requests import PlacementRequest, check_request
+from fleetcast.fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
+from fleetcast.models.risk.rules import ACTIONS
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.placement.ledger.ledger import Intent, IntentState, QueueEntry
+from fleetcast.placement.machines.slots import HeldParts, less_parts, milli_of
+from fleetcast.placement.machines.view import Advice, ClusterView, Inventory, RiskByTime
+from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.free import hearing, unknown_use, windowed_nodes
+from fleetcast.service.board.urgent import AWAY, forbids, struck
+from fleetcast.service.config import PlacerConfig
+from fleetcast.service.pipeline.occupancy import parts_on
 
 RISK_HORIZON_S = 3600
 logger = logging.getLogger(__name__)

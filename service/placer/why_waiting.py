@@ -3,17 +3,17 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from fleet.errors import UnknownEntity
-from fleet.requests import PlacementRequest
-from placement.closed import date_of
-from placement.queue import Wait, Waiting
-from placement.standing import LENDERS
-from placement.start_time import Blocker, time_until
-from placement.tree import LeafOrder, Window, some_of
-from placement.turns import QueueTurns, TreeTurns
-from placement.words import count_of
-from service.answers.queues import WhyCode, WhyStep, WhyWaiting
-from service.placer.queue_rows import NOT_LOOKED_AT, StartNotes
+from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.ahead.start_time import Blocker, time_until
+from fleetcast.placement.machines.words import count_of
+from fleetcast.placement.plan.queue import Wait, Waiting
+from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
+from fleetcast.placement.queues.closed import date_of
+from fleetcast.placement.queues.standing import LENDERS
+from fleetcast.placement.queues.tree import LeafOrder, Window, some_of
+from fleetcast.service.answers.queues import WhyCode, WhyStep, WhyWaiting
+from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes
 
 NO_NOTES = StartNotes()
 NAMED = 5  # requests of a step

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from fleet import files
-from fleet.node_names import is_node_name
-from schedulers.adapter import Door, Seen, Write, WriteOutcome
-from schedulers.band_file import BAND, BandFile
-from service.plugins import read_options
+from fleetcast.fleet import files
+from fleetcast.fleet.node_names import is_node_name
+from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
+from fleetcast.schedulers.band_file import BAND, BandFile
+from fleetcast.service.plugins import read_options
 
 
 class BandFileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from clients.kube_api import KubeAccount, KubeApi
-from fleet.decode_faults import explain_bytes
-from fleet.errors import ConfigError, RequestError, SourceError
-from schedulers.adapter import Door, Seen, Write, WriteOutcome
-from schedulers.buffers import PREFIX, REPLICAS, THEIRS, CapacityBuffers, asked, least
-from service.plugins import read_options
-from service.ports.kube_objects import KubeObjects, ManagedFields, check_server, write_by_key
+from fleetcast.clients.kube_api import KubeAccount, KubeApi
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import ConfigError, RequestError, SourceError
+from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
+from fleetcast.schedulers.buffers import PREFIX, REPLICAS, THEIRS, CapacityBuffers, asked, least
+from fleetcast.service.plugins import read_options
+from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server, write_by_key
 
 logger = logging.getLogger(__name__)
 

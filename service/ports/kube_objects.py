@@ -8,10 +8,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from clients.kube_api import KubeApi, KubeRefused
-from clients.kubernetes import ExpiredError
-from fleet.errors import ConfigError, SourceError
-from schedulers.adapter import Write, WriteOutcome
+from fleetcast.clients.kube_api import KubeApi, KubeRefused
+from fleetcast.clients.kubernetes import ExpiredError
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.schedulers.adapter import Write, WriteOutcome
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from clients.kube_api import KubeAccount, KubeApi, KubeRefused
-from fleet.decode_faults import explain_json
-from fleet.errors import ConfigError, SourceError
-from fleet.topology import DOMAIN_LEVELS
-from schedulers.adapter import Door, Seen, Write, WriteOutcome
-from schedulers.kueue import ACTIVE, CHECK, HOLD, NOTE, PENDING, RETRY, GateRule, WorkloadChecks
-from service.plugins import read_options
-from service.ports.kube_objects import KubeObjects, check_server, write_by_key
-from service.ports.kueue_objects import KueueCheck, KueueWorkload, kueue_check, kueue_workload
+from fleetcast.clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.topology import DOMAIN_LEVELS
+from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
+from fleetcast.schedulers.kueue import ACTIVE, CHECK, HOLD, NOTE, PENDING, RETRY, GateRule, WorkloadChecks
+from fleetcast.service.plugins import read_options
+from fleetcast.service.ports.kube_objects import KubeObjects, check_server, write_by_key
+from fleetcast.service.ports.kueue_objects import KueueCheck, KueueWorkload, kueue_check, kueue_workload
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from fleet.decode_faults import explain_bytes
-from fleet.errors import SourceError
-from schedulers.kueue import FORECAST, GPUS, HELD, HOLD, JOB, NODES, NOTE, PENDING, RETRY, WAITS
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import SourceError
+from fleetcast.schedulers.kueue import FORECAST, GPUS, HELD, HOLD, JOB, NODES, NOTE, PENDING, RETRY, WAITS
 
 HOSTNAME = "kubernetes.io/hostname"
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from clients.kube_api import KubeAccount, KubeApi, KubeRefused
-from fleet.decode_faults import explain_bytes
-from fleet.errors import ConfigError, SourceError
-from fleet.nodes import FAILURE_EXPECTED
-from schedulers.adapter import Door, Seen, Write, WriteOutcome
-from schedulers.nodes import CONDITION, EFFECTS, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS, NodeMarks
-from service.plugins import read_options
-from service.ports.kube_objects import KubeObjects, ManagedFields, check_server, under, write_by_key
+from fleetcast.clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.nodes import FAILURE_EXPECTED
+from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
+from fleetcast.schedulers.nodes import CONDITION, EFFECTS, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS, NodeMarks
+from fleetcast.service.plugins import read_options
+from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server, under, write_by_key
 
 NODES = "/api/v1/nodes"
 MANAGER, SLINKY_MANAGER = "fleetcast", "fleetcast-slinky"

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from clients.slurm_control import (
+from fleetcast.clients.slurm_control import (
     ControlledJob,
     ControlledNode,
     NodeChange,
@@ -24,10 +24,10 @@ from clients.slurm_control import (
     SlurmRefused,
     unique,
 )
-from clients.slurm_rest import FIRST_WITH_NODES, SlurmRestAccount, SlurmRestControl
-from fleet.errors import ConfigError, SourceError
-from schedulers.adapter import Door, Seen, Write, WriteOutcome
-from schedulers.slurm import (
+from fleetcast.clients.slurm_rest import FIRST_WITH_NODES, SlurmRestAccount, SlurmRestControl
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
+from fleetcast.schedulers.slurm import (
     COMMENT,
     DRAIN,
     EXTRA,
@@ -43,7 +43,7 @@ from schedulers.slurm import (
     SlurmAims,
     SlurmMarks,
 )
-from service.plugins import read_options
+from fleetcast.service.plugins import read_options
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from fleet import files
-from schedulers.adapter import Door, Seen, Write, WriteOutcome
-from schedulers.slurm_durations import FILE, MINUTES, UNTIL, JobDurations
-from service.plugins import read_options
+from fleetcast.fleet import files
+from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
+from fleetcast.schedulers.slurm_durations import FILE, MINUTES, UNTIL, JobDurations
+from fleetcast.service.plugins import read_options
 
 BUCKETS = 256
 MOST_BYTES = 65_536  # of a file, as the script reads it

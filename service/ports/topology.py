@@ -11,16 +11,16 @@ from typing import Any
 
 import msgspec
 
-from clients.kube_api import KubeAccount, KubeApi
-from fleet.decode_faults import explain_bytes
-from fleet.errors import ConfigError, SourceError
-from fleet.topology import DOMAIN_LEVELS
-from schedulers.adapter import Door, Seen, Write, WriteOutcome
-from schedulers.nodes import THEIRS
-from schedulers.topology import LABELS, TopologyLabels, field_of
-from service.plugins import read_options
-from service.ports.kube_objects import KubeObjects, ManagedFields, check_server, under, write_by_key
-from service.ports.nodes import NODES
+from fleetcast.clients.kube_api import KubeAccount, KubeApi
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.topology import DOMAIN_LEVELS
+from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
+from fleetcast.schedulers.nodes import THEIRS
+from fleetcast.schedulers.topology import LABELS, TopologyLabels, field_of
+from fleetcast.service.plugins import read_options
+from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server, under, write_by_key
+from fleetcast.service.ports.nodes import NODES
 
 logger = logging.getLogger(__name__)
 

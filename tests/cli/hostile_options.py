@@ -21,9 +21,9 @@ from typing import Any
 
 import typer
 
-from cli import logs
-from cli.main import app
-from fleet.errors import ConfigError, FleetcastError
+from fleetcast.cli.kit import logs
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError, FleetcastError
 
 LIMIT_S = 120.0  # wall, on a machine with much else to do
 SHOWN = 30  # characters of a value in a failure's text
@@ -46,20 +46,25 @@ REQUIRED = {  # what a command needs beside the option under test
     "state backup": {"TO": "copy"},
 }
 BEGINNINGS = (  # module, and what it calls once everything is accepted
-    ("service.supervise", "Supervisor.run"),
-    ("cli.demo", "_spawn"),
-    ("cli.train", "simulate_rows"),
-    ("cli.simulate", "worth_of_a_day"),
-    ("cli.waiting_fleet", "WaitingFleet.live"),
-    ("simulator.run", "run_simulation"),
-    ("simulator.instrument", "simulate_faults"),
-    ("simulator.rendered_steps", "render_steps"),
-    ("simulator.realism", "compare_with_recordings"),
-    ("cli.bench", "_run"),
+    ("fleetcast.service.supervise", "Supervisor.run"),
+    ("fleetcast.cli.demo.demo", "_spawn"),
+    ("fleetcast.cli.lab.train", "simulate_rows"),
+    ("fleetcast.cli.lab.simulate", "worth_of_a_day"),
+    ("fleetcast.cli.lab.waiting_fleet", "WaitingFleet.live"),
+    ("fleetcast.simulator.run", "run_simulation"),
+    ("fleetcast.simulator.instrument", "simulate_faults"),
+    ("fleetcast.simulator.hardware.rendered_steps", "render_steps"),
+    ("fleetcast.simulator.hardware.realism", "compare_with_recordings"),
+    ("fleetcast.cli.lab.bench", "_run"),
 )
 
 IMPORTED_LATE = (  # by commands or by their libraries when they run; an import costs a child as much as all the rest
-    *("service.start_checks", "service.pipeline.role", "training.sites.histories", "schedulers.slurm"),
+    *(
+        "fleetcast.service.start_checks",
+        "fleetcast.service.pipeline.role",
+        "fleetcast.training.sites.histories",
+        "fleetcast.schedulers.slurm",
+    ),
     *("pydantic.json_schema", "pydantic.type_adapter", "lz4.frame", "zstandard", "fsspec.core"),
 )
 

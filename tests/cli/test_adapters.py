@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli import adapters
-from cli.main import app
-from fleet.errors import ConfigError
-from schedulers.adapter import Write
-from service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
-from service.config import GRPC_SERVICES, load_config
-from service.doors import ANSWERERS, open_doors
-from service.state_folder import role_lock
+from fleetcast.cli import adapters
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.schedulers.adapter import Write
+from fleetcast.service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
+from fleetcast.service.config import GRPC_SERVICES, load_config
+from fleetcast.service.doors import ANSWERERS, open_doors
+from fleetcast.service.state_folder import role_lock
 
 OWN_PORTS = {"external_metrics", *GRPC_SERVICES}  # they are closed
 ALWAYS = [name for name in ANSWERERS if name not in OWN_PORTS]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet.errors import ConfigError
-from placement.ledger import LedgerError
-from tests.placement.ledger_world import edit, make
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.placement.ledger.ledger import LedgerError
+from tests.placement.ledger.ledger_world import edit, make
 
 
 @pytest.fixture

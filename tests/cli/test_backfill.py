@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli import backfill
-from cli.main import app
-from clients.prometheus import PrometheusClient, SilentServer
-from fleet.errors import ConfigError, SourceError
+from fleetcast.cli import backfill
+from fleetcast.cli.main import app
+from fleetcast.clients.prometheus import PrometheusClient, SilentServer
+from fleetcast.fleet.errors import ConfigError, SourceError
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet.errors import ConfigError
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError
 
 
 def check(path: Path, text: str) -> str:

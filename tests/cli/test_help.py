@@ -5,7 +5,7 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
+from fleetcast.cli.main import app
 
 COMMANDS = (
     *("", "run", "demo", "bench", "check-config"),

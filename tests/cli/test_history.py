@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cli.history import app
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.events import Finished
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.archive.archive import Archive
-from ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles
+from fleetcast.cli.history import app
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.events import Finished
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.archive.archive import Archive
+from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles
 
 NOW_MS = time.time_ns() // 1_000_000
 T0 = NOW_MS // DAY_MS * DAY_MS - 9 * DAY_MS  # a day begins
@@ -31,7 +31,7 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs/archive.md"
 @pytest.fixture(autouse=True)
 def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also around midnight."""
-    monkeypatch.setattr("cli.history._now_ms", lambda: NOW_MS)
+    monkeypatch.setattr("fleetcast.cli.history._now_ms", lambda: NOW_MS)
 
 
 @pytest.fixture(scope="module")

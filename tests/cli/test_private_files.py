@@ -20,7 +20,7 @@ def run(tmp_path: Path, **variables: str) -> str:
     settings = {"state": str(tmp_path / "var"), "scrape": {"targets": ["http://u:s3cret@127.0.0.1:9/m?t=s3cret"]}}
     config.write_text(tomli_w.dumps(settings))
     config.chmod(0o600)
-    command = [sys.executable, "-m", "cli.main", "run", "--config", str(config), "--port", str(free_port())]
+    command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(config), "--port", str(free_port())]
     with (tmp_path / "printed").open("wb") as printed:
         process = subprocess.Popen(
             command, env={**os.environ, **variables}, stdout=printed, stderr=subprocess.STDOUT, umask=0o022

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import produce
-from fleet.errors import ConfigError
+from fleetcast.cli import produce
+from fleetcast.fleet.errors import ConfigError
 
 
 def test_where_kafka_is_must_be_said() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet.errors import ConfigError
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError
 
 FILE = """[queue.a]
 weight = 2

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli.main import app
-from fleet.errors import ConfigError
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError
 
 ASSOC = """x|root|||1||||
 x|lab|root||3|gres/gpu:nvidia_h100_80gb_hbm3=8,cpu=4|||

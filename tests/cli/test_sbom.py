@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.sbom import NO_SPDX_ID, Pin, document, licence_of, of_folder, pins_of
+from fleetcast.cli.sbom import NO_SPDX_ID, Pin, document, licence_of, of_folder, pins_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PERMISSIVE = frozenset(
@@ -147,7 +147,15 @@ MIT = {"license": "MIT"}
 def test_it_is_written_the_same_twice_and_holds_no_address(tmp_path: Path) -> None:
     told = []
     for name in ("a.json", "b.json"):
-        command = [sys.executable, "-m", "cli.sbom", "--root", str(ROOT), "--out", str(tmp_path / "new" / name)]
+        command = [
+            sys.executable,
+            "-m",
+            "fleetcast.cli.sbom",
+            "--root",
+            str(ROOT),
+            "--out",
+            str(tmp_path / "new" / name),
+        ]
         subprocess.run(command, check=True, cwd=ROOT, capture_output=True, timeout=60)
         told.append((tmp_path / "new" / name).read_text(encoding="utf-8"))
     assert told[0] == told[1]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from cli.main import app
+from fleetcast.cli.main import app
 from tests.ingest.topology.test_fabric_topology import fabric
 from tests.ingest.topology.test_host_wiring import MATRIX
 

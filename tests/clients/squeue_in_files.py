@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.slurm_control import ScontrolCommands
+from fleetcast.clients.slurm_control import ScontrolCommands
 
 _HEADINGS = {
     **{"JobArrayID": "JOBID", "RestartCnt": "RESTART_COUNT", "SubmitTime": "SUBMIT_TIME", "StartTime": "START_TIME"},

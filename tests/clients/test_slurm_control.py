@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.slurm_control import (
+from fleetcast.clients.slurm_control import (
     ControlledJob,
     ControlledNode,
     NodeChange,
@@ -18,11 +18,11 @@ from clients.slurm_control import (
     job_rows,
     node_lines,
 )
-from fleet.errors import SourceError
-from ingest.slurm.jobs import node_list
-from schedulers.adapter import Write, WriteOutcome
-from schedulers.slurm import HOLD, SlurmAims, SlurmMarks
-from service.ports.slurm import SlurmPort
+from fleetcast.fleet.errors import SourceError
+from fleetcast.ingest.slurm.jobs import node_list
+from fleetcast.schedulers.adapter import Write, WriteOutcome
+from fleetcast.schedulers.slurm import HOLD, SlurmAims, SlurmMarks
+from fleetcast.service.ports.slurm import SlurmPort
 from tests.clients.squeue_in_files import SqueueFolder, queued
 
 V22_05 = """\

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from clients.slurm_control import ControlledJob, ControlledNode, NodeChange, SlurmRefused
-from clients.slurm_rest import SlurmRestAccount, SlurmRestControl
-from fleet.errors import SourceError
+from fleetcast.clients.slurm_control import ControlledJob, ControlledNode, NodeChange, SlurmRefused
+from fleetcast.clients.slurm_rest import SlurmRestAccount, SlurmRestControl
+from fleetcast.fleet.errors import SourceError
 
 V0_0_38 = {
     "nodes": [

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.run import RoleName
-from service.config import Config
+from fleetcast.cli.run import RoleName
+from fleetcast.service.config import Config
 from tests.dashboards.grafana import ROOT
 from tests.programs import needed
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from models.versions.drift import Drift, Recent
-from service.answers.fitted_models import ShadowModel
-from service.pipeline.model_monitor import drift_page
+from fleetcast.models.versions.drift import Drift, Recent
+from fleetcast.service.answers.fitted_models import ShadowModel
+from fleetcast.service.pipeline.model_monitor import drift_page
 from tests.dashboards.grafana import (
     DASHBOARDS,
     FOLDER,

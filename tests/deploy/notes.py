@@ -5,13 +5,13 @@ from typing import Any
 
 import yaml
 
-from features.request_series import RequestSeries
-from models.demand.rows import DemandRow
-from schedulers.demand_value import row_of
-from schedulers.external_metrics import METRIC, selected
-from schedulers.keda import Trigger, read_trigger
-from schedulers.weather import DemandKey, Weather
-from service.pipeline.demand.histories import read_requests
+from fleetcast.features.request_series import RequestSeries
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.schedulers.demand_value import row_of
+from fleetcast.schedulers.external_metrics import METRIC, selected
+from fleetcast.schedulers.keda import Trigger, read_trigger
+from fleetcast.schedulers.weather import DemandKey, Weather
+from fleetcast.service.pipeline.demand.histories import read_requests
 from tests.schedulers.small_demand import row
 from tests.schedulers.small_fleet import NOW_MS
 

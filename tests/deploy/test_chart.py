@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from service.doors import ANSWERERS, WRITERS
+from fleetcast.service.doors import ANSWERERS, WRITERS
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "fleetcast"

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
-from fleet.nodes import FAILURE_EXPECTED
-from schedulers.bands import HIGH, LEVELS
-from schedulers.nodes import CONDITION, FEATURE, LABEL, MARK, SLINKY, TAINT, NodeMarks
+from fleetcast.fleet.nodes import FAILURE_EXPECTED
+from fleetcast.schedulers.bands import HIGH, LEVELS
+from fleetcast.schedulers.nodes import CONDITION, FEATURE, LABEL, MARK, SLINKY, TAINT, NodeMarks
 from tests.docs.pages import blocks_of
 from tests.schedulers.small_fleet import weather
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from schedulers.adapter import Write, WriteOutcome
-from schedulers.band_file import BAND, BandFile
-from schedulers.weather import Weather
-from service.ports.band_file import BandFilePort
+from fleetcast.schedulers.adapter import Write, WriteOutcome
+from fleetcast.schedulers.band_file import BAND, BandFile
+from fleetcast.schedulers.weather import Weather
+from fleetcast.service.ports.band_file import BandFilePort
 from tests.schedulers.small_fleet import NOW_MS, outlook
 
 PROGRAM = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "fleetcast-health"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from schedulers.adapter import Write
-from schedulers.band_file import BAND
-from schedulers.slurm_durations import FILE, MINUTES, UNTIL
-from service.ports.band_file import BandFilePort
-from service.ports.slurm_durations import DurationsPort
+from fleetcast.schedulers.adapter import Write
+from fleetcast.schedulers.band_file import BAND
+from fleetcast.schedulers.slurm_durations import FILE, MINUTES, UNTIL
+from fleetcast.service.ports.band_file import BandFilePort
+from fleetcast.service.ports.slurm_durations import DurationsPort
 from tests.programs import needed
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ from typing import Any
 
 import typer
 
-from cli.main import app
+from fleetcast.cli.main import app
 from tests.docs.pages import DOCS, ROOT, name_of, text_of
 
 MORE = ("CONTRIBUTING.md", "SECURITY.md", "RELEASE.md", "dashboards/runbooks.md", "sdk/README.md", "ingest/README.md")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ingest.pages.exporters import RESOLVERS
-from ingest.pages.resolver import Resolver
-from service.pipeline.capability import Capability
-from service.pipeline.node_past import NodePasts
-from service.pipeline.role import BUILT_IN
-from service.pipeline.served_models import ServedInstances
+from fleetcast.ingest.pages.exporters import RESOLVERS
+from fleetcast.ingest.pages.resolver import Resolver
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.node_past import NodePasts
+from fleetcast.service.pipeline.role import BUILT_IN
+from fleetcast.service.pipeline.served_models import ServedInstances
 from tests.docs.pages import ROOT, text_of
 
 TEXT = text_of(ROOT / "CONTRIBUTING.md")
@@ -87,7 +87,7 @@ def test_the_row_is_all_that_names_a_source_or_an_exporter() -> None:
     for place in BUILT_IN.values():
         module, _, name = place.partition(":")
         assert hasattr(importlib.import_module(module), name), place
-    assert all(issubclass(one, Resolver) and one.__module__.startswith("ingest.pages.") for one in RESOLVERS)
+    assert all(issubclass(one, Resolver) and one.__module__.startswith("fleetcast.ingest.pages.") for one in RESOLVERS)
 
 
 @pytest.mark.parametrize("example", [NodePasts, ServedInstances])
@@ -101,5 +101,5 @@ def test_the_wiring_knows_no_capability_by_name(example: type[Capability]) -> No
 def test_the_map_names_every_folder_of_the_product() -> None:
     table = TEXT[TEXT.index("## The house") : TEXT.index("## Where do I put")]
     listed = re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)
-    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "fleetcast"}
     assert set(listed) == folders | {"sdk"}

@@ -18,13 +18,13 @@ import certifi
 import pytest
 import yaml
 
-from fleet.clock import SystemClock
-from fleet.entities import Entities
-from ingest.topology.load import load_topology
-from placement.queues_file import read_queues
-from service.api.app import create_app
-from service.config import Config, load_config
-from service.pipeline.role import open_sources
+from fleetcast.fleet.clock import SystemClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.service.api.app import create_app
+from fleetcast.service.config import Config, load_config
+from fleetcast.service.pipeline.role import open_sources
 from tests.docs import words
 from tests.docs.commands import command_tree
 from tests.docs.pages import (
@@ -48,7 +48,7 @@ MOST_WORDS = 23_000  # of tests/docs/words.py; the number only falls
 MOST_BYTES = 9 * 1024  # of README.md
 SECTIONS = set(tomllib.loads(text_of(ROOT / "config.toml")))
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-NO_KEYS = ("py", "key", "files")  # of clock.py, placer.key, fleet.files
+NO_KEYS = ("py", "key", "files")  # of clock.py, placer.key, fleetcast.fleet.files
 QUEUE_TABLES = {"policy", "class", "queue", "reservation", "maintenance", "prices"}
 SUFFIXES = "py|md|toml|yaml|yml|json|ipynb|txt|lock|png"
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -57,8 +57,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 @cache
 def product_text() -> str:
     """All code and configuration that ships, the SDK, and what configures the tests."""
-    packages = tomllib.loads(text_of(ROOT / "pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    folders = [ROOT / name for name in (*packages, "sdk", "dashboards")]
+    folders = [*(ROOT / "fleetcast").iterdir(), ROOT / "sdk", ROOT / "dashboards"]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yml")]
     files += [path for path in (ROOT / "deploy").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     files += [ROOT / ".ci/run", *(ROOT / "tests").glob("*.py")]

@@ -5,10 +5,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
-from models.forecast import QUANTILES
-from schedulers.keda import KEYS, read_trigger
-from service.api.routes.demand import FILTERS
-from service.pipeline.demand.metrics import QUANTILES as SHOWN
+from fleetcast.models.forecast import QUANTILES
+from fleetcast.schedulers.keda import KEYS, read_trigger
+from fleetcast.service.api.routes.demand import FILTERS
+from fleetcast.service.pipeline.demand.metrics import QUANTILES as SHOWN
 from tests.docs.pages import ROOT, blocks_of, text_of
 
 PAGE = ROOT / "docs" / "schedulers" / "keda.md"

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.counters import SATURATES_AT, WRAPS_AT
-from features.layout import BUCKET_MS
-from features.ring import Ring
-from fleet.entities import Entities
-from fleet.metrics import METRICS, metric_row
-from fleet.samples import EntityKind, SampleBatch
+from fleetcast.features.counters import SATURATES_AT, WRAPS_AT
+from fleetcast.features.layout import BUCKET_MS
+from fleetcast.features.ring import Ring
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
 
 GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
 T0 = 1_700_000_100_000  # a multiple of 15 s and of 10 min

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from features.arrays_file import MAGIC, TornFileError, read_arrays, write_arrays
+from fleetcast.features.arrays_file import MAGIC, TornFileError, read_arrays, write_arrays
 from tests.fuzz.bounds import examples
 
 DTYPES = st.sampled_from(["<f4", "<f8", "<i8", "|u1", "|b1", "<u4"])

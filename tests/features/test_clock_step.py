@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from features.extract import extract
-from features.ring import Ring
-from features.store import WindowStore
-from fleet.samples import EntityKind
+from fleetcast.features.extract import extract
+from fleetcast.features.ring import Ring
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.samples import EntityKind
 from tests.features.oracle import GPU, T0, Row, batch, fleet, whole
 from tests.fuzz.bounds import examples
 

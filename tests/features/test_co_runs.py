@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from features import co_runs, sharing
-from features.co_runs import CoRuns
-from features.sharing import Company, Neighbours, Wiring
-from fleet.events import Finished, Started, Step, StepParts, Submitted
-from fleet.jobs import JobAttempt, JobTable
-from fleet.placements import RunningPlaces
-from fleet.requests import RankPlacement
-from fleet.topology import Device, Level, NodeSpec, Topology
+from fleetcast.features import co_runs, sharing
+from fleetcast.features.co_runs import CoRuns
+from fleetcast.features.sharing import Company, Neighbours, Wiring
+from fleetcast.fleet.events import Finished, Started, Step, StepParts, Submitted
+from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import Device, Level, NodeSpec, Topology
 
 NOW_MS = 1_789_000_000_000
 NAN = np.full(3, np.nan)

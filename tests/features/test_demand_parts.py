@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from features import job_records
-from features.gpu_residency import GpuResidency
-from features.job_records import JobRecords
-from features.request_series import MINUTE_MS, RequestSeries, ServingCapacity, request_rates
-from features.serving import ServedInstance
-from fleet.events import Failed, Finished, JobEvent, Phase, Started, Step, Submitted
-from fleet.jobs import JobTable
+from fleetcast.features import job_records
+from fleetcast.features.gpu_residency import GpuResidency
+from fleetcast.features.job_records import JobRecords
+from fleetcast.features.request_series import MINUTE_MS, RequestSeries, ServingCapacity, request_rates
+from fleetcast.features.serving import ServedInstance
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Phase, Started, Step, Submitted
+from fleetcast.fleet.jobs import JobTable
 
 T0 = 1_700_002_800_000
 

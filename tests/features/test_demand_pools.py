@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.contribution import allowed_pools, over_quota
-from features.demand_series import TARGETS, DemandScope, DemandSeries
-from features.pool_inventory import UNASSIGNED, PoolInventory, divide
-from fleet.events import Finished, Gang, JobEvent, Queued, Started, Submitted
-from fleet.jobs import JobAttempt, JobTable
-from fleet.requests import RankPlacement
-from fleet.topology import NodeSpec, Topology
-from fleet.wait_reasons import OVER_QUOTA, waits_for_quota
+from fleetcast.features.contribution import allowed_pools, over_quota
+from fleetcast.features.demand_series import TARGETS, DemandScope, DemandSeries
+from fleetcast.features.pool_inventory import UNASSIGNED, PoolInventory, divide
+from fleetcast.fleet.events import Finished, Gang, JobEvent, Queued, Started, Submitted
+from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.fleet.wait_reasons import OVER_QUOTA, waits_for_quota
 from tests.fuzz.bounds import examples
 
 T0 = 1_700_002_800_000

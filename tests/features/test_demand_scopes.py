@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from features import demand_series
-from features.contribution import OTHER
-from features.demand_series import TARGETS, DemandSeries
-from fleet.events import Finished, JobEvent, Started, Submitted
-from fleet.jobs import JobTable
+from fleetcast.features import demand_series
+from fleetcast.features.contribution import OTHER
+from fleetcast.features.demand_series import TARGETS, DemandSeries
+from fleetcast.fleet.events import Finished, JobEvent, Started, Submitted
+from fleetcast.fleet.jobs import JobTable
 
 T0 = 1_700_002_800_000
 MINUTE = 60_000

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.demand_series import TARGETS, DemandSeries
-from features.job_fold import JobFold
-from features.run_past import LEVELS
-from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Started, Submitted
-from fleet.jobs import JobTable
-from fleet.requests import RankPlacement
+from fleetcast.features.demand_series import TARGETS, DemandSeries
+from fleetcast.features.job_fold import JobFold
+from fleetcast.features.run_past import LEVELS
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Started, Submitted
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.requests import RankPlacement
 from tests.fuzz.bounds import examples
 
 T0 = 1_700_002_800_000
@@ -140,7 +140,7 @@ def test_an_attempt_keeps_the_gpus_that_it_held_after_its_end_and_its_rest() -> 
 
 
 def test_the_bound_on_sizes_drops_none_of_an_attempt_that_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("features.shown_sizes.MOST_SIZES", 1)
+    monkeypatch.setattr("fleetcast.features.shown_sizes.MOST_SIZES", 1)
     both = ("j", "k")
     fold = folded([event for job in both for event in (submitted(job, 0, gpus=1), started(job, 0))])
     fold.demand.set_sizes({(job, 1): 8000 for job in both}, fold.jobs.get)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from features import ended_jobs
-from features.ended_jobs import ENDED_RETENTION_MS, EndedJobs
-from features.job_fold import JobFold
-from fleet.events import Failed, Finished, JobEvent, Started, Step
+from fleetcast.features import ended_jobs
+from fleetcast.features.ended_jobs import ENDED_RETENTION_MS, EndedJobs
+from fleetcast.features.job_fold import JobFold
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Started, Step
 
 T0 = 1_700_000_000_000
 

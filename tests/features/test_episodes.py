@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 
-from features.episodes import Episode, episodes
-from fleet.checkpoint_edges import Edges
+from fleetcast.features.episodes import Episode, episodes
+from fleetcast.fleet.checkpoint_edges import Edges
 
 
 def told(*edges: tuple[int, str, int | None]) -> list[Edges]:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.extract import GPU_FEATURES, NODE_FEATURES, PORT_FEATURES, Frames, extract
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.metrics import METRICS
+from fleetcast.features.extract import GPU_FEATURES, NODE_FEATURES, PORT_FEATURES, Frames, extract
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import METRICS
 from tests.features.oracle import GPU, INTERVAL_MS, NODE, PORT, T0, Row, batch, fleet
 from tests.fuzz.bounds import examples
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from features.fingerprint import class_of, shape_of
-from features.period import Period
+from fleetcast.features.fingerprint import class_of, shape_of
+from fleetcast.features.period import Period
 
 NO_PERIOD = Period(None, "nothing repeats")
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from features import layout
-from features.extract import extract
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.metrics import METRICS, metric_row
-from fleet.samples import EntityKind, SampleBatch
+from fleetcast.features import layout
+from fleetcast.features.extract import extract
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
 
 PORT, NODE = EntityKind.PORT, EntityKind.NODE
 T0 = 1_760_000_000_000

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.job_fold import JobFold
-from features.past_runs import JobShape
-from fleet.events import Finished, JobEvent, Preempted, Started, Step, Submitted
+from fleetcast.features.job_fold import JobFold
+from fleetcast.features.past_runs import JobShape
+from fleetcast.fleet.events import Finished, JobEvent, Preempted, Started, Step, Submitted
 from tests.fuzz.bounds import examples
 
 MINUTE_MS = 60_000

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from features.job_peaks import GIB, MAX_RUNS, MOST_KINDS, JobPeaks
-from features.past_runs import JobShape
-from features.similarity import kinds, shape_of
-from fleet.events import Submitted
-from fleet.jobs import JobAttempt
-from fleet.placements import RunningPlaces
+from fleetcast.features.job_peaks import GIB, MAX_RUNS, MOST_KINDS, JobPeaks
+from fleetcast.features.past_runs import JobShape
+from fleetcast.features.similarity import kinds, shape_of
+from fleetcast.fleet.events import Submitted
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.placements import RunningPlaces
 
 NOW_MS = 1_789_000_000_000
 

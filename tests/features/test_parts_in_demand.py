@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from features.contribution import over_quota
-from features.delta_bins import RUNNING, DeltaBins
-from features.demand_series import DemandScope, DemandSeries, Target
-from features.pool_inventory import PoolInventory
-from fleet.events import JobEvent, Queued, Started, Submitted
-from fleet.jobs import JobAttempt, JobTable
-from fleet.requests import RankPlacement
-from fleet.topology import NodeSpec, Topology
+from fleetcast.features.contribution import over_quota
+from fleetcast.features.delta_bins import RUNNING, DeltaBins
+from fleetcast.features.demand_series import DemandScope, DemandSeries, Target
+from fleetcast.features.pool_inventory import PoolInventory
+from fleetcast.fleet.events import JobEvent, Queued, Started, Submitted
+from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
 
 T0 = 1_700_002_800_000
 OLD = Path(__file__).with_name("demand_of_whole_gpus.json")

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from features.past_runs import COLUMN, FEATURES, JobShape, PastRuns
+from fleetcast.features.past_runs import COLUMN, FEATURES, JobShape, PastRuns
 
 SHAPE = JobShape(user="ada", group="physics", name="train-17", gpus=8, limit_s=3600, submitted_ms=1_000)
 S = 1_000
@@ -182,7 +182,7 @@ def test_a_restored_history_goes_on_as_if_nothing_had_happened() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MAX_KEYS", "MAX_ENDED", "MAX_LIVE", "MAX_UNSTARTED"):
-        monkeypatch.setattr(f"features.past_runs.{name}", 5)
+        monkeypatch.setattr(f"fleetcast.features.past_runs.{name}", 5)
     history = PastRuns()
     for number in range(40):
         run(history, f"j{number}", number, 5, user=f"u{number}")

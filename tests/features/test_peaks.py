@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import find_peaks as oracle
 
-from features.peaks import find_peaks
+from fleetcast.features.peaks import find_peaks
 from tests.fuzz.bounds import examples
 
 

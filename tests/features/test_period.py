@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from features.period import _refined, find_period
+from fleetcast.features.period import _refined, find_period
 
 RNG = np.random.default_rng(5)
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.period import find_period
-from features.pulses import find_rhythm
+from fleetcast.features.period import find_period
+from fleetcast.features.pulses import find_rhythm
 from tests.fuzz.bounds import examples
 
 INTERVAL_S = 15.0

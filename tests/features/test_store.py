@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.store import WindowStore, Written
+from fleetcast.features.store import WindowStore, Written
 from tests.features.oracle import GPU, INTERVAL_MS, PORT, T0, NaiveStore, Row, batch, fleet, whole
 from tests.fuzz.bounds import examples
 

@@ -9,20 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.requests import Decision, PlacementRequest
-from fleet.topology import Topology
-from ingest.pages.fetch import FetchedPage, FetchError
-from ingest.pages.scrape import Scraper
-from ingest.pages.target_spec import parse_target
-from ingest.source import Source
-from placement.engine import decide
-from service.board.board import Board, BoardReader
-from service.config import Config, ScrapeConfig
-from service.pipeline.node_past import NodePast, NodePasts, Spell
-from service.pipeline.pipeline import Pipeline
-from service.placer.view import ViewDecoder
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.requests import Decision, PlacementRequest
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.pages.fetch import FetchedPage, FetchError
+from fleetcast.ingest.pages.scrape import Scraper
+from fleetcast.ingest.pages.target_spec import parse_target
+from fleetcast.ingest.source import Source
+from fleetcast.placement.engine import decide
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.config import Config, ScrapeConfig
+from fleetcast.service.pipeline.node_past import NodePast, NodePasts, Spell
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.placer.view import ViewDecoder
 
 NOW_MS = 1_790_000_000_000
 INTERVAL_S = 15.0

@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from features.episodes import Episode, episodes
-from fleet.checkpoint_edges import MAX_EDGES, Edges, keep_edge
-from fleet.events import Checkpoint
-from fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
+from fleetcast.features.episodes import Episode, episodes
+from fleetcast.fleet.checkpoint_edges import MAX_EDGES, Edges, keep_edge
+from fleetcast.fleet.events import Checkpoint
+from fleetcast.fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
 
 
 def gang_told(ranks: int, checkpoints: int) -> list[Checkpoint]:

@@ -1,6 +1,6 @@
 import pytest
 
-from fleet.clock import ClockWatch, ManualClock, ScaledClock, SystemClock
+from fleetcast.fleet.clock import ClockWatch, ManualClock, ScaledClock, SystemClock
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), ScaledClock(1_000_000, 0, 15.0)], ids=["system", "scaled"])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.decode_faults import Fault, explain_json, fault_in, faults_of
-from fleet.events import JobEvent, NodeEvent
-from fleet.requests import PlacementRequest
-from service.config import Config
+from fleetcast.fleet.decode_faults import Fault, explain_json, fault_in, faults_of
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.service.config import Config
 from tests.fuzz.bounds import examples
 from tests.fuzz.law import check_words
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.devices import MOST_PER_NODE, GpuDevices, device_name
+from fleetcast.fleet.devices import MOST_PER_NODE, GpuDevices, device_name
 
 
 @pytest.mark.parametrize("stated", ["00000000:9B:00.0", "0000:9b:00", "0000:9B:00.0", "PCI:0000:9b:00"])

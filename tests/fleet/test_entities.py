@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.entities import Entities
-from fleet.samples import EntityKind
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind
 
 
 def test_rows_are_given_in_order_of_first_mention_and_kept() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fleet.event_wait import wait_for_event
+from fleetcast.fleet.event_wait import wait_for_event
 
 
 @pytest.mark.parametrize("turns", range(6))

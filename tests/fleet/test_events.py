@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from fleet.events import JobEvent, NodeEvent, Started, Step, StepParts, Submitted, type_names
-from fleet.requests import Gang, RankPlacement
+from fleetcast.fleet.events import JobEvent, NodeEvent, Started, Step, StepParts, Submitted, type_names
+from fleetcast.fleet.requests import Gang, RankPlacement
 
 decode = msgspec.json.Decoder(JobEvent).decode
 

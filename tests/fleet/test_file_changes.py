@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import file_changes
-from fleet.file_changes import APPENDED, CONTENT, LISTED, REPLACED, FileChanges
+from fleetcast.fleet import file_changes
+from fleetcast.fleet.file_changes import APPENDED, CONTENT, LISTED, REPLACED, FileChanges
 from tests.fuzz.bounds import examples
 
 LONG_S = 3600.0  # longer than any test: what ends a wait is a change

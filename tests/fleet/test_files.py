@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import failpoints, files
+from fleetcast.fleet import failpoints, files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,7 +114,9 @@ def test_a_process_may_hold_its_own_lock_twice(tmp_path: Path) -> None:
 
 def another_process_takes(path: Path) -> str:
     """What it says of the lock; nothing where it gets it."""
-    program = f"from pathlib import Path; from fleet import files; files.lock(Path({str(path)!r}), by_process=True)"
+    program = (
+        f"from pathlib import Path; from fleetcast.fleet import files; files.lock(Path({str(path)!r}), by_process=True)"
+    )
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
 
 
@@ -146,7 +148,7 @@ def test_a_setting_that_would_never_act_is_refused(text: str) -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-from fleet import files
+from fleetcast.fleet import files
 file = files.create_appended(Path(sys.argv[1]), "inbox")
 for part in (b"11111111", b"22222222", b"33333333"):
     try:

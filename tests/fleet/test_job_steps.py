@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.events import Step, StepParts
-from fleet.job_steps import MAX_RANK_STEPS, MAX_RANKS, MAX_STEPS
-from fleet.jobs import JobAttempt
+from fleetcast.fleet.events import Step, StepParts
+from fleetcast.fleet.job_steps import MAX_RANK_STEPS, MAX_RANKS, MAX_STEPS
+from fleetcast.fleet.jobs import JobAttempt
 from tests.fuzz.bounds import examples
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fleet.events import (
+from fleetcast.fleet.events import (
     Checkpoint,
     Failed,
     Finished,
@@ -21,11 +21,11 @@ from fleet.events import (
     Step,
     Submitted,
 )
-from fleet.job_steps import MAX_STEPS
-from fleet.jobs import MAX_EVENTS, JobAttempt, JobTable
-from fleet.nodes import NodeTable
-from fleet.requests import Gang, RankPlacement
-from fleet.sequences import SeenSequences
+from fleetcast.fleet.job_steps import MAX_STEPS
+from fleetcast.fleet.jobs import MAX_EVENTS, JobAttempt, JobTable
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.fleet.requests import Gang, RankPlacement
+from fleetcast.fleet.sequences import SeenSequences
 from tests.fuzz.bounds import examples
 
 EIGHT = tuple(range(8))

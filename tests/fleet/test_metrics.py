@@ -1,7 +1,7 @@
 import pytest
 
-from fleet.metrics import COUNTER, GAUGE, METRICS, dcgm_row, metric_row
-from fleet.samples import EntityKind
+from fleetcast.fleet.metrics import COUNTER, GAUGE, METRICS, dcgm_row, metric_row
+from fleetcast.fleet.samples import EntityKind
 
 
 def test_every_metric_stands_at_its_row_under_its_kind() -> None:

@@ -1,7 +1,7 @@
 """The record of a node does not depend on the order in which its events arrive."""
 
-from fleet.events import NodeEvent
-from fleet.nodes import NodeTable
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeTable
 
 
 def test_a_release_leaves_the_same_record_before_and_after_the_reason_that_it_ends() -> None:

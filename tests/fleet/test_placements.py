@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.events import Failed, Finished, Phase, Queued, Resized, Started, Step, Submitted
-from fleet.jobs import JobTable
-from fleet.placements import RunningPlaces
-from fleet.requests import RankPlacement
+from fleetcast.fleet.events import Failed, Finished, Phase, Queued, Resized, Started, Step, Submitted
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.requests import RankPlacement
 from tests.fuzz.bounds import examples
 
 NODES = ("n0", "n1", "n2")

@@ -5,10 +5,10 @@ import sys
 import time
 from pathlib import Path
 
-CHILD = "import time; from fleet.process import watch_parent; watch_parent(); time.sleep(60)"
+CHILD = "import time; from fleetcast.fleet.process import watch_parent; watch_parent(); time.sleep(60)"
 PARENT = """
 import subprocess, sys, time
-from fleet.process import child_environment
+from fleetcast.fleet.process import child_environment
 child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=child_environment(), start_new_session=True)
 open(sys.argv[1], "w").write(f"{child.pid}\\n")
 time.sleep(60)
@@ -40,6 +40,7 @@ def test_a_child_ends_when_its_parent_was_killed(tmp_path: Path) -> None:
 
 
 def test_without_the_variable_nobody_is_watched() -> None:
-    code = "import threading; from fleet.process import watch_parent; watch_parent(); print(threading.active_count())"
+    code = "import threading; from fleetcast.fleet.process import watch_parent; watch_parent(); "
+    code += "print(threading.active_count())"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "1\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.redaction import redacted
+from fleetcast.fleet.redaction import redacted
 
 
 @pytest.mark.parametrize(

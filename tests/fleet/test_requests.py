@@ -3,8 +3,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.errors import RequestError
-from fleet.requests import Decision, Gang, PlacementRequest, check_request, ignored_facts
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.requests import Decision, Gang, PlacementRequest, check_request, ignored_facts
 
 
 def test_a_plain_request_passes() -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.samples import EntityKind, SampleBatch
 
 
 def test_rows_become_columns_of_the_right_types() -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import ConfigError
-from fleet.toml_text import DEEPEST, MOST_CHARACTERS, MOST_PARTS, read_toml
-from ingest.topology.load import parse_toml
-from service.config import load_config
-from simulator.fault_file import parse_fault_file
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.toml_text import DEEPEST, MOST_CHARACTERS, MOST_PARTS, read_toml
+from fleetcast.ingest.topology.load import parse_toml
+from fleetcast.service.config import load_config
+from fleetcast.simulator.faults.fault_file import parse_fault_file
 
 LONG_KEY = ".".join("a" * 20_000)
 TOO_MUCH = {

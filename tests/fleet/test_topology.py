@@ -1,6 +1,6 @@
 import pytest
 
-from fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
+from fleetcast.fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
 
 
 def node(name: str, rack: str = "", gpus: int = 8, **more: str) -> NodeSpec:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.events import NodeEvent
-from fleet.nodes import NodeRecord, NodeState, NodeTable
-from models.risk.node_events import _is_fault
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeRecord, NodeState, NodeTable
+from fleetcast.models.risk.node_events import _is_fault
 from tests.fuzz.bounds import examples
 
 

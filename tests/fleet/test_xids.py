@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.xids import ACTION_OF
+from fleetcast.fleet.xids import ACTION_OF
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 CATALOGUE = DATA / "faults" / "xid" / "nvidia_xids.csv"

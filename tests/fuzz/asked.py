@@ -13,9 +13,9 @@ from random import Random
 from typing import Any
 from urllib.parse import quote
 
-from service.api.routes.all import ROWS
-from service.api.routes.placements import REQUEST
-from service.api.routes.table import Param, Row
+from fleetcast.service.api.routes.all import ROWS
+from fleetcast.service.api.routes.placements import REQUEST
+from fleetcast.service.http.table import Param, Row
 from tests.fuzz.asgi import Asked
 from tests.fuzz.door_decoders import DRAIN, OTHERS, PACKED, STARTED, STEP, SUBMITTED, WRAPPED
 from tests.fuzz.json_mutants import Raw, mutant

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.process_memory import use_one_heap
+from fleetcast.service.process_memory import use_one_heap
 from tests.fuzz.asgi import Answered, Asked, Unlawful, ask
 from tests.fuzz.asked import bombs, one, routes
 from tests.fuzz.bounds import CPU_S, Hangs

@@ -6,23 +6,23 @@ import zlib
 
 import numpy as np
 
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.metrics import METRICS
-from fleet.samples import SampleBatch
-from fleet.topology import NodeSpec, Topology
-from ingest.inbox.event_body import decode_body
-from ingest.inbox.job_events import decode_event
-from ingest.inbox.records import decode_records
-from ingest.inbox.segments import Record, RecordKind
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.text import PageDecoder, Target
-from ingest.source import Batch
-from service.http.access import parse_tokens, presented
-from service.http.problems import Problem
-from service.http.request_body import inflate
-from service.pipeline.state import FleetState
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import SampleBatch
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.inbox.event_body import decode_body
+from fleetcast.ingest.inbox.job_events import decode_event
+from fleetcast.ingest.inbox.records import decode_records
+from fleetcast.ingest.inbox.segments import Record, RecordKind
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.ingest.source import Batch
+from fleetcast.service.http.access import parse_tokens, presented
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.request_body import inflate
+from fleetcast.service.pipeline.state import FleetState
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.ingest.amd_pages import amd_lines

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from features.arrays_file import TornFileError, read_arrays, write_arrays
-from fleet.samples import EntityKind
-from ingest.inbox.inbox import InboxSource
-from ingest.inbox.segments import HEADER, RecordKind, encode_record, read_segment, scan_records
-from ingest.source import Batch
-from service.board.board import Board, BoardError, BoardReader, Section, encode_board
+from fleetcast.features.arrays_file import TornFileError, read_arrays, write_arrays
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.ingest.inbox.segments import HEADER, RecordKind, encode_record, read_segment, scan_records
+from fleetcast.ingest.source import Batch
+from fleetcast.service.board.board import Board, BoardError, BoardReader, Section, encode_board
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import DRAIN, NOW_MS, STARTED, SUBMITTED, take

@@ -18,7 +18,10 @@ import sys
 from pathlib import Path
 
 FOLDER = Path("var/guided")
-PRODUCT = ["fleet", "clients", "ingest", "features", "models", "placement", "schedulers", "service"]
+PRODUCT = [
+    f"fleetcast.{name}"
+    for name in ("fleet", "clients", "ingest", "features", "models", "placement", "schedulers", "service")
+]
 MAX_BYTES = 65_536
 SLOWEST_S = 20
 _DONE = re.compile(r"Done (\d+) runs? in")

@@ -4,17 +4,17 @@ import contextlib
 import functools
 import json
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.events import NodeEvent
-from fleet.nodes import NodeTable
-from ingest.health.gpud import Known, _checked, decode_events, decode_states, state_events, xid_events
-from ingest.health.nvsentinel import TYPE, decode
-from ingest.health.ufm import UfmSource, decode_alerts
-from ingest.kernel_log.events import KernelReader
-from models.risk.node_events import event_signals
-from service.api.routes.kernel_log import decode as decode_log
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.ingest.health.gpud import Known, _checked, decode_events, decode_states, state_events, xid_events
+from fleetcast.ingest.health.nvsentinel import TYPE, decode
+from fleetcast.ingest.health.ufm import UfmSource, decode_alerts
+from fleetcast.ingest.kernel_log.events import KernelReader
+from fleetcast.models.risk.node_events import event_signals
+from fleetcast.service.api.routes.kernel_log import decode as decode_log
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import FUTURE_MS, NOW_MS

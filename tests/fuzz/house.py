@@ -8,23 +8,23 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.applications import Starlette
 
-from fleet.clock import ManualClock
-from fleet.topology import Level, NodeSpec, Topology
-from placement.ledger import Ledger
-from service.api.app import create_app
-from service.api.placer_link import FORWARDED_HEADERS, Forwarded, PlacerLink
-from service.config import ApiConfig, Config
-from service.http.access import Access
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.jobs.fingerprints import Fingerprints
-from service.pipeline.pipeline import Pipeline
-from service.pipeline.role import open_sources
-from service.pipeline.run_times.forecasts import RunForecasts
-from service.placer.http import make_app
-from service.placer.metrics import PlacerMetrics
-from service.placer.role import QueueWorker
-from service.placer.service import PlacementService
-from service.placer.start_times import StartTimeSampler
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.placer_link import FORWARDED_HEADERS, Forwarded, PlacerLink
+from fleetcast.service.config import ApiConfig, Config
+from fleetcast.service.http.access import Access
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.pipeline.role import open_sources
+from fleetcast.service.pipeline.run_times.forecasts import RunForecasts
+from fleetcast.service.placer.http import make_app
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.role import QueueWorker
+from fleetcast.service.placer.service import PlacementService
+from fleetcast.service.placer.start_times import StartTimeSampler
 from tests.fuzz.asgi import Asked, ask
 from tests.fuzz.asked import NODES
 

@@ -3,8 +3,8 @@
 import asyncio
 import gzip
 
-from ingest.pages.fetch import FetchError
-from ingest.pages.plain_http import _Connection, _UnusualAnswer
+from fleetcast.ingest.pages.fetch import FetchError
+from fleetcast.ingest.pages.plain_http import _Connection, _UnusualAnswer
 from tests.fuzz.decoder import Decoder
 
 LIMIT = 20_000

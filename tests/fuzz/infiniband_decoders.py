@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.text import PageDecoder, Target
-from ingest.ports.perfquery import parse_counters
-from ingest.ports.rows import PortRows
-from ingest.ports.sysfs import parse_number
-from ingest.topology.ibnetdiscover import parse_ibnetdiscover
-from ingest.topology.load import load_topology
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.ingest.ports.perfquery import parse_counters
+from fleetcast.ingest.ports.rows import PortRows
+from fleetcast.ingest.ports.sysfs import parse_number
+from fleetcast.ingest.topology.ibnetdiscover import parse_ibnetdiscover
+from fleetcast.ingest.topology.load import load_topology
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.text_decoders import file_of

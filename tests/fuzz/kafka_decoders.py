@@ -4,13 +4,21 @@ import struct
 
 import numpy as np
 
-from clients.kafka_records import Message
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.metrics import METRICS
-from fleet.samples import SampleBatch
-from ingest.kafka.columnar import BINARY_TYPE, MAGIC, ColumnarRecord, Header, RecordNames, encode_binary, encode_json
-from ingest.kafka.payload import Decoded, PayloadDecoder
+from fleetcast.clients.kafka_records import Message
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import SampleBatch
+from fleetcast.ingest.kafka.columnar import (
+    BINARY_TYPE,
+    MAGIC,
+    ColumnarRecord,
+    Header,
+    RecordNames,
+    encode_binary,
+    encode_json,
+)
+from fleetcast.ingest.kafka.payload import Decoded, PayloadDecoder
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import DRAIN, NOW_MS, PAGE, PORTS, STARTED, WRAPPED, take

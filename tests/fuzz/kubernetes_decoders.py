@@ -4,14 +4,14 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 
-from clients.kubernetes import Changes, ExpiredError, watch
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import SourceError
-from ingest.health.torchelastic import Sender, decode
-from ingest.kubernetes.source import KINDS, KubernetesSource
-from schedulers.nodes import MARK
-from service.ports.nodes import marked_node, taint_steps
+from fleetcast.clients.kubernetes import Changes, ExpiredError, watch
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import SourceError
+from fleetcast.ingest.health.torchelastic import Sender, decode
+from fleetcast.ingest.kubernetes.source import KINDS, KubernetesSource
+from fleetcast.schedulers.nodes import MARK
+from fleetcast.service.ports.nodes import marked_node, taint_steps
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import FUTURE_MS, NOW_MS, take

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from service.http.problems import MEDIA_TYPE, TYPE_PREFIX
+from fleetcast.service.http.problems import MEDIA_TYPE, TYPE_PREFIX
 from tests.fuzz.asgi import Answered, Asked, Unlawful
 
 LIBRARY_WORDS = (

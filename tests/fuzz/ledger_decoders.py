@@ -8,12 +8,12 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from fleet.errors import RequestError
-from fleet.requests import Decision, PlacementRequest, RankPlacement
-from placement.ledger import IntentState, Ledger, LedgerError
-from placement.ledger_chain import CHECKSUMS, encode, line_hash
-from placement.ledger_file import peek
-from placement.ledger_verify import verify
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.requests import Decision, PlacementRequest, RankPlacement
+from fleetcast.placement.ledger.chain import CHECKSUMS, encode, line_hash
+from fleetcast.placement.ledger.file import peek
+from fleetcast.placement.ledger.ledger import IntentState, Ledger, LedgerError
+from fleetcast.placement.ledger.verify import verify
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 

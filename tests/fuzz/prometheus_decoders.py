@@ -1,11 +1,11 @@
 """Decoders of what Prometheus writes to us, and of what lists targets for it."""
 
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.target_groups import read_groups
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.remote_write.request import Version, walk
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.target_groups import read_groups
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.remote_write.request import Version, walk
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.ingest.write_requests import T0, Row, block, gpu, message_v1, message_v2, packed

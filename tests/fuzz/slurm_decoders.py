@@ -6,16 +6,16 @@ from datetime import UTC
 
 import msgspec
 
-from fleet.errors import RecordError
-from fleet.events import JobEvent, NodeEvent
-from ingest.inbox.job_events import decode_event
-from ingest.slurm import json as slurm_json
-from ingest.slurm import text as slurm_text
-from ingest.slurm.jobcomp import read_completions
-from ingest.slurm.jobs import Site, SlurmJob, job_events
-from ingest.slurm.nodes import SlurmNode, changes
-from ingest.slurm.scan import JobScan, number_attempts
-from ingest.source import Batch
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.ingest.inbox.job_events import decode_event
+from fleetcast.ingest.slurm import json as slurm_json
+from fleetcast.ingest.slurm import text as slurm_text
+from fleetcast.ingest.slurm.jobcomp import read_completions
+from fleetcast.ingest.slurm.jobs import Site, SlurmJob, job_events
+from fleetcast.ingest.slurm.nodes import SlurmNode, changes
+from fleetcast.ingest.slurm.scan import JobScan, number_attempts
+from fleetcast.ingest.source import Batch
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import NOW_MS, take

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from service.http.problems import MEDIA_TYPE
-from service.placer.http import ROWS
+from fleetcast.service.http.problems import MEDIA_TYPE
+from fleetcast.service.placer.http import ROWS
 from tests.fuzz import campaign
 from tests.fuzz.asgi import Answered, Asked, Unlawful, ask
 from tests.fuzz.asked import PLACER

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleet.devices import device_name
+from fleetcast.fleet.devices import device_name
 from tests.fuzz.decoder import Decoder
 
 pytest.importorskip("atheris", reason="atheris has no wheel for this platform")

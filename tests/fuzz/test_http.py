@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.clock import ManualClock
-from service.api.app import create_app
-from service.api.hot_path import hot_protocol
-from service.api.routes.all import ROWS
-from service.api.routes.table import Param, Row
-from service.http.access import Access
-from service.http.connection_pool import ConnectionLimits, ConnectionPool
-from service.http.connections import protocol_of
-from service.http.problems import MEDIA_TYPE
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.hot_path import hot_protocol
+from fleetcast.service.api.routes.all import ROWS
+from fleetcast.service.http.access import Access
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
+from fleetcast.service.http.connections import protocol_of
+from fleetcast.service.http.problems import MEDIA_TYPE
+from fleetcast.service.http.table import Param, Row
 from tests.fuzz.bounds import examples, prompt
 from tests.fuzz.door_decoders import DRAIN, STARTED
 from tests.fuzz.json_mutants import mutant

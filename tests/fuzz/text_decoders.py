@@ -8,16 +8,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from ingest.job_tables import read_gpu_numbers, read_history
-from ingest.pages.recorded import PageReplay, ReplaySpeed
-from ingest.pages.targets import TargetList
-from ingest.pages.text import MAX_BAD_LINES
-from ingest.topology.load import load_topology
-from models.risk.node_risk import load_fit
-from service.config import load_config
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.job_tables import read_gpu_numbers, read_history
+from fleetcast.ingest.pages.recorded import PageReplay, ReplaySpeed
+from fleetcast.ingest.pages.targets import TargetList
+from fleetcast.ingest.pages.text import MAX_BAD_LINES
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.models.risk.node_risk import load_fit
+from fleetcast.service.config import load_config
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import NOW_MS, PAGE, PORTS

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from fleet.entities import Entities
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.text import PageDecoder, Target
-from ingest.source import Batch
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.ingest.source import Batch
 
 
 def labels(gpu: int, node: str = "n001", **more: str) -> str:

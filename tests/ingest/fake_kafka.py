@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clients.kafka_records import Gap, Message, Outgoing, Place
-from fleet.errors import SourceError
+from fleetcast.clients.kafka_records import Gap, Message, Outgoing, Place
+from fleetcast.fleet.errors import SourceError
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from clients.slurm import NoAccounting
-from fleet.errors import SourceError
+from fleetcast.clients.slurm import NoAccounting
+from fleetcast.fleet.errors import SourceError
 
 T = 1_760_000_000  # seconds
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fleet.errors import SourceError
+from fleetcast.fleet.errors import SourceError
 
 REFUSED = -1
 CREATED = "2026-11-21T10:00:00Z"

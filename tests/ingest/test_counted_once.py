@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.pages.text import PageDecoder, Target
-from ingest.remote_write.request import Version
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.ingest.remote_write.request import Version
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, page
 from tests.ingest.remote_write.test_write_decoder import World

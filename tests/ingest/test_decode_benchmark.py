@@ -1,7 +1,7 @@
 import pytest
 
-from benchmarks.case import Peer, measure
-from benchmarks.decode import run
+from fleetcast.benchmarks.inputs.decode import run
+from fleetcast.benchmarks.kit.case import Peer, measure
 
 
 def test_the_benchmark_beats_its_peer_and_reports_every_field() -> None:

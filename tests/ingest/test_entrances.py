@@ -1,4 +1,4 @@
-"""One rule for names of nodes: each entrance takes exactly the names that `fleet.node_names` allows."""
+"""One rule for names of nodes: each entrance takes exactly the names that `fleetcast.fleet.node_names` allows."""
 
 import contextlib
 import json
@@ -10,17 +10,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError, RequestError
-from fleet.node_names import is_node_name, node_name_fault
-from fleet.requests import PlacementRequest, check_avoided
-from ingest.inbox.job_events import decode_event
-from ingest.kernel_log.events import KernelReader
-from ingest.node_names import check_name, expand_nodes, node_name
-from ingest.pages.target_spec import parse_target
-from ingest.slurm.jobs import node_list
-from ingest.topology.load import parse_topology
-from placement.queues_file import read_queues
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError, RequestError
+from fleetcast.fleet.node_names import is_node_name, node_name_fault
+from fleetcast.fleet.requests import PlacementRequest, check_avoided
+from fleetcast.ingest.inbox.job_events import decode_event
+from fleetcast.ingest.kernel_log.events import KernelReader
+from fleetcast.ingest.node_names import check_name, expand_nodes, node_name
+from fleetcast.ingest.pages.target_spec import parse_target
+from fleetcast.ingest.slurm.jobs import node_list
+from fleetcast.ingest.topology.load import parse_topology
+from fleetcast.placement.queues.queues_file import read_queues
 
 NOW_MS = 1_760_000_000_000
 REAL = (

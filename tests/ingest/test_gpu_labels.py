@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingest.gpu_labels import host_pod, job_label, owner_of
+from fleetcast.ingest.gpu_labels import host_pod, job_label, owner_of
 
 OWN = {"pod": "nvidia-dcgm-exporter-x8k2p", "namespace": "gpu-operator", "container": "nvidia-dcgm-exporter"}
 

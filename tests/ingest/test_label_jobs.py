@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from features.job_fold import JobFold
-from fleet.entities import Entities
-from fleet.events import Finished, JobEvent, Started, Submitted
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind
-from ingest.gpu_labels import JobLabel, LabelSight
-from ingest.label_jobs import LabelJobs, LabelledGpus
+from fleetcast.features.job_fold import JobFold
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Finished, JobEvent, Started, Submitted
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.gpu_labels import JobLabel, LabelSight
+from fleetcast.ingest.label_jobs import LabelJobs, LabelledGpus
 
 T0 = 1_789_000_000_000
 A, B = JobLabel("ml/a", "ml", "a"), JobLabel("ml/b", "ml", "b")

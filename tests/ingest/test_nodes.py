@@ -1,6 +1,6 @@
-from fleet.entities import Entities
-from fleet.samples import EntityKind
-from ingest.node_names import known_name, node_name
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.node_names import known_name, node_name
 
 
 def test_a_short_name_is_the_full_one_that_is_known_whichever_came_first() -> None:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.topology import Topology
-from ingest.pages.recorded import PageReplay, ReplaySpeed
-from ingest.source import Source
-from ingest.tally import SkipRule
-from service.config import Config
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.pages.recorded import PageReplay, ReplaySpeed
+from fleetcast.ingest.source import Source
+from fleetcast.ingest.tally import SkipRule
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.pipeline import Pipeline
 from tests.fuzz.bounds import examples
 from tests.ingest.amd_pages import amd_labels
 from tests.ingest.exporter_pages import Desk, labels, page

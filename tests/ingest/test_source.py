@@ -2,10 +2,10 @@ import asyncio
 
 import pytest
 
-from fleet.errors import RecordError
-from fleet.events import Finished
-from fleet.samples import EntityKind, SampleBatch
-from ingest.source import Batch, MemorySource
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import Finished
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.source import Batch, MemorySource
 
 
 def gpu_samples(*rows: tuple[int, int, int, float]) -> SampleBatch:

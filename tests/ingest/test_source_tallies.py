@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.kafka_records import Message
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from ingest.health.gpud import (
+from fleetcast.clients.kafka_records import Message
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.health.gpud import (
     ComponentEvents,
     ComponentHealth,
     ComponentStates,
@@ -19,15 +19,22 @@ from ingest.health.gpud import (
     tally_of,
     xid_events,
 )
-from ingest.inbox.records import decode_records, encode_refusals
-from ingest.inbox.segments import Record, RecordKind
-from ingest.kafka.columnar import ColumnarRecord, Header, RecordDecoder, RecordNames, encode_binary, encode_json
-from ingest.kafka.payload import PayloadDecoder
-from ingest.pages.exporters import ExporterResolver
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.remote_write.request import Version
-from ingest.slurm.json import read_nodes, read_queue
-from ingest.tally import SkipRule
+from fleetcast.ingest.inbox.records import decode_records, encode_refusals
+from fleetcast.ingest.inbox.segments import Record, RecordKind
+from fleetcast.ingest.kafka.columnar import (
+    ColumnarRecord,
+    Header,
+    RecordDecoder,
+    RecordNames,
+    encode_binary,
+    encode_json,
+)
+from fleetcast.ingest.kafka.payload import PayloadDecoder
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.remote_write.request import Version
+from fleetcast.ingest.slurm.json import read_nodes, read_queue
+from fleetcast.ingest.tally import SkipRule
 from tests.fuzz.bounds import examples
 from tests.ingest.remote_write.test_write_decoder import MESSAGES, STALE
 from tests.ingest.write_requests import T0, Row, gpu, packed

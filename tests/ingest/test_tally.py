@@ -1,8 +1,8 @@
 """The tally of all kinds of sources: read + refused + ignored + unread = all."""
 
-from fleet.errors import RecordError
-from ingest.source import Batch
-from ingest.tally import MAX_UNREAD_NAMES, RecordTally, RunningTally, SkipRule
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.source import Batch
+from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally, RunningTally, SkipRule
 
 
 def test_a_batch_that_counts_nothing_else_is_its_good_and_bad_records() -> None:

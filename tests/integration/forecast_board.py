@@ -3,10 +3,10 @@
 import threading
 from pathlib import Path
 
-from fleet.clock import Clock
-from schedulers.weather import DemandKey
-from service.board.board import BoardWriter
-from service.pipeline.demand.sections import demand_sections
+from fleetcast.fleet.clock import Clock
+from fleetcast.schedulers.weather import DemandKey
+from fleetcast.service.board.board import BoardWriter
+from fleetcast.service.pipeline.demand.sections import demand_sections
 from tests.schedulers.small_demand import row
 
 PERIOD_S = 0.5  # wall

@@ -67,7 +67,7 @@ class Service:
     def start(self) -> None:
         with open(self.folder / "service.log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", "run", "--config", str(self.folder / "config.toml")],
+                [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(self.folder / "config.toml")],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from simulator.traces import DEFAULT_AT, parse_time_ms, shifted_start_ms
+from fleetcast.simulator.days.traces import DEFAULT_AT, parse_time_ms, shifted_start_ms
 from tests.integration.service_process import SPEED, Service
 from tests.ports import free_port
 
@@ -24,7 +24,7 @@ class SimulatedFleet:
         command += ["--teams"] if teams else []
         with open(folder / "simulation.log", "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", *command, "--api", f"http://127.0.0.1:{port}"],
+                [sys.executable, "-m", "fleetcast.cli.main", *command, "--api", f"http://127.0.0.1:{port}"],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ingest.inbox.inbox import InboxSource
+from fleetcast.ingest.inbox.inbox import InboxSource
 from tests.ports import free_port
 from tests.service.api_world import publish
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.integration
 
 PROGRAM = """
 import sys, uvloop
-from service.api.role import serve
-from service.config import ApiConfig, Config
+from fleetcast.service.api.role import serve
+from fleetcast.service.config import ApiConfig, Config
 uvloop.run(serve(Config(state=sys.argv[1], api=ApiConfig(port=int(sys.argv[2]), max_body_bytes=2**20))))
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.decode import page_of
+from fleetcast.benchmarks.inputs.decode import page_of
 from tests.integration.prometheus_writer import PrometheusWriter
 from tests.integration.test_remote_write import page_server
 from tests.programs import needed
@@ -29,7 +29,7 @@ def rows(state: Path) -> list[tuple[str, str, int, float]]:
 
 
 def backfill(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.main", "backfill", *arguments, "--state", str(state)]
+    command = [sys.executable, "-m", "fleetcast.cli.main", "backfill", *arguments, "--state", str(state)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ)
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks import events, http, names, placements, queue
+from fleetcast.benchmarks.answers import http, placements, queue
+from fleetcast.benchmarks.inputs import events, names
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import tomli_w
 
-from service.board.board import Board, BoardReader
-from service.pipeline.pipeline_clock import STILL_WALL_S
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.pipeline.pipeline_clock import STILL_WALL_S
 
 HOUR_MS = 3_600_000
 LAUNCH = """
@@ -21,7 +21,7 @@ import sys, time
 from pathlib import Path
 real, offset = time.time_ns, Path(sys.argv.pop(1))
 time.time_ns = lambda: real() + int(offset.read_text() or 0) * 10**6
-from cli.main import app
+from fleetcast.cli.main import app
 app()
 """
 PAGE = """\

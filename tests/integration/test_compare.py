@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_the_comparison_prints_one_json_object_for_both_arms():
-    command = [sys.executable, "-m", "cli.main", "simulate", "day", "--seed", "2", "--seeds", "2"]
+    command = [sys.executable, "-m", "fleetcast.cli.main", "simulate", "day", "--seed", "2", "--seeds", "2"]
     output = subprocess.run(command, capture_output=True, check=True, timeout=100).stdout
     worth = json.loads(output)
     assert worth["seeds"] == 2

@@ -10,8 +10,8 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from cli.run import RoleName
-from service.answers.risk import StateName
+from fleetcast.cli.run import RoleName
+from fleetcast.service.answers.risk import StateName
 from tests.dashboards.grafana import ROOT
 from tests.integration.service_process import Service
 
@@ -32,7 +32,9 @@ def container(service: dict[str, Any], folder: Path) -> Iterator[subprocess.Pope
     """The command of a service of ours, with its configuration and its volume in `folder`; ended by SIGTERM."""
     command = [str(folder / "config.toml") if word == CONFIG else word for word in service["command"]]
     with open(folder / "service.log", "ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", "cli.main", *command], cwd=ROOT, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fleetcast.cli.main", *command], cwd=ROOT, stdout=log, stderr=log
+        )
     try:
         yield process
     finally:

@@ -13,7 +13,7 @@ from tests.ports import free_port
 @pytest.mark.integration
 def test_a_bounded_demo_keeps_its_promises(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    command = [sys.executable, "-m", "cli.main", "demo", "--seconds", "60", "--json", str(out), "--no-worth"]
+    command = [sys.executable, "-m", "fleetcast.cli.main", "demo", "--seconds", "60", "--json", str(out), "--no-worth"]
     command += ["--port", str(free_port()), "--folder", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 from distributed import LocalCluster
 
-from models.versions.registry import Registry
+from fleetcast.models.versions.registry import Registry
 from tests.docs.commands import PAGES, blocks, help_examples, pages_with
 from tests.docs.pages import ROOT, codes_of, name_of, text_of
 from tests.docs.runner import TABLE, Reader

@@ -19,7 +19,7 @@ import pytest
 import tomli_w
 from playwright.sync_api import expect
 
-from service.board.board import Section
+from fleetcast.service.board.board import Section
 from tests.integration.console.page import CHROMIUM, browser  # noqa: F401
 from tests.integration.service_process import Service
 from tests.ports import free_port
@@ -135,7 +135,7 @@ def test_the_console_asks_for_a_token_and_streams_with_it(closed: Service, brows
 
 def test_an_address_beyond_loopback_needs_tokens(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("[api]\nhost = '0.0.0.0'\n")
-    command = [sys.executable, "-m", "cli.main", "run", "--config", str(tmp_path / "c.toml")]
+    command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(tmp_path / "c.toml")]
     for role in ([], ["--role", "api"]):
         ended = subprocess.run(
             [*command, *role, "--state", str(tmp_path / "var")], capture_output=True, text=True, timeout=60, check=False
@@ -156,7 +156,16 @@ class Api:
         self.port = port or free_port()
         config = {"state": str(folder), "api": {"port": self.port, **api}, "placer": {"port": self.port + 1}}
         (folder / "api.toml").write_text(tomli_w.dumps(config))
-        command = [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(folder / "api.toml")]
+        command = [
+            sys.executable,
+            "-m",
+            "fleetcast.cli.main",
+            "run",
+            "--role",
+            "api",
+            "--config",
+            str(folder / "api.toml"),
+        ]
         self.process = subprocess.Popen(command, env={**os.environ, **(variables or {})})
         self.until(lambda: self.ask("GET", "/healthz")[0] == 200)
 

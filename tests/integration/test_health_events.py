@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ingest.health.ufm import PATH
+from fleetcast.ingest.health.ufm import PATH
 from tests.ingest.health.test_nvsentinel import envelope
 from tests.ingest.health_daemon import Daemon, running
 from tests.integration.service_process import PATIENCE, Service, soon

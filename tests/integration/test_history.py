@@ -68,7 +68,7 @@ def test_each_sample_and_event_is_in_the_archive_once_whatever_is_killed(
     assert rows == distinct > 4 * GPUS
     assert count(service, EVENTS, "events") == (sent, sent)
     shown = subprocess.run(
-        [sys.executable, "-m", "cli.main", "history", "show", "--state", str(service.folder / "state")],
+        [sys.executable, "-m", "fleetcast.cli.main", "history", "show", "--state", str(service.folder / "state")],
         capture_output=True,
         text=True,
         check=True,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import ingest, remote_write
+from fleetcast.benchmarks.inputs import ingest, remote_write
 
 pytestmark = pytest.mark.integration
 

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from features.past_runs import COLUMN, FEATURES
-from models.run_times.duration import DurationModel
-from models.run_times.rows import RunRows
-from models.versions.card import Card
-from models.versions.registry import Registry
+from fleetcast.features.past_runs import COLUMN, FEATURES
+from fleetcast.models.run_times.duration import DurationModel
+from fleetcast.models.run_times.rows import RunRows
+from fleetcast.models.versions.card import Card
+from fleetcast.models.versions.registry import Registry
 from tests.dashboards.grafana import (
     DASHBOARDS,
     LEGEND,

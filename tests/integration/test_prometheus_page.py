@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.decode import page_of
+from fleetcast.benchmarks.inputs.decode import page_of
 from tests.docs.pages import ROOT
 from tests.docs.runner import Reader
 from tests.integration.prometheus_writer import PrometheusWriter

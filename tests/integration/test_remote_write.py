@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.decode import GPUS, page_of
+from fleetcast.benchmarks.inputs.decode import GPUS, page_of
 from tests.ingest.write_requests import Row, gpu, message_v1, message_v2, packed
 from tests.integration.built import needed
 from tests.integration.prometheus_build import prometheus

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import SoakSite
+from fleetcast.benchmarks.ticks.soak import SoakSite
 
 GPUS, TICK_S = int(os.environ.get("FLEETCAST_SOAK_GPUS", "256")), 600
 HOURS = int(os.environ.get("FLEETCAST_SOAK_HOURS", "7"))

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ingest.pages.target_spec import parse_target
-from ingest.shares import Share
+from fleetcast.ingest.pages.target_spec import parse_target
+from fleetcast.ingest.shares import Share
 from tests.integration.service_process import Service, soon
 
 pytestmark = pytest.mark.integration
@@ -135,7 +135,7 @@ def test_either_pipeline_may_be_killed(service: Service) -> None:
 
 def test_an_instance_that_there_is_not_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[pipeline]\ninstances = 2\n")
-    command = [sys.executable, "-m", "cli.main", "run", "--config", str(tmp_path / "config.toml"), "--role"]
+    command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(tmp_path / "config.toml"), "--role"]
     for more in (["pipeline", "--instance", "2"], ["api", "--instance", "1"]):
         ended = subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False)
         assert ended.returncode == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import urgent
+from fleetcast.benchmarks.ticks import urgent
 
 pytestmark = pytest.mark.integration
 

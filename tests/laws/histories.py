@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from hypothesis import strategies as st
 
-from features.demand_series import TARGETS
-from features.extract import Frames, extract
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.events import (
+from fleetcast.features.demand_series import TARGETS
+from fleetcast.features.extract import Frames, extract
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import (
     Checkpoint,
     Failed,
     Finished,
@@ -33,13 +33,13 @@ from fleet.events import (
     Step,
     Submitted,
 )
-from fleet.metrics import metric_row
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.inbox.job_events import identity
-from ingest.source import Batch
-from service.pipeline.state import FleetState
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.inbox.job_events import identity
+from fleetcast.ingest.source import Batch
+from fleetcast.service.pipeline.state import FleetState
 from tests.features.oracle import whole
 
 T0 = 1_700_000_400_000  # a multiple of 15 s and of 10 min

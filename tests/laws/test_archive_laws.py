@@ -17,14 +17,14 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fleet.entities import Entities
-from fleet.events import NodeEvent, Step
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.archive.archive import Archive
-from ingest.archive.compact import compact, runs
-from ingest.archive.files import HOUR_MS, ArchiveFiles, FileName
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import NodeEvent, Step
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.archive.archive import Archive
+from fleetcast.ingest.archive.compact import compact, runs
+from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles, FileName
 from tests.fuzz.bounds import examples
 
 T0 = 1_795_276_800_000

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleet import failpoints
-from fleet.entities import Entities
-from fleet.events import Submitted
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import NodeSpec, Topology
-from ingest.archive.archive import Archive
-from ingest.archive.compact import compact, runs
-from ingest.archive.files import HOUR_MS, ArchiveFiles
-from ingest.archive.read import ArchiveSpan, read_events, read_samples
-from ingest.archive.rows import Words, adding
+from fleetcast.fleet import failpoints
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Submitted
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.archive.archive import Archive
+from fleetcast.ingest.archive.compact import compact, runs
+from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles
+from fleetcast.ingest.archive.read import ArchiveSpan, read_events, read_samples
+from fleetcast.ingest.archive.rows import Words, adding
 from tests.simulation.disk import Killed, MemoryDisk, Mount
 
 T0_MS = 1_789_200_000_000  # a whole hour

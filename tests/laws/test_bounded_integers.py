@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.errors import RecordError, RequestError
-from fleet.events import NodeEvent
-from fleet.jobs import JobTable, encode_job
-from fleet.nodes import NodeTable
-from fleet.requests import PlacementRequest, check_request
-from ingest.inbox.job_events import MAX_COUNT, decode_event
+from fleetcast.fleet.errors import RecordError, RequestError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.jobs import JobTable, encode_job
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.fleet.requests import PlacementRequest, check_request
+from fleetcast.ingest.inbox.job_events import MAX_COUNT, decode_event
 
 NOW_MS = 1_760_000_000_000
 HEAD = {"job": "a", "sequence": 1, "attempt": 1, "time_ms": NOW_MS}

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from models.demand.evidence import mean_of_others
-from models.demand.gate import Gate, pinball
-from models.demand.naive import FORECASTERS, short_spread
-from models.demand.theta import Theta
-from models.forecast import QUANTILES, Panel
+from fleetcast.models.demand.evidence import mean_of_others
+from fleetcast.models.demand.gate import Gate, pinball
+from fleetcast.models.demand.naive import FORECASTERS, short_spread
+from fleetcast.models.demand.theta import Theta
+from fleetcast.models.forecast import QUANTILES, Panel
 from tests.fuzz.bounds import examples
 
 STEPS = (1, 6, 18, 36, 144)

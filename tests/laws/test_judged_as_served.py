@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet.clock import ManualClock
-from fleet.events import Failed, Finished, JobEvent, Started, Submitted
-from fleet.requests import RankPlacement
-from ingest.source import Batch
-from models.risk.watch import FleetWatch
-from service.board.board import Board, BoardReader
-from service.config import Config, ScrapeConfig
-from service.pipeline.pipeline import Pipeline
-from simulator.fault_file import parse_fault_file
-from simulator.instrument import simulate_faults
-from training.judges.risk_runs import watch
-from training.sets.fault_runs import FaultRun, read_fault_runs
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Started, Submitted
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.ingest.source import Batch
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.config import Config, ScrapeConfig
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.simulator.faults.fault_file import parse_fault_file
+from fleetcast.simulator.instrument import simulate_faults
+from fleetcast.training.judges.risk_runs import watch
+from fleetcast.training.sets.fault_runs import FaultRun, read_fault_runs
 
 WORLD = """name = "run"
 hours = 0.7

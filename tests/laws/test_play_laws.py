@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.requests import PlacementRequest
-from placement.queues_file import read_queues
-from placement.replay import Floats, Replay, Trace
-from placement.seen_runs import SeenRuns
-from placement.served import ServedPlan, played_view
-from placement.tree import QueueTree
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.play.replay import Floats, Replay, Trace
+from fleetcast.placement.play.seen_runs import SeenRuns
+from fleetcast.placement.play.served import ServedPlan, played_view
+from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.placement.queues.tree import QueueTree
 from tests.fuzz.bounds import examples
 
 NODES, EACH = 2, 4

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from ingest.source import Batch, Source
-from service.board.board import BoardReader
-from service.config import Config
-from service.pipeline import state
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.source import Batch, Source
+from fleetcast.service.board.board import BoardReader
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline import state
+from fleetcast.service.pipeline.pipeline import Pipeline
 from tests.fuzz.bounds import examples
 from tests.laws.histories import (
     END,

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.topology import Topology
-from ingest.inbox.job_events import identity
-from service.pipeline.occupancy import observe
-from service.pipeline.state import FleetState
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.inbox.job_events import identity
+from fleetcast.service.pipeline.occupancy import observe
+from fleetcast.service.pipeline.state import FleetState
 from tests.fuzz.bounds import examples
 from tests.laws.histories import (
     END,

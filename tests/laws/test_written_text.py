@@ -20,24 +20,24 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from cli import screen
-from cli.demo_screen import DemoScreen
-from cli.logs import Format, LineFormatter
-from cli.main import app
-from clients.grpc_stubs import externalscaler_pb2 as scaler
-from fleet.events import NodeEvent
-from fleet.nodes import NodeTable
-from ingest.inbox.job_events import check_event
-from models.risk.node_events import event_signals
-from models.risk.node_risk import score_nodes
-from service.adapter_records import AdapterAuditLine, AdapterRecords
-from service.answers.queues import ChargeRow, Charges
-from service.api.broadcaster import EventBroadcaster
-from service.api.telemetry import merge_pages, pipeline_page
-from service.board.board import BoardWriter, Section, join_names
-from service.board.cache import BoardCache
-from service.exposition import Page
-from service.placer.queue_answers import charges_csv
+from fleetcast.cli.demo.screen import DemoScreen
+from fleetcast.cli.kit import screen
+from fleetcast.cli.kit.logs import Format, LineFormatter
+from fleetcast.cli.main import app
+from fleetcast.clients.grpc_stubs import externalscaler_pb2 as scaler
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.ingest.inbox.job_events import check_event
+from fleetcast.models.risk.node_events import event_signals
+from fleetcast.models.risk.node_risk import score_nodes
+from fleetcast.service.adapter_records import AdapterAuditLine, AdapterRecords
+from fleetcast.service.answers.queues import ChargeRow, Charges
+from fleetcast.service.api.broadcaster import EventBroadcaster
+from fleetcast.service.api.telemetry import merge_pages, pipeline_page
+from fleetcast.service.board.board import BoardWriter, Section, join_names
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.exposition import Page
+from fleetcast.service.placer.queue_answers import charges_csv
 from tests.fuzz.bounds import examples
 from tests.service.adapters_world import PORT, World
 from tests.service.grpc_world import KEDA, GrpcWorld, grpc_world, ref, refusal, within
@@ -243,7 +243,7 @@ def test_a_refusal_by_grpc_keeps_its_status_whatever_name_it_quotes(tmp_path: Pa
 
 
 def test_a_name_in_a_plot_is_text_and_no_formula() -> None:
-    from training.reports.plots import calibration_svg
+    from fleetcast.training.reports.plots import calibration_svg
 
     svg = calibration_svg({"$x_{$": [(0.5, 0.4)], "a$b$": [(0.5, 0.5)]}, "$\\frac{$ <script>")
     assert "$x_{$" in svg

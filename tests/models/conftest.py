@@ -5,18 +5,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from features.extract import GPU_FEATURES, NODE_FEATURES, PORT_FEATURES, Frames
-from features.frame import FeatureFrame
-from fleet.entities import Entities
-from fleet.events import Started, Submitted
-from fleet.jobs import JobTable
-from fleet.nodes import NodeTable
-from fleet.requests import Gang, RankPlacement
-from fleet.samples import EntityKind
-from fleet.topology import NodeSpec, Topology
-from models.risk.local import score_local
-from models.risk.score import FleetMoment, FoldedEvents, ScoredFleet, score_fleet
-from models.risk.state import RiskState
+from fleetcast.features.extract import GPU_FEATURES, NODE_FEATURES, PORT_FEATURES, Frames
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Started, Submitted
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.fleet.requests import Gang, RankPlacement
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.local import score_local
+from fleetcast.models.risk.score import FleetMoment, FoldedEvents, ScoredFleet, score_fleet
+from fleetcast.models.risk.state import RiskState
 
 START_MS = 1_750_000_000_000
 FEATURES = {EntityKind.GPU: GPU_FEATURES, EntityKind.PORT: PORT_FEATURES, EntityKind.NODE: NODE_FEATURES}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from models.calibrate import QuantileTracker
+from fleetcast.models.calibrate import QuantileTracker
 
 LEVELS = (0.1, 0.5, 0.9)
 RAW = np.array([0.0, 0.5, 1.0]).reshape(1, 3, 1, 1)

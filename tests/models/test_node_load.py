@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from features.frame import FeatureFrame
-from fleet.samples import EntityKind
-from models.node_load import LATELY_S, Z_90, GpuUse, host_forecast, node_loads
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.models.node_load import LATELY_S, Z_90, GpuUse, host_forecast, node_loads
 
 NAN = np.nan
 LONG, YOUNG = 10 * LATELY_S, LATELY_S / 2

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.peers import Groups, codes, numbered, robust_z
+from fleetcast.models.peers import Groups, codes, numbered, robust_z
 from tests.fuzz.bounds import examples
 
 NUMBERS = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.0, 1980.0, np.nan, np.inf, -np.inf])

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.sets.operation_traces import read_traces
-from training.sets.straggler_steps import natural_spells, read_series
-from training.sets.straggler_steps import ours as slow_steps
-from training.sets.straggler_traces import ours
+from fleetcast.training.sets.operation_traces import read_traces
+from fleetcast.training.sets.straggler_steps import natural_spells, read_series
+from fleetcast.training.sets.straggler_steps import ours as slow_steps
+from fleetcast.training.sets.straggler_traces import ours
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[2] / "../shared/data"))
 MEGATRON = DATA / "faults" / "megatron_step_times" / "step_times.parquet"

@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import pytest
 
-from models.start_answers import LEVELS, MAX_REQUESTS, AnsweredRequest, AnsweredRequests, Times
+from fleetcast.models.start_answers import LEVELS, MAX_REQUESTS, AnsweredRequest, AnsweredRequests, Times
 
 NOW_MS = 1_760_000_000_000
 MINUTE_MS = 60_000

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.start_answers import LEVELS, StartShares
-from models.start_record import StartRecord
+from fleetcast.models.start_answers import LEVELS, StartShares
+from fleetcast.models.start_record import StartRecord
 
 NOW_MS = 1_760_000_000_000
 MINUTE_MS = 60_000

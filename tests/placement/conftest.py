@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.topology import Level, NodeSpec, Topology
-from placement.slots import milli_of
-from placement.view import ClusterView
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.view import ClusterView
 
 MakeView = Callable[..., ClusterView]
 

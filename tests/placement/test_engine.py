@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import RequestError
-from fleet.nodes import NodeState
-from fleet.requests import Decision, Gang, PlacementRequest, TopologyConstraint
-from fleet.topology import Level
-from placement.engine import decide, fits_now, still_holds
-from placement.options import Options
-from placement.view import ClusterView
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.fleet.requests import Decision, Gang, PlacementRequest, TopologyConstraint
+from fleetcast.fleet.topology import Level
+from fleetcast.placement.engine import decide, fits_now, still_holds
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.view import ClusterView
 from tests.fuzz.bounds import examples
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from models.demand.rows import DemandRow
-from schedulers.weather import DemandKey
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.schedulers.weather import DemandKey
 from tests.schedulers.small_fleet import NOW_MS
 
 QUANTILES = [0.1, 0.5, 0.9]

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from models.demand.rows import DemandRow
-from schedulers.bands import BandRule, step_levels
-from schedulers.weather import DemandKey, Domains, JobOutlook, Load, Outlook, StartOutlook, Weather
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.schedulers.bands import BandRule, step_levels
+from fleetcast.schedulers.weather import DemandKey, Domains, JobOutlook, Load, Outlook, StartOutlook, Weather
 
 NOW_MS = 1_760_000_000_000
 MINUTE_MS = 60_000

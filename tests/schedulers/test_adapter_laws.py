@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from fleetcast_checks import check_adapter, wavering_hour
-from schedulers import buffers, kueue
-from schedulers.adapter import Adapter, NotKnown, Seen
-from schedulers.external_metrics import METRIC
-from schedulers.slurm import DRAIN, REQUEUE
-from schedulers.slurm_durations import MINUTES
-from schedulers.weather import Weather
-from service.doors import ANSWERERS, WRITERS, make_answerers, make_door
+from fleetcast.checks import check_adapter, wavering_hour
+from fleetcast.schedulers import buffers, kueue
+from fleetcast.schedulers.adapter import Adapter, NotKnown, Seen
+from fleetcast.schedulers.external_metrics import METRIC
+from fleetcast.schedulers.slurm import DRAIN, REQUEUE
+from fleetcast.schedulers.slurm_durations import MINUTES
+from fleetcast.schedulers.weather import Weather
+from fleetcast.service.doors import ANSWERERS, WRITERS, make_answerers, make_door
 from tests.fuzz.bounds import examples
 from tests.schedulers.small_demand import small_demand
 from tests.schedulers.small_fleet import JOBS, STARTS, domains, weather

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedulers.bands import LEVELS, BandRule, Bands, step_levels, within_share
+from fleetcast.schedulers.bands import LEVELS, BandRule, Bands, step_levels, within_share
 
 RULE = BandRule(elevated=0.1, high=0.5, leave_ratio=0.7)
 

@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from fleet.errors import RequestError
-from schedulers.adapter import Write
-from schedulers.buffers import (
+from fleetcast.fleet.errors import RequestError
+from fleetcast.schedulers.adapter import Write
+from fleetcast.schedulers.buffers import (
     CLASS,
     GPUS,
     HORIZON,
@@ -17,7 +17,7 @@ from schedulers.buffers import (
     CapacityBuffers,
     asked,
 )
-from schedulers.weather import DemandKey, Weather
+from fleetcast.schedulers.weather import DemandKey, Weather
 from tests.schedulers.small_fleet import NOW_MS, wanted
 
 ASKS = {POOL: "serve", GPUS: "8"}

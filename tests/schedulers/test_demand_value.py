@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import RequestError, UnknownEntity
-from schedulers.adapter import NotKnown
-from schedulers.demand_value import OLDEST_S, row_of, value_of
-from schedulers.weather import DemandKey, Weather
+from fleetcast.fleet.errors import RequestError, UnknownEntity
+from fleetcast.schedulers.adapter import NotKnown
+from fleetcast.schedulers.demand_value import OLDEST_S, row_of, value_of
+from fleetcast.schedulers.weather import DemandKey, Weather
 from tests.fuzz.bounds import examples
 from tests.schedulers.small_demand import FLEET, LLAMA, QUANTILES, row, small_demand
 from tests.schedulers.small_fleet import NOW_MS

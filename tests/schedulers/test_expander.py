@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import RequestError
-from schedulers.adapter import NotKnown
-from schedulers.expander import LABEL, ExpanderAdapter, GroupOption, best, pool_risks
-from schedulers.weather import Weather
+from fleetcast.fleet.errors import RequestError
+from fleetcast.schedulers.adapter import NotKnown
+from fleetcast.schedulers.expander import LABEL, ExpanderAdapter, GroupOption, best, pool_risks
+from fleetcast.schedulers.weather import Weather
 from tests.fuzz.bounds import examples
 from tests.schedulers.small_fleet import NOW_MS, outlook, weather
 

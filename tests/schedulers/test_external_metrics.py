@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import RequestError, UnknownEntity
-from schedulers.adapter import NotKnown
-from schedulers.external_metrics import METRIC, VERSION, ExternalMetrics, api_resources, quantity, selected
+from fleetcast.fleet.errors import RequestError, UnknownEntity
+from fleetcast.schedulers.adapter import NotKnown
+from fleetcast.schedulers.external_metrics import METRIC, VERSION, ExternalMetrics, api_resources, quantity, selected
 from tests.schedulers.small_demand import small_demand
 from tests.schedulers.small_fleet import weather
 

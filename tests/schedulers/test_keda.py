@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.errors import RequestError
-from models.demand.forecaster import HORIZONS_S, TARGETS
-from models.demand.rows import DemandRow, Prescale
-from schedulers import keda
-from schedulers.adapter import NotKnown
-from schedulers.demand_value import OLDEST_S
-from schedulers.keda import LONGEST_S, SERVING, KedaAdapter, read_trigger, wanted
-from schedulers.weather import DemandKey, Weather
-from service.pipeline.demand import histories
+from fleetcast.fleet.errors import RequestError
+from fleetcast.models.demand.forecaster import HORIZONS_S, TARGETS
+from fleetcast.models.demand.rows import DemandRow, Prescale
+from fleetcast.schedulers import keda
+from fleetcast.schedulers.adapter import NotKnown
+from fleetcast.schedulers.demand_value import OLDEST_S
+from fleetcast.schedulers.keda import LONGEST_S, SERVING, KedaAdapter, read_trigger, wanted
+from fleetcast.schedulers.weather import DemandKey, Weather
+from fleetcast.service.pipeline.demand import histories
 from tests.schedulers.small_fleet import NOW_MS
 
 KEY = DemandKey("serve", "inference", "llama", "request_rate")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import RequestError
-from schedulers.kube_extender import KubeExtender
-from schedulers.kube_types import KubePod
-from schedulers.ratings import NEUTRAL
+from fleetcast.fleet.errors import RequestError
+from fleetcast.schedulers.kube_extender import KubeExtender
+from fleetcast.schedulers.kube_types import KubePod
+from fleetcast.schedulers.ratings import NEUTRAL
 from tests.schedulers.small_fleet import outlook
 
 NODES = {"low": 0.01, "high": 0.4, "drained": 0.0, "risky": 0.9, "unknown risk": np.nan}

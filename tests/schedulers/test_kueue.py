@@ -3,12 +3,25 @@
 import numpy as np
 import pytest
 
-from schedulers.adapter import Write
-from schedulers.kueue import ACTIVE, CHECK, GPUS, HELD, HOLD, JOB, NODES, NOTE, PENDING, WAITS, GateRule, WorkloadChecks
-from schedulers.nodes import THEIRS
-from schedulers.safe_room import SafeRoom, SafeRooms
-from schedulers.topology import TopologyLabels, label_value
-from schedulers.weather import Outlook, StartOutlook, Weather
+from fleetcast.schedulers.adapter import Write
+from fleetcast.schedulers.kueue import (
+    ACTIVE,
+    CHECK,
+    GPUS,
+    HELD,
+    HOLD,
+    JOB,
+    NODES,
+    NOTE,
+    PENDING,
+    WAITS,
+    GateRule,
+    WorkloadChecks,
+)
+from fleetcast.schedulers.nodes import THEIRS
+from fleetcast.schedulers.safe_room import SafeRoom, SafeRooms
+from fleetcast.schedulers.topology import TopologyLabels, label_value
+from fleetcast.schedulers.weather import Outlook, StartOutlook, Weather
 from tests.schedulers.small_fleet import NOW_MS, domains, outlook
 
 RISKS = {"a": 0.2, "b": 0.1, "c": 0.5, "d": 0.6}  # b1 has a and b, b2 has c and d

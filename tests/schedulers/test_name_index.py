@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schedulers.kube_extender import Pieces
-from schedulers.name_index import NameIndex
+from fleetcast.schedulers.kube_extender import Pieces
+from fleetcast.schedulers.name_index import NameIndex
 
 
 def compact(names: list[str]) -> bytes:

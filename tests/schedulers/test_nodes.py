@@ -1,6 +1,6 @@
 import numpy as np
 
-from schedulers.nodes import CONDITION, FEATURE, LABEL, TAINT, THEIRS, NodeMarks
+from fleetcast.schedulers.nodes import CONDITION, FEATURE, LABEL, TAINT, THEIRS, NodeMarks
 from tests.schedulers.small_fleet import weather
 
 RISKS = {"a": 0.9, "b": 0.1, "c": 0.0, "unknown": np.nan, "elsewhere": 0.9}

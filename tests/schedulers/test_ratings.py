@@ -1,7 +1,7 @@
 import numpy as np
 
-from schedulers.ratings import NEUTRAL, Ratings
-from schedulers.weather import Outlook
+from fleetcast.schedulers.ratings import NEUTRAL, Ratings
+from fleetcast.schedulers.weather import Outlook
 from tests.schedulers.small_fleet import outlook
 
 

@@ -3,8 +3,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
-from schedulers.adapter import Seen, Write
-from schedulers.slurm import (
+from fleetcast.schedulers.adapter import Seen, Write
+from fleetcast.schedulers.slurm import (
     COMMENT,
     DRAIN,
     EXTRA,
@@ -17,7 +17,7 @@ from schedulers.slurm import (
     SlurmAims,
     SlurmMarks,
 )
-from schedulers.weather import JobOutlook, StartOutlook, Weather
+from fleetcast.schedulers.weather import JobOutlook, StartOutlook, Weather
 from tests.schedulers.small_fleet import MINUTE_MS, NOW_MS, job, outlook, start
 
 RISKS = {"a": 0.81, "b": 0.1, "c": 0.0, "unknown": np.nan, "elsewhere": 0.9}

@@ -1,6 +1,6 @@
-from schedulers.adapter import Seen
-from schedulers.slurm_durations import DAY_MS, FILE, MINUTES, RETENTION_DAYS, UNTIL, VALID_S, JobDurations
-from schedulers.weather import JobOutlook, Weather
+from fleetcast.schedulers.adapter import Seen
+from fleetcast.schedulers.slurm_durations import DAY_MS, FILE, MINUTES, RETENTION_DAYS, UNTIL, VALID_S, JobDurations
+from fleetcast.schedulers.weather import JobOutlook, Weather
 from tests.schedulers.small_fleet import NOW_MS, job
 
 TODAY, NOW_S = NOW_MS // DAY_MS, NOW_MS // 1000

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedulers.adapter import NotKnown
-from schedulers.trimaran import TrimaranAdapter
-from schedulers.weather import Load, Weather
+from fleetcast.schedulers.adapter import NotKnown
+from fleetcast.schedulers.trimaran import TrimaranAdapter
+from fleetcast.schedulers.weather import Load, Weather
 from tests.fuzz.bounds import examples
 from tests.schedulers.small_fleet import NOW_MS, load
 

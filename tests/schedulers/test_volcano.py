@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fleet.errors import RequestError
-from schedulers.volcano import VolcanoAdapter
+from fleetcast.fleet.errors import RequestError
+from fleetcast.schedulers.volcano import VolcanoAdapter
 from tests.schedulers.small_fleet import weather
 
 RISKS = {"n1": 0.01, "n2": 0.01, "bad": 0.9}

@@ -14,9 +14,9 @@ from fleetcast_client.errors import ApiError, Unreachable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import FleetcastError
-from schedulers import demand_value
-from schedulers.weather import DemandKey
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.schedulers import demand_value
+from fleetcast.schedulers.weather import DemandKey
 from tests.fuzz.bounds import examples
 from tests.schedulers.small_demand import FLEET, LLAMA, QUANTILES, row, small_demand
 from tests.schedulers.small_fleet import NOW_MS

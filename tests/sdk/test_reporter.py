@@ -13,9 +13,9 @@ from typing import Any, get_args
 
 import pytest
 
-from fleet.events import PhaseName, StepParts
-from ingest.inbox.event_body import decode_body
-from ingest.lifecycle import first_of_rank
+from fleetcast.fleet.events import PhaseName, StepParts
+from fleetcast.ingest.inbox.event_body import decode_body
+from fleetcast.ingest.lifecycle import first_of_rank
 from tests.sdk.conftest import SDK
 from tests.sdk.door import Door, opened
 

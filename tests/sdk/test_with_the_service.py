@@ -15,13 +15,13 @@ import msgspec
 import pytest
 import uvicorn
 
-import service.answers as service_answers
-from fleet.clock import ManualClock
-from fleet.requests import Decision, RankPlacement
-from models.risk.scores import Action
-from placement.start_time import Blocker
-from service.api.app import create_app
-from service.api.routes.placements import AS_OF, DECISION, OUTLOOK, QUEUED
+import fleetcast.service.answers as service_answers
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.requests import Decision, RankPlacement
+from fleetcast.models.risk.scores import Action
+from fleetcast.placement.ahead.start_time import Blocker
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.routes.placements import AS_OF, DECISION, OUTLOOK, QUEUED
 from tests.sdk.conftest import SDK
 from tests.service.api_world import NOW_MS, FakePlacer, config, publish, running
 

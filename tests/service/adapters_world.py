@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from fleet.clock import ManualClock
-from fleet.errors import SourceError
-from schedulers.adapter import Door, Seen, Write, WriteOutcome
-from schedulers.band_file import BandFile
-from service.adapter_records import AdapterStatus
-from service.adapters import AdapterHost
-from service.board.board import BoardReader, BoardWriter, Section
-from service.config import AdapterConfig, AdaptersConfig, Config
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.errors import SourceError
+from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
+from fleetcast.schedulers.band_file import BandFile
+from fleetcast.service.adapter_records import AdapterStatus
+from fleetcast.service.adapters import AdapterHost
+from fleetcast.service.board.board import BoardReader, BoardWriter, Section
+from fleetcast.service.config import AdapterConfig, AdaptersConfig, Config
 
 NOW_MS = 1_760_000_000_000
 DOORS = __name__  # where a configuration finds them

@@ -15,12 +15,12 @@ import numpy as np
 from fastapi import FastAPI
 from numpy.typing import NDArray
 
-from models.demand.rows import DemandRow
-from service.api.routes import demand_examples
-from service.board.board import BoardWriter, Section
-from service.config import ApiConfig, Config, PlacerConfig
-from service.pipeline.demand.sections import demand_sections
-from service.pipeline.publish import pieces
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.service.api.routes import demand_examples
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.config import ApiConfig, Config, PlacerConfig
+from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.pipeline.publish import pieces
 
 NOW_MS = 1_760_000_000_000
 NODES = ("n001", "n002", "n003")

@@ -15,15 +15,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from fleet.clock import SystemClock
-from fleet.entities import Entities
-from fleet.events import NodeEvent, Step
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.source import Batch, Source
-from service.config import ArchiveConfig, Config, PipelineConfig
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import SystemClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import NodeEvent, Step
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.source import Batch, Source
+from fleetcast.service.config import ArchiveConfig, Config, PipelineConfig
+from fleetcast.service.pipeline.pipeline import Pipeline
 
 BATCHES = 900
 STEP_MS = 15_000

@@ -5,18 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.clock import ManualClock
-from fleet.requests import Decision, PlacementRequest
-from fleet.topology import Topology
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.text import PageDecoder, Target
-from ingest.source import Batch, Source
-from placement.engine import decide
-from service.board.board import Board, BoardReader
-from service.config import Config
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.pipeline import Pipeline
-from service.placer.view import ViewDecoder
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.requests import Decision, PlacementRequest
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.ingest.source import Batch, Source
+from fleetcast.placement.engine import decide
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.placer.view import ViewDecoder
 
 NOW_MS = 1_789_000_000_000
 GPUS = 8

@@ -13,11 +13,11 @@ import httpx
 import msgspec
 import tomli_w
 
-from models.demand.rows import DemandRow
-from service.board.board import Section
-from service.pipeline.demand.metrics import parts_page
-from service.pipeline.demand.sections import demand_sections
-from service.pipeline.fleet_metrics import demand_page
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline.demand.metrics import parts_page
+from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.pipeline.fleet_metrics import demand_page
 from tests.ports import free_ports
 from tests.service.api_world import publish
 from tests.service.certificate_files import Authority, Pair
@@ -94,7 +94,16 @@ class ApiProcess:
 
     def start(self) -> None:
         """Again, on the ports of before. Returns once it answers."""
-        command = [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(self.folder / "api.toml")]
+        command = [
+            sys.executable,
+            "-m",
+            "fleetcast.cli.main",
+            "run",
+            "--role",
+            "api",
+            "--config",
+            str(self.folder / "api.toml"),
+        ]
         with open(self.folder / "api.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         self._wait()

@@ -11,19 +11,19 @@ import grpc
 import msgspec
 import numpy as np
 
-from clients.grpc_stubs import expander_pb2 as expander
-from clients.grpc_stubs import externalscaler_pb2 as scaler
-from fleet.clock import ManualClock
-from models.demand.rows import DemandRow
-from service.api.grpc_door import serve_grpc
-from service.api.role import limits_of
-from service.api.routes.context import Context
-from service.api.wiring import context_of
-from service.board.board import BoardWriter, Section
-from service.config import ApiConfig, Config
-from service.http.access import Access
-from service.http.connection_pool import ConnectionPool
-from service.pipeline.demand.sections import demand_sections
+from fleetcast.clients.grpc_stubs import expander_pb2 as expander
+from fleetcast.clients.grpc_stubs import externalscaler_pb2 as scaler
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.service.api.grpc_door import serve_grpc
+from fleetcast.service.api.role import limits_of
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.wiring import context_of
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.config import ApiConfig, Config
+from fleetcast.service.http.access import Access
+from fleetcast.service.http.connection_pool import ConnectionPool
+from fleetcast.service.pipeline.demand.sections import demand_sections
 from tests.ports import free_port
 
 NOW_MS = 1_760_000_000_000

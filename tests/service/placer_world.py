@@ -10,16 +10,16 @@ import httpx
 import msgspec
 import numpy as np
 
-from fleet.clock import ManualClock
-from fleet.topology import DOMAIN_LEVELS, Level
-from placement.ledger import Ledger
-from service.board.board import BoardWriter, Section, Standing
-from service.config import Config
-from service.placer.http import make_app
-from service.placer.metrics import PlacerMetrics
-from service.placer.role import QueueWorker
-from service.placer.service import PlacementService
-from service.placer.start_times import StartTimeSampler
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.topology import DOMAIN_LEVELS, Level
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.service.board.board import BoardWriter, Section, Standing
+from fleetcast.service.config import Config
+from fleetcast.service.placer.http import make_app
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.role import QueueWorker
+from fleetcast.service.placer.service import PlacementService
+from fleetcast.service.placer.start_times import StartTimeSampler
 
 T = TypeVar("T")
 NOW_MS = 1_589_310_000_000

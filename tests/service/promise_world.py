@@ -9,19 +9,19 @@ from typing import Any
 import httpx
 import msgspec
 
-from fleet.clock import ManualClock
-from fleet.requests import PlacementRequest
-from fleet.topology import NodeSpec, Topology
-from ingest.inbox.inbox import InboxSource
-from ingest.source import Source
-from placement.ledger import IntentState, Ledger
-from service.api.app import create_app
-from service.api.routes.context import Context
-from service.config import Config, LimitsConfig, PlacerConfig
-from service.http.access import Access, parse_tokens
-from service.pipeline.pipeline import Pipeline
-from service.placer.metrics import PlacerMetrics
-from service.placer.service import PlacementService
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.ingest.source import Source
+from fleetcast.placement.ledger.ledger import IntentState, Ledger
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.config import Config, LimitsConfig, PlacerConfig
+from fleetcast.service.http.access import Access, parse_tokens
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.service import PlacementService
 from tests.service.api_world import Client
 
 NOW_MS = 1_789_000_000_000

@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.events import Failed, Finished, JobEvent, Started, Submitted
-from fleet.metrics import metric_row
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch, MemorySource
-from service.board.board import Board, BoardReader
-from service.config import Config
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Started, Submitted
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.pipeline import Pipeline
 
 NOW_MS = 1_789_000_000_000
 GIB = 2.0**30

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from schedulers.adapter import Door, Write, WriteOutcome
-from schedulers.nodes import CONDITION, LABEL, TAINT, NodeMarks
-from service import adapters
-from service.config import AdapterConfig
-from service.ports import kube_objects
-from service.ports.kube_objects import write_by_key
+from fleetcast.schedulers.adapter import Door, Write, WriteOutcome
+from fleetcast.schedulers.nodes import CONDITION, LABEL, TAINT, NodeMarks
+from fleetcast.service import adapters
+from fleetcast.service.config import AdapterConfig
+from fleetcast.service.ports import kube_objects
+from fleetcast.service.ports.kube_objects import write_by_key
 from tests.service.adapters_world import DOORS, PORT, World
 
 MANY = 200  # nodes; far more than may change in a minute

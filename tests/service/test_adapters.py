@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from fleet.errors import ConfigError
-from schedulers.adapter import Write
-from service import adapter_writer, adapters
-from service.adapter_records import AdapterRecords, AdaptersStatus
-from service.adapter_writer import ChangeLimit
-from service.adapters import AdapterHost
-from service.api.adapter_metrics import adapters_page
-from service.config import AdapterConfig, AdaptersConfig
-from service.doors import open_doors
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.schedulers.adapter import Write
+from fleetcast.service import adapter_writer, adapters
+from fleetcast.service.adapter_records import AdapterRecords, AdaptersStatus
+from fleetcast.service.adapter_writer import ChangeLimit
+from fleetcast.service.adapters import AdapterHost
+from fleetcast.service.api.adapter_metrics import adapters_page
+from fleetcast.service.config import AdapterConfig, AdaptersConfig
+from fleetcast.service.doors import open_doors
 from tests.service.adapters_world import DOORS, PORT, World
 
 
@@ -179,7 +179,7 @@ def test_a_restart_remembers_the_bands(tmp_path: Path) -> None:
 
 
 def test_the_audit_keeps_its_newest_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.adapter_records.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("fleetcast.service.adapter_records.SEGMENT_BYTES", 1)
     world = World(tmp_path)
     for number in range(12):
         world.step(0.9 if number % 2 else 0.0)

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.clock import ScaledClock, SystemClock
-from fleet.errors import ConfigError
-from service.config import Config, load_config, override, save_config
+from fleetcast.fleet.clock import ScaledClock, SystemClock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.config import Config, load_config, override, save_config
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.held_starts import mark_refused_starts, marked, marks_folder
+from fleetcast.service.held_starts import mark_refused_starts, marked, marks_folder
 
 
 def test_marks_of_active_requests_are_found_and_others_removed(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from service.board.board import BoardReader, BoardWriter, Section
-from service.weather import job_outlooks
+from fleetcast.service.board.board import BoardReader, BoardWriter, Section
+from fleetcast.service.weather import job_outlooks
 
 ROW = {
     **{"job": "7", "attempt": 1, "state": "running", "class": "training", "user": "ada", "queue": "train", "gpus": 8},

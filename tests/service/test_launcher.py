@@ -15,9 +15,9 @@ import pytest
 SCRIPT = """
 import asyncio, json, os, signal, sys, threading, time
 from pathlib import Path
-from fleet.process import report_ready
-from service.launcher import fork_launcher
-from service.supervise import SupervisedRole, Supervisor
+from fleetcast.fleet.process import report_ready
+from fleetcast.service.launcher import fork_launcher
+from fleetcast.service.supervise import SupervisedRole, Supervisor
 
 folder = Path(sys.argv[1])
 fork, refusals = os.fork, 2
@@ -60,7 +60,7 @@ code = asyncio.run(supervisor.run())
 """
 QUITS = """
 import os, select, socket
-from service.launcher import fork_launcher
+from fleetcast.service.launcher import fork_launcher
 
 launcher = fork_launcher(["json"])
 if not isinstance(launcher, str):

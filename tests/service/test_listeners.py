@@ -33,11 +33,11 @@ ALLOWED = {
     ("service/api/external_metrics.py", "listen"): "external_metrics.port",
     ("service/placer/role.py", "listen"): "placer.port",
     ("service/start_checks.py", "listen"): "a check of the ports before the start: it accepts nothing",
-    ("simulator/exporters.py", "create_server"): "simulated exporters",
-    ("benchmarks/exporters.py", "create_server"): "simulated exporters",
-    ("benchmarks/http.py", "uvicorn.run"): "what a benchmark compares us with",
-    ("benchmarks/extender.py", "uvicorn.run"): "what a benchmark compares us with",
-    ("benchmarks/urgent.py", "ThreadingHTTPServer"): "simulated exporters",
+    ("simulator/hardware/exporters.py", "create_server"): "simulated exporters",
+    ("benchmarks/kit/exporters.py", "create_server"): "simulated exporters",
+    ("benchmarks/answers/http.py", "uvicorn.run"): "what a benchmark compares us with",
+    ("benchmarks/answers/extender.py", "uvicorn.run"): "what a benchmark compares us with",
+    ("benchmarks/ticks/urgent.py", "ThreadingHTTPServer"): "simulated exporters",
 }
 """(file, function) → the port of the table, or why it needs none."""
 

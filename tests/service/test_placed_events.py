@@ -1,8 +1,8 @@
 """Events that name a device by its PCI address, before and after the exporters tell which GPU that is."""
 
-from fleet.events import NodeEvent
-from fleet.topology import NodeSpec
-from ingest.source import Batch
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.topology import NodeSpec
+from fleetcast.ingest.source import Batch
 from tests.service.pipeline.test_state import MINUTE, empty_state
 
 

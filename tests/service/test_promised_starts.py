@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet import files
-from fleet.events import Started, Submitted
-from fleet.requests import PlacementRequest
-from ingest.inbox.job_events import identity
-from ingest.source import Batch, MemorySource
-from placement.ledger import IntentState
-from service.config import LimitsConfig
+from fleetcast.fleet import files
+from fleetcast.fleet.events import Started, Submitted
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.ingest.inbox.job_events import identity
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.placement.ledger.ledger import IntentState
+from fleetcast.service.config import LimitsConfig
 from tests.service.promise_world import EXPIRES_S, NOW_MS, PAUSE_S, PromiseWorld
 
 LIMITS = LimitsConfig(live_jobs=10, names_per_minute=1, names_at_once=12)

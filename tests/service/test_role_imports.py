@@ -12,12 +12,14 @@ import pytest
 COMMON = {"aiohttp", "cramjam", "numpy", "tomli_w"}
 SERVER = {"anyio", "click", "lz4", "prometheus_client", "starlette", "uvicorn"}
 MAY_IMPORT = {
-    "service.pipeline.role": COMMON | {"lz4", "prometheus_client"},
-    "service.api.role": COMMON | SERVER | {"fastapi", "opentelemetry", "pydantic"},  # fastapi imports opentelemetry
-    "service.placer.role": COMMON | SERVER,
-    "service.adapters": COMMON | {"anyio", "starlette"},
-    "service.supervise": {"tomli_w"},
-    "cli.run": {"typer"},
+    "fleetcast.service.pipeline.role": COMMON | {"lz4", "prometheus_client"},
+    "fleetcast.service.api.role": COMMON
+    | SERVER
+    | {"fastapi", "opentelemetry", "pydantic"},  # fastapi imports opentelemetry
+    "fleetcast.service.placer.role": (COMMON - {"aiohttp"}) | SERVER,
+    "fleetcast.service.adapters": COMMON | {"anyio", "starlette"},
+    "fleetcast.service.supervise": {"tomli_w"},
+    "fleetcast.cli.run": {"typer"},
 }
 PACKAGES = (
     *("aiohttp", "anyio", "click", "cramjam", "dask", "fastapi", "fsspec", "grpc", "kafka", "kubernetes", "lightgbm"),
@@ -40,16 +42,16 @@ def test_a_role_imports_exactly_what_its_list_allows(module: str) -> None:
 
 
 def test_the_command_line_imports_no_rich() -> None:
-    assert "rich" not in imported("import cli.main")
+    assert "rich" not in imported("import fleetcast.cli.main")
 
 
 WORK = """
-from service.withheld_imports import withhold_imports
+from fleetcast.service.withheld_imports import withhold_imports
 withhold_imports()
 import numpy as np
 import pyarrow as pa, pyarrow.parquet as pq
-from features.period import _first_hill
-from models.demand.theta import FEW_SERIES, smoothed
+from fleetcast.features.period import _first_hill
+from fleetcast.models.demand.theta import FEW_SERIES, smoothed
 table = pa.table({"a": pa.array(np.arange(9)), "b": pa.array(["x"] * 9)})
 sink = pa.BufferOutputStream()
 pq.write_table(table, sink)
@@ -64,7 +66,7 @@ def test_archive_rhythms_and_the_demand_of_a_small_site_import_neither_pandas_no
 
 
 TREES = """
-from service.withheld_imports import withhold_imports
+from fleetcast.service.withheld_imports import withhold_imports
 withhold_imports()
 import lightgbm, numpy as np
 rng = np.random.default_rng(0)
@@ -79,10 +81,10 @@ def test_trees_are_served_without_pandas_and_scikit_learn() -> None:
 
 
 PLUGIN = """
-from service.withheld_imports import withhold_imports
-from service.plugins import load
+from fleetcast.service.withheld_imports import withhold_imports
+from fleetcast.service.plugins import load
 withhold_imports()
-load("pipeline.forecasters", "service.plugins:load")
+load("pipeline.forecasters", "fleetcast.service.plugins:load")
 try:
     import pandas
 except ModuleNotFoundError:

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.errors import ConfigError
-from service.config import Config, override
-from service.start_checks import check_ports, check_start
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.config import Config, override
+from fleetcast.service.start_checks import check_ports, check_start
 from tests.ports import free_port
 
 NOT_CALLABLE = 7

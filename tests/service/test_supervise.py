@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from service.exit_reason import record_exit_reason
-from service.supervise import SupervisedRole, Supervisor
+from fleetcast.service.exit_reason import record_exit_reason
+from fleetcast.service.supervise import SupervisedRole, Supervisor
 
-READY = "from fleet.process import report_ready; report_ready(); "
+READY = "from fleetcast.fleet.process import report_ready; report_ready(); "
 PAUSE_S = 0.01
 
 
@@ -35,7 +35,7 @@ def test_a_role_that_is_never_ready_ends_the_supervisor_with_its_own_reason(
     with pytest.raises(ZeroDivisionError), record_exit_reason(tmp_path, "r"):
         raise ZeroDivisionError("of the supervisor before")
     script = (
-        "from pathlib import Path; from service.exit_reason import record_exit_reason\n"
+        "from pathlib import Path; from fleetcast.service.exit_reason import record_exit_reason\n"
         f"with record_exit_reason(Path({str(tmp_path)!r}), 'r'): raise ValueError('the ledger is upside down')"
     )
     supervisor = Supervisor([python("r", script)], tmp_path, first_pause_s=PAUSE_S, most_starts=3)

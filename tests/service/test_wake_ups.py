@@ -10,15 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
-from fleet import file_changes
-from fleet.clock import ManualClock
-from service import adapters
-from service.adapter_records import AdapterRecords
-from service.api.broadcaster import EventBroadcaster
-from service.board.board import BoardWriter, Section
-from service.board.cache import BoardCache
-from service.config import AdapterConfig, Config, PipelineConfig
-from service.pipeline.other_pipelines import OtherPipelines
+from fleetcast.fleet import file_changes
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service import adapters
+from fleetcast.service.adapter_records import AdapterRecords
+from fleetcast.service.api.broadcaster import EventBroadcaster
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.config import AdapterConfig, Config, PipelineConfig
+from fleetcast.service.pipeline.other_pipelines import OtherPipelines
 from tests.service.adapters_world import DOORS, PORT
 from tests.service.adapters_world import World as AdaptersWorld
 from tests.service.api_world import NOW_MS, publish, sections

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from fleet.clock import ManualClock
-from fleet.events import Checkpoint
-from models.demand.rows import DemandRow
-from schedulers.bands import Bands
-from schedulers.weather import DemandKey, StartOutlook
-from service import start_times_link
-from service.board.board import BoardReader, BoardWriter, Section
-from service.config import Config, PlacerConfig
-from service.pipeline.demand.sections import demand_sections
-from service.start_times_link import StartTimesLink, start_outlooks
-from service.weather import WeatherStation, rule_of
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import Checkpoint
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.schedulers.bands import Bands
+from fleetcast.schedulers.weather import DemandKey, StartOutlook
+from fleetcast.service import start_times_link
+from fleetcast.service.board.board import BoardReader, BoardWriter, Section
+from fleetcast.service.config import Config, PlacerConfig
+from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.start_times_link import StartTimesLink, start_outlooks
+from fleetcast.service.weather import WeatherStation, rule_of
 from tests.service.runs_world import NOW_MS, batch, began, board_of, came, past, pipeline_in
 
 ROW = DemandRow(

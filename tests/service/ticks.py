@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from features.extract import Frames, extract
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.jobs import JobAttempt
-from fleet.nodes import NodeRecord
-from fleet.topology import Topology
-from models.risk.score import ScoredFleet
-from service.answers.fleet import BoardMeta
-from service.pipeline.metrics import PipelineMetrics
-from service.pipeline.state import Counts, EventView
-from service.pipeline.tick import Tick
+from fleetcast.features.extract import Frames, extract
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.nodes import NodeRecord
+from fleetcast.fleet.topology import Topology
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.service.answers.fleet import BoardMeta
+from fleetcast.service.pipeline.metrics import PipelineMetrics
+from fleetcast.service.pipeline.state import Counts, EventView
+from fleetcast.service.pipeline.tick import Tick
 
 GPUS = 8
 

@@ -5,7 +5,7 @@ from io import BytesIO
 
 import pyarrow.parquet as pq
 
-from ingest.archive.files import FileName, live
+from fleetcast.ingest.archive.files import FileName, live
 from tests.simulation.disk import Content, Folder, MemoryDisk
 from tests.simulation.oracle import Broken, EventKey
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fleet.errors import FleetcastError, RequestError, StaleError
-from fleet.requests import Decision, PlacementRequest
-from placement.ledger import LedgerError
-from service.http.problems import Problem
+from fleetcast.fleet.errors import FleetcastError, RequestError, StaleError
+from fleetcast.fleet.requests import Decision, PlacementRequest
+from fleetcast.placement.ledger.ledger import LedgerError
+from fleetcast.service.http.problems import Problem
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -168,7 +168,7 @@ class Mount:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         return found
 
-    # -- as fleet.files asks
+    # -- as fleetcast.fleet.files asks
 
     def create(self, path: "SimPath", append: bool) -> "SimFile":
         disk, folder = self._check_writable(), self.folder(path.parent)
@@ -436,5 +436,5 @@ class SimPath(PurePosixPath):
         return self.read_bytes().decode(encoding, errors)
 
     def open(self, mode: str = "rb") -> BytesIO:
-        assert mode == "rb", "what is written goes through fleet.files"
+        assert mode == "rb", "what is written goes through fleetcast.fleet.files"
         return BytesIO(self.read_bytes())

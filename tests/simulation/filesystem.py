@@ -4,7 +4,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fsspec import AbstractFileSystem
 
-from fleet import failpoints
+from fleetcast.fleet import failpoints
 
 if TYPE_CHECKING:
     from tests.simulation.disk import Mount, SimPath

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from fleet import files
-from fleet.sequences import SeenSequences
-from ingest.archive.events import KnownEvents
-from placement.ledger_file import LedgerFile
-from placement.promised import PromiseReader
-from service.board import expiry
-from service.board.board import BoardWriter
-from service.board.expiry import Expiry
-from service.listening import Listening
-from service.pipeline import pipeline
-from service.pipeline.state import FleetState
-from service.placer import service as placer_service
+from fleetcast.fleet import files
+from fleetcast.fleet.sequences import SeenSequences
+from fleetcast.ingest.archive.events import KnownEvents
+from fleetcast.placement.ledger.file import LedgerFile
+from fleetcast.placement.ledger.promised import PromiseReader
+from fleetcast.service.board import expiry
+from fleetcast.service.board.board import BoardWriter
+from fleetcast.service.board.expiry import Expiry
+from fleetcast.service.listening import Listening
+from fleetcast.service.pipeline import pipeline
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.placer import service as placer_service
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fleet.jobs import JobTable
-from fleet.requests import Decision
-from placement.ledger import Intent
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.requests import Decision
+from fleetcast.placement.ledger.ledger import Intent
 
 if TYPE_CHECKING:
-    from service.board.board import Board
+    from fleetcast.service.board.board import Board
     from tests.simulation.clients import Job
     from tests.simulation.processes import Process
 

@@ -9,20 +9,23 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from fleet import failpoints
-from service.pipeline import archive_writer as history
+from fleetcast.fleet import failpoints
+from fleetcast.service.pipeline import archive_writer as history
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-PACKAGES = ("clients", "fleet", "ingest", "features", "models", "placement", "schedulers", "service")
+PACKAGES = tuple(
+    f"fleetcast.{name}."
+    for name in ("clients", "fleet", "ingest", "features", "models", "placement", "schedulers", "service")
+)
 REST_S, TIDY_S = 2.0, 60.0  # of the archive: a flush is a step, and an episode has twenty minutes of them
 
 
 @contextlib.contextmanager
 def simulated(world: "World") -> Iterator[None]:
     """Modules of the product see the world's time in `time`, and its failpoints act."""
-    ours = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in PACKAGES]
+    ours = [module for name, module in list(sys.modules.items()) if name.startswith(PACKAGES)]
     patched = [module for module in ours if getattr(module, "time", None) is time]
     clock = SimpleNamespace(
         monotonic=lambda: world.steady_ms / 1000,

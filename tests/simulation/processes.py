@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import Request
 
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.archive.archive import BYTES_AN_EVENT
-from ingest.inbox.event_body import decode_body
-from ingest.inbox.inbox import InboxSource, InboxWriter
-from service.api.routes.events import accept
-from service.api.wiring import context_of, remember
-from service.board.board import BoardReader
-from service.config import ApiConfig, ArchiveConfig, Config, LimitsConfig, PipelineConfig, PlacerConfig
-from service.http.access import load_access
-from service.pipeline.pipeline import Pipeline
-from service.placer.role import QueueWorker, open_service
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.archive.archive import BYTES_AN_EVENT
+from fleetcast.ingest.inbox.event_body import decode_body
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
+from fleetcast.service.api.routes.events import accept
+from fleetcast.service.api.wiring import context_of, remember
+from fleetcast.service.board.board import BoardReader
+from fleetcast.service.config import ApiConfig, ArchiveConfig, Config, LimitsConfig, PipelineConfig, PlacerConfig
+from fleetcast.service.http.access import load_access
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.placer.role import QueueWorker, open_service
 from tests.simulation.disk import Killed, Mount
 from tests.simulation.loop import SimLoop
 from tests.simulation.oracle import EventKey

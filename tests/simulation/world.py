@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from fleet import failpoints
-from fleet.errors import FleetcastError, SourceError
-from placement.ledger import Intent, IntentState, LedgerError
-from service.board.board import Board, BoardError
-from service.http.problems import Problem
+from fleetcast.fleet import failpoints
+from fleetcast.fleet.errors import FleetcastError, SourceError
+from fleetcast.placement.ledger.ledger import Intent, IntentState, LedgerError
+from fleetcast.service.board.board import Board, BoardError
+from fleetcast.service.http.problems import Problem
 from tests.simulation.archive import ArchiveLook
 from tests.simulation.clients import Clients, Job
 from tests.simulation.disk import Content, Killed, MemoryDisk

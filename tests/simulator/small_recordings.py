@@ -3,7 +3,7 @@
 import gzip
 from pathlib import Path
 
-from simulator.h100 import FOLDER, PORTS
+from fleetcast.simulator.hardware.h100 import FOLDER, PORTS
 
 COLUMNS = (
     "timestamp,phase,gpu,gpu_model,power_w,temp_c,mem_used_mib,mem_total_mib,gpu_util_pct,mem_util_pct,sm_active,"

@@ -11,18 +11,18 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-import simulator.outbox
-from fleet.clock import ManualClock
-from fleet.events import Finished, StepParts
-from fleet.requests import RankPlacement
-from simulator.driver import Driver
-from simulator.faults import FaultPlan
-from simulator.live_job import STEP_EVERY_MS, LiveJob
-from simulator.outbox import Outbox, ProductApi
-from simulator.replay import OngoingJob, TraceReplay
-from simulator.story import Story, culprit_of, flag_of
-from simulator.traces import TraceJob
-from simulator.workload import WorkloadProfile
+import fleetcast.simulator.outbox
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import Finished, StepParts
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.simulator.days.replay import OngoingJob, TraceReplay
+from fleetcast.simulator.days.traces import TraceJob
+from fleetcast.simulator.driver import Driver
+from fleetcast.simulator.faults.faults import FaultPlan
+from fleetcast.simulator.hardware.workload import WorkloadProfile
+from fleetcast.simulator.live_job import STEP_EVERY_MS, LiveJob
+from fleetcast.simulator.outbox import Outbox, ProductApi
+from fleetcast.simulator.story import Story, culprit_of, flag_of
 
 PROFILE = WorkloadProfile("sharded", 600.0, 1.0, 0.7, 0.4, 0.4, step_s=2.0, checkpoint_s=10.0)
 START_MS = 1_000_000_000_000
@@ -262,7 +262,7 @@ def test_the_queue_is_sent_only_when_the_board_knows_what_runs():
 
 
 def test_no_event_is_lost_while_the_product_is_down(monkeypatch):
-    monkeypatch.setattr(simulator.outbox, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(fleetcast.simulator.outbox, "FIRST_PAUSE_S", 0.01)
     product = FakeProduct()
     product.broken = 3
     history = tuple(Finished(job=f"j{row}", sequence=2, time_ms=START_MS - row) for row in range(50))

@@ -6,21 +6,28 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.events import Failed, Finished, Started, Step
-from fleet.nodes import NodeTable
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind, SampleBatch
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.text import PageDecoder, Target
-from simulator.cluster import FleetSpec, SimulatedFleet
-from simulator.columns import Recorder
-from simulator.fault_file import FaultFile, FleetTable, JobsTable, parse_fault_file, read_fault_file, to_toml
-from simulator.instrument import simulate_faults
-from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS
-from simulator.workload import profile_of
-from training.sets.fault_runs import FaultRun, read_fault_runs
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.events import Failed, Finished, Started, Step
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.simulator.faults.fault_file import (
+    FaultFile,
+    FleetTable,
+    JobsTable,
+    parse_fault_file,
+    read_fault_file,
+    to_toml,
+)
+from fleetcast.simulator.faults.magnitudes import DECOY_KINDS, FAULT_KINDS
+from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
+from fleetcast.simulator.hardware.columns import Recorder
+from fleetcast.simulator.hardware.workload import profile_of
+from fleetcast.simulator.instrument import simulate_faults
+from fleetcast.training.sets.fault_runs import FaultRun, read_fault_runs
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "faults"
 SMALL = FaultFile(

@@ -11,13 +11,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from fleet.clock import ScaledClock
-from fleet.errors import ConfigError
-from ingest.topology.load import load_topology
-from simulator.cluster import FleetSpec
-from simulator.faults import DEMO
-from simulator.run import SimulationOptions, load_fault_settings, run_simulation
-from simulator.traces import DEFAULT_AT, parse_time_ms, shifted_start_ms
+from fleetcast.fleet.clock import ScaledClock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.simulator.days.traces import DEFAULT_AT, parse_time_ms, shifted_start_ms
+from fleetcast.simulator.faults.faults import DEMO
+from fleetcast.simulator.hardware.cluster import FleetSpec
+from fleetcast.simulator.run import SimulationOptions, load_fault_settings, run_simulation
 
 
 def options(out: Path, api: str, **more: object) -> SimulationOptions:
@@ -81,7 +81,7 @@ def test_the_run_folder_fills_pages_are_served_and_sigterm_ends_it(tmp_path):
 
 
 def test_an_error_in_a_work_ends_the_process(tmp_path, monkeypatch):
-    monkeypatch.setattr("simulator.driver.Driver.run", None)
+    monkeypatch.setattr("fleetcast.simulator.driver.Driver.run", None)
     with pytest.raises(TypeError), suppress(asyncio.CancelledError):
         asyncio.run(run_simulation(options(tmp_path, "http://127.0.0.1:9")))
 

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from fleet.requests import PlacementRequest
-from placement.queues_file import check_capacity, read_queues
-from simulator.teams import TEAMS, queues_toml, with_teams
-from simulator.traces import POOL, generate_trace
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.queues.queues_file import check_capacity, read_queues
+from fleetcast.simulator.days.traces import POOL, generate_trace
+from fleetcast.simulator.teams import TEAMS, queues_toml, with_teams
 
 START_MS = 1_795_202_400_000
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.events import Failed, Finished, JobEvent, NodeEvent, Preempted, Resized, Started, Step, Submitted
-from fleet.requests import RankPlacement
-from fleet.topology import Topology
-from ingest.archive.archive import Archive, ArchiveLimits
-from ingest.archive.files import DAY_MS, ArchiveFiles
-from ingest.source import Batch
-from service.pipeline.state import FleetState
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Failed, Finished, JobEvent, NodeEvent, Preempted, Resized, Started, Step, Submitted
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
+from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles
+from fleetcast.ingest.source import Batch
+from fleetcast.service.pipeline.state import FleetState
 
 T0 = 1_795_276_800_000
 MINUTE_MS = 60_000

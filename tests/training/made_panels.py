@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from models.demand.trees import DemandTrees, Settings
-from models.forecast import Panel
+from fleetcast.models.demand.trees import DemandTrees, Settings
+from fleetcast.models.forecast import Panel
 
 
 def made_panel(days: int = 4, seed: int = 0) -> Panel:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from training.reports.results import ResultRow, Results
+from fleetcast.training.reports.results import ResultRow, Results
 
 HOUR_MS = 3_600_000
 LEADS_H = (1, 3, 6, 12, 24)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from models.versions.registry import Registry
+from fleetcast.models.versions.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
 import sys, time
 from pathlib import Path
-from models.versions.card import Card
-from models.demand.trees import DemandTrees
-from models.versions.registry import Registry
+from fleetcast.models.versions.card import Card
+from fleetcast.models.demand.trees import DemandTrees
+from fleetcast.models.versions.registry import Registry
 from tests.training.made_panels import made_trees
 
 trees, slow = made_trees(), len(sys.argv) > 2

@@ -2,9 +2,9 @@
 
 import pytest
 
-from training.reports.results import ResultRow, WindowRow
-from training.reports.window_rows import gains, rows_of, summaries
-from training.windows import DAY_S, RollingWindow, rolling_windows, window_at
+from fleetcast.training.reports.results import ResultRow, WindowRow
+from fleetcast.training.reports.window_rows import gains, rows_of, summaries
+from fleetcast.training.windows import DAY_S, RollingWindow, rolling_windows, window_at
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ from math import exp, log
 import msgspec
 import numpy as np
 
-from fleet.errors import FleetcastError
-from models.forecast import Forecaster
-from models.versions.card import GateVerdict, TargetVerdict
-from training.fits.fan_out import map_jobs
-from training.reports.contests import MAIN, Comparison, contests, words_of
-from training.reports.results import ResultRow, Results
-from training.sets.demand_sets import DemandSet, capped
-from training.sets.job_sets import HistoryJobs, JobHistory
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.models.forecast import Forecaster
+from fleetcast.models.versions.card import GateVerdict, TargetVerdict
+from fleetcast.training.fits.fan_out import map_jobs
+from fleetcast.training.reports.contests import MAIN, Comparison, contests, words_of
+from fleetcast.training.reports.results import ResultRow, Results
+from fleetcast.training.sets.demand_sets import DemandSet, capped
+from fleetcast.training.sets.job_sets import HistoryJobs, JobHistory
 
 Say = Callable[[str], None]
 
@@ -104,7 +104,7 @@ def backtest(
 
 def judge_demand(window: BacktestWindow) -> Results:
     """Fit on what came before the window, and evaluate on the window."""
-    from training.judges.demand import Models, add, judged_origins
+    from fleetcast.training.judges.demand import Models, add, judged_origins
 
     results = Results("demand")
     sets = [one for one in window.demand if len(judged_origins(one, window.seed))]
@@ -117,7 +117,7 @@ def judge_demand(window: BacktestWindow) -> Results:
 
 def judge_duration(window: BacktestWindow) -> Results:
     """Fit on what came before the window, and evaluate on the window."""
-    from training.judges.duration import evaluate_sets
+    from fleetcast.training.judges.duration import evaluate_sets
 
     return evaluate_sets(window.jobs, window.seed, _quiet, windows=1)
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.clock import moment
-from fleet.errors import FleetcastError
-from models.demand.features import FEATURES as DEMAND_FEATURES
-from models.demand.features import PanelPast, features
-from models.versions.drift import PSI_MOVED, Moved, moved
-from training.sets.demand_sets import DemandSet
-from training.sets.job_sets import HistoryJobs
+from fleetcast.fleet.clock import moment
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.models.demand.features import FEATURES as DEMAND_FEATURES
+from fleetcast.models.demand.features import PanelPast, features
+from fleetcast.models.versions.drift import PSI_MOVED, Moved, moved
+from fleetcast.training.sets.demand_sets import DemandSet
+from fleetcast.training.sets.job_sets import HistoryJobs
 
 Array = NDArray[np.float64]
 
@@ -72,8 +72,8 @@ def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]
 
 def duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> list[FeatureDrift]:
     """Return the drift of each history between jobs submitted before and after a moment."""
-    from features.past_runs import FEATURES
-    from training.sets.duration_rows import replay
+    from fleetcast.features.past_runs import FEATURES
+    from fleetcast.training.sets.duration_rows import replay
 
     found = []
     for name, table in tables:
@@ -122,7 +122,7 @@ def drift_html(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, 
 
     It includes plots of their distributions.
     """
-    from training.reports.page import listed, page, panels, section, table
+    from fleetcast.training.reports.page import listed, page, panels, section, table
 
     said = "; ".join(reasons.values()) or "Nothing asks for a new fit."
     body = [section("Retraining", listed([said], ""))]
@@ -148,7 +148,7 @@ def drift_html(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, 
 
 def _plots(one: FeatureDrift) -> Iterator[str]:
     """Yield plots of the three features that moved most."""
-    from training.reports.page import panel
+    from fleetcast.training.reports.page import panel
 
     for row in one.rows[:PLOTTED]:
         column = one.features.index(row.feature)
@@ -159,7 +159,7 @@ def _plots(one: FeatureDrift) -> Iterator[str]:
 
 def _distributions_svg(before: Array, now: Array, label: str) -> str:
     """Draw the two distribution functions. The largest gap between them is the KS statistic."""
-    from training.reports.plots import OURS_INK, SOFT, drawn
+    from fleetcast.training.reports.plots import OURS_INK, SOFT, drawn
 
     with drawn(label) as canvas:
         for values, ink, word in ((before, SOFT, "before"), (now, OURS_INK, "now")):

@@ -7,8 +7,7 @@ machine.
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from fleet.errors import ConfigError, FleetcastError
-from fleet.installation import check_packages
+from fleetcast.fleet.errors import ConfigError, FleetcastError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -74,7 +73,6 @@ def _on_dask(function: Callable[[Item], Result], items: Sequence[Item], address:
         if not workers:
             raise FleetcastError(f"the Dask scheduler at {address} has no workers: start some with `dask worker`")
         say(f"{len(items)} pieces for {workers} workers of {address}")
-        client.run(check_packages)
         futures = [client.submit(function, item, pure=False) for item in items]
         for done, future in enumerate(as_completed(futures, loop=client.loop)):
             _said(future.result(), say, done + 1, len(items))

@@ -14,11 +14,11 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from models.risk.hazard import FAULTS_PER_NODE_DAY
-from models.risk.node_risk import BASE_SHARE, KindFit, RiskFit, excess_hazard, no_history, probabilities
-from models.risk.rules import RULES
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
-from training.replay.dataset import RiskRows
+from fleetcast.models.risk.hazard import FAULTS_PER_NODE_DAY
+from fleetcast.models.risk.node_risk import BASE_SHARE, KindFit, RiskFit, excess_hazard, no_history, probabilities
+from fleetcast.models.risk.rules import RULES
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.training.replay.dataset import RiskRows
 
 HORIZON_S = RISK_HORIZONS_S[0]
 UNAVAILABLE = 0.023

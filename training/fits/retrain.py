@@ -15,17 +15,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fleet.errors import ConfigError, FleetcastError
-from models.forecast import Forecaster
-from models.versions.card import Card, FitSpan, calibration_of, metrics_of, versions_of
-from models.versions.registry import Registry
-from training.fits.backtest import backtest, demand_windows, duration_windows, verdict
-from training.reports.card_page import card_html
-from training.reports.contests import pooled
-from training.reports.results import Results
-from training.sets.demand_sets import DemandSet
-from training.sets.job_sets import HistoryJobs
-from training.sites.histories import TrainingInputs
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.models.forecast import Forecaster
+from fleetcast.models.versions.card import Card, FitSpan, calibration_of, metrics_of, versions_of
+from fleetcast.models.versions.registry import Registry
+from fleetcast.training.fits.backtest import backtest, demand_windows, duration_windows, verdict
+from fleetcast.training.reports.card_page import card_html
+from fleetcast.training.reports.contests import pooled
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.demand_sets import DemandSet
+from fleetcast.training.sets.job_sets import HistoryJobs
+from fleetcast.training.sites.histories import TrainingInputs
 
 Say = Callable[[str], None]
 
@@ -140,8 +140,8 @@ def fit_demand(sets: Sequence[DemandSet], seed: int, say: Say = lambda line: Non
     """Fit the trees of every target, on all bins."""
     import msgspec
 
-    from models.demand.features import FEATURES
-    from models.demand.trees import DemandTrees
+    from fleetcast.models.demand.features import FEATURES
+    from fleetcast.models.demand.trees import DemandTrees
 
     panels = [row.panel for row in sets]
     model = DemandTrees(seed).fit(panels, [panel.bins for panel in panels], say)
@@ -154,11 +154,11 @@ def fit_demand(sets: Sequence[DemandSet], seed: int, say: Say = lambda line: Non
 
 def fit_duration(tables: Sequence[tuple[str, HistoryJobs]], seed: int) -> FitResult:
     """Fit run and remaining times on all that was known at the last submission or end."""
-    from features.past_runs import FEATURES
-    from models.run_times.boosted_quantiles import LEAF_ROWS, PARAMETERS, TREES
-    from models.run_times.duration import HELD_OUT, ROWS_FITTED, DurationModel
-    from training.judges.duration import _some
-    from training.sets.duration_rows import LANDMARKS_S, replay
+    from fleetcast.features.past_runs import FEATURES
+    from fleetcast.models.run_times.boosted_quantiles import LEAF_ROWS, PARAMETERS, TREES
+    from fleetcast.models.run_times.duration import HELD_OUT, ROWS_FITTED, DurationModel
+    from fleetcast.training.judges.duration import _some
+    from fleetcast.training.sets.duration_rows import LANDMARKS_S, replay
 
     ((name, table),) = tables
     until_s = float(np.nanmax(np.concatenate((table.submit_s, table.end_s))))

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.hazard import HORIZONS_DAYS, HorizonFit, logistic
-from models.risk.scores import RISK_KINDS
-from models.risk.site_risk import PAST_FEATURES, SITE_FEATURES, USABLE, SiteFit
-from training.sites.site_days import DAY_MS, SiteDays
+from fleetcast.models.risk.hazard import HORIZONS_DAYS, HorizonFit, logistic
+from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.models.risk.site_risk import PAST_FEATURES, SITE_FEATURES, USABLE, SiteFit
+from fleetcast.training.sites.site_days import DAY_MS, SiteDays
 
 FEWEST_EVENTS = 50  # of a kind, before it is fitted
 FEWEST_ROWS_OF_RULE = 100  # where a rule spoke, before it is a feature

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import ConfigError, FleetcastError
-from models.versions.card import Card, CardMetric
-from training.reports.contests import OURS, lead, pooled
-from training.reports.results import ResultRow
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.models.versions.card import Card, CardMetric
+from fleetcast.training.reports.contests import OURS, lead, pooled
+from fleetcast.training.reports.results import ResultRow
 
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

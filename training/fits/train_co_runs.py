@@ -14,26 +14,26 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.co_runs import CoRun, CoRuns, mean_loads
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import FleetcastError
-from fleet.jobs import JobAttempt
-from fleet.samples import EntityKind
-from fleet.topology import NodeSpec, Topology
-from ingest.archive.files import ArchiveFiles
-from ingest.archive.read import ArchiveSpan
-from ingest.archive.source import ArchiveSource
-from models.jobs.co_run_fit import CoRunFit, PastCoRun
-from models.jobs.interference import LOADS, Pairs, gpu_prior, learn, predict
-from models.risk.watch import FleetWatch
-from models.versions.card import Card, FitSpan, GateVerdict, metrics_of, versions_of
-from models.versions.registry import Registry
-from training.fits.backtest import WIN
-from training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
-from training.reports.card_page import card_html
-from training.reports.results import ResultRow, Results, interval
-from training.sites.archive_days import node_names, scrape_interval_s, span_of
+from fleetcast.features.co_runs import CoRun, CoRuns, mean_loads
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.archive.files import ArchiveFiles
+from fleetcast.ingest.archive.read import ArchiveSpan
+from fleetcast.ingest.archive.source import ArchiveSource
+from fleetcast.models.jobs.co_run_fit import CoRunFit, PastCoRun
+from fleetcast.models.jobs.interference import LOADS, Pairs, gpu_prior, learn, predict
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.models.versions.card import Card, FitSpan, GateVerdict, metrics_of, versions_of
+from fleetcast.models.versions.registry import Registry
+from fleetcast.training.fits.backtest import WIN
+from fleetcast.training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
+from fleetcast.training.reports.card_page import card_html
+from fleetcast.training.reports.results import ResultRow, Results, interval
+from fleetcast.training.sites.archive_days import node_names, scrape_interval_s, span_of
 
 Say = Callable[[str], None]
 Array = NDArray[np.float64]

@@ -2,20 +2,29 @@
 
 from collections.abc import Callable
 
-from fleet.errors import FleetcastError
-from models.risk.hazard import HORIZONS_DAYS
-from models.risk.scores import RISK_KINDS
-from models.risk.site_risk import SITE_FEATURES, SiteFit
-from models.versions.card import Card, FitSpan, GateVerdict, metrics_of, versions_of
-from models.versions.registry import Registry
-from training.fits.backtest import WIN
-from training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
-from training.fits.site_risk import FEWEST_EVENTS, PENALTY, events_of, fit_site
-from training.judges.site_risk import BESIDE, OURS, SERVING, SHIPPED, JudgedDays, judge_windows, mean_ratio, results_of
-from training.reports.card_page import card_html
-from training.reports.contests import pooled
-from training.reports.results import Results
-from training.sites.site_days import SiteDays
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.models.risk.hazard import HORIZONS_DAYS
+from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.models.risk.site_risk import SITE_FEATURES, SiteFit
+from fleetcast.models.versions.card import Card, FitSpan, GateVerdict, metrics_of, versions_of
+from fleetcast.models.versions.registry import Registry
+from fleetcast.training.fits.backtest import WIN
+from fleetcast.training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
+from fleetcast.training.fits.site_risk import FEWEST_EVENTS, PENALTY, events_of, fit_site
+from fleetcast.training.judges.site_risk import (
+    BESIDE,
+    OURS,
+    SERVING,
+    SHIPPED,
+    JudgedDays,
+    judge_windows,
+    mean_ratio,
+    results_of,
+)
+from fleetcast.training.reports.card_page import card_html
+from fleetcast.training.reports.contests import pooled
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sites.site_days import SiteDays
 
 Say = Callable[[str], None]
 

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from statsmodels.tools.sm_exceptions import ConvergenceWarning
 
-from models.demand.flows import FLOW_TARGETS
-from models.demand.naive import DAY_S, ERRORS_DAYS, forecast_by_errors, forward_filled
-from models.demand.theta import rolling_mean
-from models.forecast import Panel
+from fleetcast.models.demand.flows import FLOW_TARGETS
+from fleetcast.models.demand.naive import DAY_S, ERRORS_DAYS, forecast_by_errors, forward_filled
+from fleetcast.models.demand.theta import rolling_mean
+from fleetcast.models.forecast import Panel
 
 Array = NDArray[np.float64]
 Bins = NDArray[np.intp]

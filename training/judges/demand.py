@@ -22,19 +22,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.boosting import Settings
-from models.demand.flows import without_lone_spikes
-from models.demand.gate import Gate, Served, are_whole
-from models.demand.naive import FORECASTERS, day_bins, forward_filled, shifted
-from models.demand.smoothers import RollingMedian, smoothers
-from models.demand.sparse import Sparse
-from models.demand.trees import DemandTrees
-from models.forecast import QUANTILES, Forecaster, Panel
-from training.judges.classical import METHODS, Method, Refitted
-from training.judges.demand_metrics import JudgedForecasts, judge, judge_windows
-from training.reports.results import ResultRow, Results
-from training.sets.demand_sets import DemandSet, read_panels
-from training.windows import RollingWindow, rolling_windows
+from fleetcast.models.demand.boosting import Settings
+from fleetcast.models.demand.flows import without_lone_spikes
+from fleetcast.models.demand.gate import Gate, Served, are_whole
+from fleetcast.models.demand.naive import FORECASTERS, day_bins, forward_filled, shifted
+from fleetcast.models.demand.smoothers import RollingMedian, smoothers
+from fleetcast.models.demand.sparse import Sparse
+from fleetcast.models.demand.trees import DemandTrees
+from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
+from fleetcast.training.judges.classical import METHODS, Method, Refitted
+from fleetcast.training.judges.demand_metrics import JudgedForecasts, judge, judge_windows
+from fleetcast.training.reports.results import ResultRow, Results
+from fleetcast.training.sets.demand_sets import DemandSet, read_panels
+from fleetcast.training.windows import RollingWindow, rolling_windows
 
 Array = NDArray[np.float64]
 Bins = NDArray[np.intp]
@@ -200,7 +200,7 @@ def _bins_before(panel: Panel, time_ms: int) -> int:
 
 
 def _fit_trees(sets: Sequence[DemandSet], until: Sequence[int], seed: int, settings: Settings) -> DemandTrees | None:
-    from fleet.errors import ModelError
+    from fleetcast.fleet.errors import ModelError
 
     try:
         return DemandTrees(seed, settings).fit([one.panel for one in sets], until)

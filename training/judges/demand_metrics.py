@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.gate import pinball
-from models.forecast import QUANTILES, Panel
-from training.reports.results import ResultRow, Results, interval
-from training.reports.window_rows import rows_of
-from training.windows import RollingWindow, window_at
+from fleetcast.models.demand.gate import pinball
+from fleetcast.models.forecast import QUANTILES, Panel
+from fleetcast.training.reports.results import ResultRow, Results, interval
+from fleetcast.training.reports.window_rows import rows_of
+from fleetcast.training.windows import RollingWindow, window_at
 
 Array = NDArray[np.float64]
 

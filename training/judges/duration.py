@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from features.past_runs import COLUMN, EMPIRICAL
-from features.run_past import LEVELS
-from models.run_times.duration import DurationModel, capped
-from models.run_times.rows import Survival
-from models.run_times.tracker import RunTracker
-from training.judges.duration_metrics import ELAPSED_S, Judged, judge_remaining, judge_run, judge_windows
-from training.reports.results import Results
-from training.sets.duration_rows import LANDMARKS_S, DurationRows, replay
-from training.sets.job_sets import HistoryJobs, JobHistory, read_job_sets
-from training.windows import rolling_windows, window_at
+from fleetcast.features.past_runs import COLUMN, EMPIRICAL
+from fleetcast.features.run_past import LEVELS
+from fleetcast.models.run_times.duration import DurationModel, capped
+from fleetcast.models.run_times.rows import Survival
+from fleetcast.models.run_times.tracker import RunTracker
+from fleetcast.training.judges.duration_metrics import ELAPSED_S, Judged, judge_remaining, judge_run, judge_windows
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.duration_rows import LANDMARKS_S, DurationRows, replay
+from fleetcast.training.sets.job_sets import HistoryJobs, JobHistory, read_job_sets
+from fleetcast.training.windows import rolling_windows, window_at
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]

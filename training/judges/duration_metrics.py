@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from features.run_past import LEVELS
-from training.reports.results import ResultRow, Results, interval
-from training.reports.window_rows import rows_of
-from training.sets.job_sets import HistoryJobs
-from training.windows import RollingWindow
+from fleetcast.features.run_past import LEVELS
+from fleetcast.training.reports.results import ResultRow, Results, interval
+from fleetcast.training.reports.window_rows import rows_of
+from fleetcast.training.sets.job_sets import HistoryJobs
+from fleetcast.training.windows import RollingWindow
 
 Array = NDArray[np.float64]
 

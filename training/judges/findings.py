@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from training.sets.fault_runs import RunTruth
+from fleetcast.training.sets.fault_runs import RunTruth
 
 HOLE_MS = 300_000
 AFTER_MS = 600_000

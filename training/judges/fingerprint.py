@@ -16,16 +16,16 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score
 
-from features.episodes import episodes
-from features.fingerprint import class_of, shape_of
-from features.period import Period, find_period
-from fleet.checkpoint_edges import Edges
-from fleet.events import Checkpoint, JobEvent
-from models.jobs.phases import PHASES, JobLevels, PhaseRule
-from models.jobs.renewal import next_of
-from training.reports.results import Results
-from training.sets.fingerprint_sets import CHANNELS, numbers, readable, row_of
-from training.sets.rendered_runs import RENDERED, judge_rendered
+from fleetcast.features.episodes import episodes
+from fleetcast.features.fingerprint import class_of, shape_of
+from fleetcast.features.period import Period, find_period
+from fleetcast.fleet.checkpoint_edges import Edges
+from fleetcast.fleet.events import Checkpoint, JobEvent
+from fleetcast.models.jobs.phases import PHASES, JobLevels, PhaseRule
+from fleetcast.models.jobs.renewal import next_of
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.fingerprint_sets import CHANNELS, numbers, readable, row_of
+from fleetcast.training.sets.rendered_runs import RENDERED, judge_rendered
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]

@@ -4,7 +4,7 @@
     unseen_family   a model of the pair is not in the train folder (none is: each family of models left out in turn)
 
 Three co-runs of each job of an unseen family are revealed to some methods, and no method is judged on
-them. Ours is what the service runs (models.jobs.interference):
+them. Ours is what the service runs (fleetcast.models.jobs.interference):
 
     ours              a site whose own co-runs are those of the train folder (the newest that the service remembers)
     ours_3_co_runs    and three co-runs of each new job (a configuration: model, data set, batch size, precision)
@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from features.co_runs import MOST_CO_RUNS
-from models.jobs.interference import Pairs, Prediction, gpu_prior, learn, predict, rule
-from training.reports.results import ResultRow, Results, interval
-from training.sets.co_run_sets import CoRunPairs, CoRunSet, family, read_co_run_sets
+from fleetcast.features.co_runs import MOST_CO_RUNS
+from fleetcast.models.jobs.interference import Pairs, Prediction, gpu_prior, learn, predict, rule
+from fleetcast.training.reports.results import ResultRow, Results, interval
+from fleetcast.training.sets.co_run_sets import CoRunPairs, CoRunSet, family, read_co_run_sets
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]

@@ -6,7 +6,7 @@ every node every two minutes. The windows are hours. Nothing is fitted.
 
     mae         of the median, against the mean use of those ten minutes
     pinball_90  of the p90, against each reading in them
-    ours                the served forecast (models.node_load)
+    ours                the served forecast (fleetcast.models.node_load)
     last_value          the newest reading, for both levels
     last_value_spread   the same; its p90 is as far above it as ours is above our median
     mean_30m_spread     the same around the mean of half an hour
@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.jobs import JobAttempt
-from fleet.samples import EntityKind
-from models.node_load import AHEAD_S, Z_90, GpuUse
-from models.risk.watch import FleetWatch
-from training.reports.results import ResultRow, Results, WindowRow, interval
-from training.sets.fault_runs import FaultRun, read_fault_runs
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.models.node_load import AHEAD_S, Z_90, GpuUse
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.training.reports.results import ResultRow, Results, WindowRow, interval
+from fleetcast.training.sets.fault_runs import FaultRun, read_fault_runs
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]

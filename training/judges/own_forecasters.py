@@ -15,8 +15,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.errors import ConfigError, FleetcastError
-from models.forecast import QUANTILES, Forecaster, Panel
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.fleet.import_names import PACKAGE, full_name
+from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
 Answer = TypeVar("Answer")
@@ -64,6 +65,9 @@ def _made(path: str) -> Forecaster:
 
 
 def _class_at(path: str) -> Callable[[], Forecaster]:
+    module, _, name = path.partition(":")
+    if full := full_name(module):
+        raise ConfigError(f"--forecaster: {path!r}: the package of all modules is {PACKAGE}: give '{full}:{name}'")
     try:
         found: Callable[[], Forecaster] = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -74,7 +78,7 @@ def _class_at(path: str) -> Callable[[], Forecaster]:
 
 
 def make(path: str) -> Callable[[], Forecaster]:
-    """Return a factory of the forecaster at a path, for `fleetcast_checks.check_forecaster`."""
+    """Return a factory of the forecaster at a path, for `fleetcast.checks.check_forecaster`."""
     return _class_at(path)
 
 

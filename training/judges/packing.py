@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.potential import Ways, best_slots, binned, ways
-from placement.shapes import COMMON, MemberShape, RecentShapes, ShapeDemand, demand_of
-from placement.slots import WHOLE
-from training.sets.packing_sets import Machines, PodKind, PodList
+from fleetcast.placement.machines.potential import Ways, best_slots, binned, ways
+from fleetcast.placement.machines.shapes import COMMON, MemberShape, RecentShapes, ShapeDemand, demand_of
+from fleetcast.placement.machines.slots import WHOLE
+from fleetcast.training.sets.packing_sets import Machines, PodKind, PodList
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

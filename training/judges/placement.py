@@ -1,6 +1,6 @@
 """`fleetcast evaluate placement`: the share of GPUs allocated once 130 % of them have been requested.
 
-    ours       least growth of the potential (placement/potential.py) over what arrived so far; the first arrivals
+    ours       least growth of the potential (`PotentialGrowth`) over what arrived so far; the first arrivals
                find the demand of the train folder's other lists
     fgd        fragmentation alone, over the judged list itself, known beforehand (Weng et al., ATC 2023)
     best_fit   the node with the least left;  dot_prod: the least dot product of what is asked and what is free
@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from placement.potential import fragmented, potential
-from placement.shapes import RecentShapes
-from training.judges.packing import (
+from fleetcast.placement.machines.potential import fragmented, potential
+from fleetcast.placement.machines.shapes import RecentShapes
+from fleetcast.training.judges.packing import (
     ByChance,
     ByGrowth,
     ByScore,
@@ -30,8 +30,8 @@ from training.judges.packing import (
     pack,
     packing,
 )
-from training.reports.results import ResultRow, Results
-from training.sets.packing_sets import PackingSet, PodList, read_packing_sets
+from fleetcast.training.reports.results import ResultRow, Results
+from fleetcast.training.sets.packing_sets import PackingSet, PodList, read_packing_sets
 
 Say = Callable[[str], None]
 

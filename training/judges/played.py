@@ -8,7 +8,7 @@ All play on the same machine.
 | one_queue | the same plan without the file: what fairness costs |
 | kueue_order | the same plan and file; shares count what is held now alone, first come within a queue |
 | one_line | the same plan as it serves without a file: priority and arrival |
-| others | `training.judges.queue_policies` |
+| others | `fleetcast.training.judges.queue_policies` |
 """
 
 import time
@@ -19,18 +19,18 @@ from zlib import crc32
 
 import numpy as np
 
-from fleet.errors import RequestError
-from fleet.requests import PlacementRequest
-from placement.capacity import Capacity, CountAsk, Planned
-from placement.node_counts import NodeCounts, members_of
-from placement.order import DAY_S
-from placement.queues_file import read_queues
-from placement.replay import Floats, PlayedMachine, Refuses, Replay, Trace
-from placement.served import ServedPlan, played_view
-from placement.standing import QueueStanding
-from placement.tree import DEFAULT_QUEUE, QueueTree
-from training.judges.queue import METHODS, ON_LIMITS, conservative, peer, trace_of
-from training.sets.job_sets import HistoryJobs
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.play.capacity import Capacity, CountAsk, Planned
+from fleetcast.placement.play.node_counts import NodeCounts, members_of
+from fleetcast.placement.play.replay import Floats, PlayedMachine, Refuses, Replay, Trace
+from fleetcast.placement.play.served import ServedPlan, played_view
+from fleetcast.placement.queues.order import DAY_S
+from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.placement.queues.standing import QueueStanding
+from fleetcast.placement.queues.tree import DEFAULT_QUEUE, QueueTree
+from fleetcast.training.judges.queue import METHODS, ON_LIMITS, conservative, peer, trace_of
+from fleetcast.training.sets.job_sets import HistoryJobs
 
 SERVED = ("ours", "one_queue", "kueue_order", "one_line")
 OF_THE_FILE = frozenset({"one_queue", "kueue_order"})

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.replay import Floats, Trace
-from training.judges.played import Played, PlayScene
-from training.judges.queue import jain
+from fleetcast.placement.play.replay import Floats, Trace
+from fleetcast.training.judges.played import Played, PlayScene
+from fleetcast.training.judges.queue import jain
 
 SIZES = ((1, 1), (2, 4), (5, 8), (9, 64), (65, None))  # GPUs of a job, from and to
 

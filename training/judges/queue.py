@@ -1,7 +1,7 @@
 """`fleetcast evaluate queue`: how long jobs wait in our order, compared with peers and oracles.
 
 All have the same number of GPUs. Every policy plays the same jobs through the same plan
-(`placement.replay`, EASY backfill), without topology. The plan uses the limit, at which a job is
+(`fleetcast.placement.play.replay`, EASY backfill), without topology. The plan uses the limit, at which a job is
 killed. For sets without limits it uses the p90 of ended jobs with the same GPU count. The play begins
 `WARM_UP_S` before the end of the train folder, so that the queue is full. Jobs submitted later are
 judged. Orders by area pass no job that has waited `max_wait_h`. Peers by arrival need no bound. On a
@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.capacity import Capacity, CountAsk, Planned
-from placement.order import area
-from placement.replay import PlayedMachine, QueuePolicy, Replay, RowScheduler, Trace
-from placement.rows import NEVER
-from placement.seen_runs import SeenRuns
-from training.judges.queue_policies import Forecast, KeyedPeer, Qssf
-from training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
-from training.judges.start import capacity_of
-from training.reports.results import ResultRow, Results, interval
-from training.sets.job_sets import HistoryJobs, JobHistory, read_job_sets
+from fleetcast.placement.play.capacity import Capacity, CountAsk, Planned
+from fleetcast.placement.play.replay import PlayedMachine, QueuePolicy, Replay, RowScheduler, Trace
+from fleetcast.placement.play.rows import NEVER
+from fleetcast.placement.play.seen_runs import SeenRuns
+from fleetcast.placement.queues.order import area
+from fleetcast.training.judges.queue_policies import Forecast, KeyedPeer, Qssf
+from fleetcast.training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
+from fleetcast.training.judges.start import capacity_of
+from fleetcast.training.reports.results import ResultRow, Results, interval
+from fleetcast.training.sets.job_sets import HistoryJobs, JobHistory, read_job_sets
 
 DAY_S = 86_400
 WARM_UP_S = 7 * DAY_S

@@ -6,7 +6,7 @@
 | gpus_only | GPUs |
 | limit_x_cores | limit x GPUs |
 | qssf | mean of the user's newest runs x GPUs, from a stream (QSSF's idea: Hu et al., SC 2021) |
-| ours | the area that the plan goes by: limit x GPUs, GPUs alone where there is no limit (`placement.order`) |
+| ours | the area that the plan goes by: limit x GPUs, GPUs alone where there is no limit (`order.py`) |
 | forecast_x_cores | mean run of what is alike x GPUs, from a stream: shortest expected processing time first |
 | sjf_oracle, area_oracle | true run time; the same x GPUs |
 """
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from placement.order import area
-from placement.replay import Trace
-from placement.rows import NEVER
-from placement.seen_runs import SeenRuns
-from training.fits.run_pools import Key, RunPools
+from fleetcast.placement.play.replay import Trace
+from fleetcast.placement.play.rows import NEVER
+from fleetcast.placement.play.seen_runs import SeenRuns
+from fleetcast.placement.queues.order import area
+from fleetcast.training.fits.run_pools import Key, RunPools
 
 
 def kinds_of(trace: Trace) -> list[tuple[Key, ...]]:

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fleet.errors import RecordError
-from models.risk.hazard import (
+from fleetcast.fleet.errors import RecordError
+from fleetcast.models.risk.hazard import (
     HORIZONS_DAYS,
     WARM_UP_DAYS,
     FaultHistory,
@@ -28,11 +28,11 @@ from models.risk.hazard import (
     own_rate,
     past_days,
 )
-from training.judges.risk_metrics import METRICS, Interval, NodeDays, Ranked, differences, with_intervals
-from training.judges.risk_runs import judge_runs
-from training.reports.results import ResultRow, Results
-from training.sets.data_folders import read_table
-from training.sets.fault_logs import FaultLogFile, read_fault_log
+from fleetcast.training.judges.risk_metrics import METRICS, Interval, NodeDays, Ranked, differences, with_intervals
+from fleetcast.training.judges.risk_runs import judge_runs
+from fleetcast.training.reports.results import ResultRow, Results
+from fleetcast.training.sets.data_folders import read_table
+from fleetcast.training.sets.fault_logs import FaultLogFile, read_fault_log
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.reports.results import DRAWS
+from fleetcast.training.reports.results import DRAWS
 
 Array = NDArray[np.float64]
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.scores import RISK_HORIZONS_S
-from models.risk.watch import FleetWatch
-from training.judges.findings import AFTER_MS
-from training.judges.risk_metrics import NodeDays, Ranked, with_intervals
-from training.reports.results import ResultRow, Results
-from training.sets.dropped import dropped_metrics
-from training.sets.fault_runs import FaultRun, RunTruth, read_fault_runs
+from fleetcast.models.risk.scores import RISK_HORIZONS_S
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.training.judges.findings import AFTER_MS
+from fleetcast.training.judges.risk_metrics import NodeDays, Ranked, with_intervals
+from fleetcast.training.reports.results import ResultRow, Results
+from fleetcast.training.sets.dropped import dropped_metrics
+from fleetcast.training.sets.fault_runs import FaultRun, RunTruth, read_fault_runs
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]

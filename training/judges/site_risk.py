@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.fault_log import OWN_DAYS, OWN_FAULTS
-from models.risk.hazard import HORIZONS_DAYS, HistoryFit, fit_history
-from models.risk.scores import RISK_KINDS
-from models.risk.site_risk import SiteFit
-from training.fits.site_risk import fit_site
-from training.judges.risk_metrics import NodeDays, Ranked
-from training.reports.results import ResultRow, Results, interval
-from training.sites.site_days import DAY_MS, SiteDays
-from training.windows import RollingWindow, rolling_windows
+from fleetcast.models.risk.fault_log import OWN_DAYS, OWN_FAULTS
+from fleetcast.models.risk.hazard import HORIZONS_DAYS, HistoryFit, fit_history
+from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.models.risk.site_risk import SiteFit
+from fleetcast.training.fits.site_risk import fit_site
+from fleetcast.training.judges.risk_metrics import NodeDays, Ranked
+from fleetcast.training.reports.results import ResultRow, Results, interval
+from fleetcast.training.sites.site_days import DAY_MS, SiteDays
+from fleetcast.training.windows import RollingWindow, rolling_windows
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

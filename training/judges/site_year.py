@@ -5,12 +5,12 @@ It also reports whether the gate lets it serve.
 
 from collections.abc import Callable, Mapping
 
-from training.fits.site_risk import events_of
-from training.fits.train_site import verdict
-from training.judges.site_risk import judge_windows, results_of
-from training.reports.results import Results
-from training.sets.simulated_year import plan_of, simulated_year
-from training.sites.site_days import SiteDays
+from fleetcast.training.fits.site_risk import events_of
+from fleetcast.training.fits.train_site import verdict
+from fleetcast.training.judges.site_risk import judge_windows, results_of
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.simulated_year import plan_of, simulated_year
+from fleetcast.training.sites.site_days import SiteDays
 
 Say = Callable[[str], None]
 

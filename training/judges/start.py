@@ -22,14 +22,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from training.fits.run_pools import Key, RunPools, spread
-from training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
-from training.judges.wait_ratios import WaitRatios
-from training.reports.results import ResultRow, Results, interval
-from training.reports.window_rows import rows_of
-from training.sets.job_sets import HistoryJobs as History
-from training.sets.job_sets import JobHistory, read_job_sets
-from training.windows import rolling_windows, window_at
+from fleetcast.training.fits.run_pools import Key, RunPools, spread
+from fleetcast.training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
+from fleetcast.training.judges.wait_ratios import WaitRatios
+from fleetcast.training.reports.results import ResultRow, Results, interval
+from fleetcast.training.reports.window_rows import rows_of
+from fleetcast.training.sets.job_sets import HistoryJobs as History
+from fleetcast.training.sets.job_sets import JobHistory, read_job_sets
+from fleetcast.training.windows import rolling_windows, window_at
 
 DAY_S = 86_400
 WARM_UP_S, TRIED_S = (

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from training.reports.results import Results
-from training.sets.dropped import dropped_metrics
-from training.sets.fault_runs import read_fault_runs
-from training.sets.operation_traces import FOLDER as TRACES
-from training.sets.operation_traces import read_traces
-from training.sets.straggler_fleets import judge_fleets
-from training.sets.straggler_steps import judge_steps, read_series
-from training.sets.straggler_traces import judge_trace
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.dropped import dropped_metrics
+from fleetcast.training.sets.fault_runs import read_fault_runs
+from fleetcast.training.sets.operation_traces import FOLDER as TRACES
+from fleetcast.training.sets.operation_traces import read_traces
+from fleetcast.training.sets.straggler_fleets import judge_fleets
+from fleetcast.training.sets.straggler_steps import judge_steps, read_series
+from fleetcast.training.sets.straggler_traces import judge_trace
 
 Say = Callable[[str], None]
 

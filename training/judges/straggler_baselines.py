@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.frame import FeatureFrame
+from fleetcast.features.frame import FeatureFrame
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

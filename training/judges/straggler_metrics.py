@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from training.reports.results import ResultRow, Results
+from fleetcast.training.reports.results import ResultRow, Results
 
 LEVEL = 0.95
 

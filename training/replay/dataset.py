@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import JobEvent
-from fleet.samples import SampleBatch
-from fleet.topology import Topology
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.scrape_samples import PageTarget, ScrapeSamples
-from ingest.pages.text import PageDecoder, Target
-from models.risk.rules import RULES
-from models.risk.score import Evidence, FleetMoment
-from models.risk.scores import RISK_KINDS
-from models.risk.watch import FleetWatch
-from models.stragglers.straggler import find_stragglers
+from fleetcast.fleet.events import JobEvent
+from fleetcast.fleet.samples import SampleBatch
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.scrape_samples import PageTarget, ScrapeSamples
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.models.risk.rules import RULES
+from fleetcast.models.risk.score import Evidence, FleetMoment
+from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.models.stragglers.straggler import find_stragglers
 
 # Which kinds of risk a fault of each sort is an instance of.
 RISKS_OF = {

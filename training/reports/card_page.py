@@ -9,12 +9,12 @@ from html import escape
 
 import msgspec
 
-from models.versions.card import Card, Coverage
-from training.reports.contests import lead
-from training.reports.page import page, panel, panels, section, table, terms
-from training.reports.plots import calibration_svg
-from training.reports.report import FAR_OFF, every_row, sections, verdicts
-from training.reports.results import ResultRow, Results
+from fleetcast.models.versions.card import Card, Coverage
+from fleetcast.training.reports.contests import lead
+from fleetcast.training.reports.page import page, panel, panels, section, table, terms
+from fleetcast.training.reports.plots import calibration_svg
+from fleetcast.training.reports.report import FAR_OFF, every_row, sections, verdicts
+from fleetcast.training.reports.results import ResultRow, Results
 
 MOST_HORIZONS = 4
 

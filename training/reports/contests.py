@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from training.reports.results import ResultRow
+from fleetcast.training.reports.results import ResultRow
 
 OURS, ALL = "ours", "all"
 LEVEL = 0.01  # a difference below this is none

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from training.reports.plots import OURS_INK, RIVAL_INKS, drawn
-from training.reports.results import ResultRow, Results
+from fleetcast.training.reports.plots import OURS_INK, RIVAL_INKS, drawn
+from fleetcast.training.reports.results import ResultRow, Results
 
 METRICS = {
     "straggler": (

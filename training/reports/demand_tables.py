@@ -6,9 +6,9 @@ Another table has one row for each method. Ours is compared window by window.
 from collections.abc import Sequence
 from math import exp, log
 
-from training.reports.contests import OURS, lead, target_words
-from training.reports.results import Results, WindowRow
-from training.reports.window_rows import gains
+from fleetcast.training.reports.contests import OURS, lead, target_words
+from fleetcast.training.reports.results import Results, WindowRow
+from fleetcast.training.reports.window_rows import gains
 
 PERSISTENCE = "persistence"
 CLASSICAL = ("ets", "mstl", "autoreg")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.reports.plots import Course, Fan
+from fleetcast.training.reports.plots import Course, Fan
 
 MOST_FANS = 7
 NEEDED = ("dataset", "target", "series", "issued_ms", "horizon_s", "quantile", "value", "actual")

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from placement.replay import Floats
-from training.judges.played import PlayScene
-from training.judges.played_numbers import PlayNumbers, held_over, last_s, price_of_fairness, queues_of
-from training.reports.contests import OURS
-from training.reports.page import listed, page, panel, panels, section, table
-from training.reports.plots import OURS_INK, PANEL, RIVAL_DASHES, RIVAL_INKS, drawn, styles
+from fleetcast.placement.play.replay import Floats
+from fleetcast.training.judges.played import PlayScene
+from fleetcast.training.judges.played_numbers import PlayNumbers, held_over, last_s, price_of_fairness, queues_of
+from fleetcast.training.reports.contests import OURS
+from fleetcast.training.reports.page import listed, page, panel, panels, section, table
+from fleetcast.training.reports.plots import OURS_INK, PANEL, RIVAL_DASHES, RIVAL_INKS, drawn, styles
 
 BINS = 160
 MOST_LINES = 4  # rivals in a plot over time

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.reports.contests import OURS, lead
-from training.reports.results import ResultRow
+from fleetcast.training.reports.contests import OURS, lead
+from fleetcast.training.reports.results import ResultRow
 
 Array = NDArray[np.float64]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from training.judges.risk_metrics import reliability
-from training.reports.contests import (
+from fleetcast.training.judges.risk_metrics import reliability
+from fleetcast.training.reports.contests import (
     ALL,
     MAIN,
     OURS,
@@ -21,10 +21,10 @@ from training.reports.contests import (
     won,
     words_of,
 )
-from training.reports.fans import Shares, courses, served
-from training.reports.page import listed, page, panel, panels, section, table, text_of
-from training.reports.plots import bars_svg, calibration_svg, course_svg, lines_svg, reliability_svg
-from training.reports.results import ResultRow, Results
+from fleetcast.training.reports.fans import Shares, courses, served
+from fleetcast.training.reports.page import listed, page, panel, panels, section, table, text_of
+from fleetcast.training.reports.plots import bars_svg, calibration_svg, course_svg, lines_svg, reliability_svg
+from fleetcast.training.reports.results import ResultRow, Results
 
 TITLES = {
     "demand": "Demand forecasts beside their baselines",

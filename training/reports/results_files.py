@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from training.reports.demand_tables import demand_tables
-from training.reports.results import ResultRow, Results
-from training.reports.window_rows import summaries
+from fleetcast.training.reports.demand_tables import demand_tables
+from fleetcast.training.reports.results import ResultRow, Results
+from fleetcast.training.reports.window_rows import summaries
 
 SHOWN = (
     "wql",

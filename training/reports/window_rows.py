@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from training.reports.contests import MORE_IS_BETTER, OURS
-from training.reports.results import ResultRow, WindowRow
-from training.windows import RollingWindow
+from fleetcast.training.reports.contests import MORE_IS_BETTER, OURS
+from fleetcast.training.reports.results import ResultRow, WindowRow
+from fleetcast.training.windows import RollingWindow
 
 NOMINAL = {"coverage_50": 0.5, "coverage_80": 0.8, "coverage_90": 0.9, "bound_90_correct": 0.9}  # beside it is worse
 

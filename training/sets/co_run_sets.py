@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fleet.errors import RecordError
-from models.jobs.interference import Pairs
-from training.sets.data_folders import read_table
+from fleetcast.fleet.errors import RecordError
+from fleetcast.models.jobs.interference import Pairs
+from fleetcast.training.sets.data_folders import read_table
 
 Array = NDArray[np.float64]
 Config = tuple[str, ...]

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fleet.errors import ConfigError, RecordError
-from training.sets.public_sets import TIME_COLUMNS, public_set
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.training.sets.public_sets import TIME_COLUMNS, public_set
 
 Array = NDArray[np.float64]
 Names = NDArray[np.object_]

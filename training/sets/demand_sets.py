@@ -27,10 +27,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fleet.errors import RecordError
-from models.forecast import Panel
-from training.sets.data_folders import is_table, read_table, seconds_of, words
-from training.sets.job_demand import JobDemand, read_job_demand
+from fleetcast.fleet.errors import RecordError
+from fleetcast.models.forecast import Panel
+from fleetcast.training.sets.data_folders import is_table, read_table, seconds_of, words
+from fleetcast.training.sets.job_demand import JobDemand, read_job_demand
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]

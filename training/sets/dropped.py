@@ -9,9 +9,9 @@ host      what node_exporter reports of CPUs, memory, pressure, disks and the ch
 
 from collections.abc import Callable, Collection
 
-from fleet.errors import ConfigError
-from fleet.metrics import METRICS, Metric
-from fleet.samples import EntityKind
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.metrics import METRICS, Metric
+from fleetcast.fleet.samples import EntityKind
 
 # What etc/default-counters.csv has uncommented, of what the catalogue knows.
 DEFAULT_COUNTERS = frozenset(

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from features.past_runs import FEATURES, JobShape, PastRuns
-from features.run_past import LEVELS
-from models.run_times.rows import RunRows
-from training.sets.job_sets import HistoryJobs
+from fleetcast.features.past_runs import FEATURES, JobShape, PastRuns
+from fleetcast.features.run_past import LEVELS
+from fleetcast.models.run_times.rows import RunRows
+from fleetcast.training.sets.job_sets import HistoryJobs
 
 Array = NDArray[np.float64]
 

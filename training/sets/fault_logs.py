@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.errors import ConfigError, RecordError
-from models.risk.hazard import FaultHistory
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.models.risk.hazard import FaultHistory
 
 DAY_MS = 86_400_000
 NEEDED = ("node", "start", "end")

@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fleet.decode_faults import explain_bytes
-from fleet.entities import Entities
-from fleet.errors import ConfigError, FleetcastError
-from fleet.events import JobEvent, NodeEvent
-from fleet.metrics import METRICS, Metric, metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.toml_text import read_toml
-from fleet.topology import Topology
-from ingest.topology.load import load_topology
+from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.metrics import METRICS, Metric, metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.toml_text import read_toml
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.topology.load import load_topology
 
 FOLDERS = ("faults/simulated", "faults/recorded")
 KEYS = ("time_ms", "node", "index")

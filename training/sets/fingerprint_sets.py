@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from training.reports.results import ResultRow, Results, interval
+from fleetcast.training.reports.results import ResultRow, Results, interval
 
 T = TypeVar("T")
 CHANNELS = (

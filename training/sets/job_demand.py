@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fleet.errors import RecordError
-from ingest.job_tables import WAITING
-from training.sets.data_folders import is_table, read_table, seconds_of, words
-from training.sets.job_sets import HistoryJobs, layout_of
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.job_tables import WAITING
+from fleetcast.training.sets.data_folders import is_table, read_table, seconds_of, words
+from fleetcast.training.sets.job_sets import HistoryJobs, layout_of
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fleet.errors import RecordError
-from training.sets.data_folders import is_table, read_table, seconds_of, set_names, words
+from fleetcast.fleet.errors import RecordError
+from fleetcast.training.sets.data_folders import is_table, read_table, seconds_of, set_names, words
 
 Array = NDArray[np.float64]
 Names = NDArray[np.object_]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from models.stragglers.what_if import OP_TYPES
+from fleetcast.models.stragglers.what_if import OP_TYPES
 
 Array = NDArray[np.float64]
 

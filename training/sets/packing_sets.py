@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fleet.errors import RecordError
-from placement.shapes import MemberShape
-from placement.slots import WHOLE, Milli, milli_of
-from training.sets.data_folders import read_table
+from fleetcast.fleet.errors import RecordError
+from fleetcast.placement.machines.shapes import MemberShape
+from fleetcast.placement.machines.slots import WHOLE, Milli, milli_of
+from fleetcast.training.sets.data_folders import read_table
 
 SETS = "placement"
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")

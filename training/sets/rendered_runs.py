@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from features.period import SAMPLES_A_PERIOD, find_period
-from models.jobs.renewal import LEVELS
-from models.jobs.template import LEVEL_S, ahead, locked
-from training.reports.results import Results
-from training.sets.fingerprint_sets import CHANNELS, numbers, readable, row_of
+from fleetcast.features.period import SAMPLES_A_PERIOD, find_period
+from fleetcast.models.jobs.renewal import LEVELS
+from fleetcast.models.jobs.template import LEVEL_S, ahead, locked
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.fingerprint_sets import CHANNELS, numbers, readable, row_of
 
 Array = NDArray[np.float64]
 

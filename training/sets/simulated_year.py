@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import NodeEvent
-from fleet.nodes import NodeTable
-from fleet.topology import NodeSpec, Topology
-from models.risk.rules import ROW, RULES
-from models.risk.score import FleetMoment, FoldedEvents, fold_evidence
-from models.risk.state import RiskState
-from training.sites.site_days import DAY_MS, SiteDays, SiteRecorder
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.rules import ROW, RULES
+from fleetcast.models.risk.score import FleetMoment, FoldedEvents, fold_evidence
+from fleetcast.models.risk.state import RiskState
+from fleetcast.training.sites.site_days import DAY_MS, SiteDays, SiteRecorder
 
 Array = NDArray[np.float64]
 

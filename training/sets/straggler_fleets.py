@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from models.risk.rules import RULES
-from models.risk.score import ScoredFleet
-from models.risk.watch import FleetWatch
-from training.fits.fan_out import map_jobs
-from training.judges.findings import (
+from fleetcast.models.risk.rules import RULES
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.training.fits.fan_out import map_jobs
+from fleetcast.training.judges.findings import (
     Findings,
     HealthyTime,
     Score,
@@ -28,10 +28,10 @@ from training.judges.findings import (
     score,
     shuffled,
 )
-from training.judges.straggler_baselines import BaselineMoment, baselines
-from training.judges.straggler_metrics import Table
-from training.reports.results import Results
-from training.sets.fault_runs import FaultRun
+from fleetcast.training.judges.straggler_baselines import BaselineMoment, baselines
+from fleetcast.training.judges.straggler_metrics import Table
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.fault_runs import FaultRun
 
 Say = Callable[[str], None]
 

@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fleet.events import Step
-from fleet.jobs import JobAttempt
-from models.stragglers.steps import pace_of
-from training.judges.straggler_metrics import Table
-from training.reports.results import Results
+from fleetcast.fleet.events import Step
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.stragglers.steps import pace_of
+from fleetcast.training.judges.straggler_metrics import Table
+from fleetcast.training.reports.results import Results
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import Started, Step, StepParts
-from fleet.jobs import JobAttempt
-from fleet.requests import RankPlacement
-from models.stragglers.step_peers import blame
-from models.stragglers.steps import StepPace, pace_of
-from models.stragglers.what_if import OP_TYPES, Attribution, attribute, step_time
-from training.judges.straggler_metrics import Table
-from training.reports.results import Results
-from training.sets.operation_traces import OperationTrace
+from fleetcast.fleet.events import Started, Step, StepParts
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.models.stragglers.step_peers import blame
+from fleetcast.models.stragglers.steps import StepPace, pace_of
+from fleetcast.models.stragglers.what_if import OP_TYPES, Attribution, attribute, step_time
+from fleetcast.training.judges.straggler_metrics import Table
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.operation_traces import OperationTrace
 
 Array = NDArray[np.float64]
 

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.clock import ManualClock, moment
-from fleet.entities import Entities
-from fleet.errors import FleetcastError
-from fleet.events import NodeEvent
-from fleet.samples import EntityKind
-from fleet.topology import NodeSpec, Topology
-from ingest.archive.files import ArchiveFiles, day_ms
-from ingest.archive.read import NOTHING_MS, ArchiveSpan, newest_ms, read_events, read_samples
-from ingest.archive.rows import Words, adding
-from ingest.archive.source import ArchiveSource
-from models.risk.rules import RULES
-from models.risk.score import fold_evidence
-from models.risk.watch import FleetWatch
-from training.sites.site_days import DAY_MS, SiteDays, SiteRecorder
+from fleetcast.fleet.clock import ManualClock, moment
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.archive.files import ArchiveFiles, day_ms
+from fleetcast.ingest.archive.read import NOTHING_MS, ArchiveSpan, newest_ms, read_events, read_samples
+from fleetcast.ingest.archive.rows import Words, adding
+from fleetcast.ingest.archive.source import ArchiveSource
+from fleetcast.models.risk.rules import RULES
+from fleetcast.models.risk.score import fold_evidence
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.training.sites.site_days import DAY_MS, SiteDays, SiteRecorder
 
 Say = Callable[[str], None]
 

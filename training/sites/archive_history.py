@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from features.demand_series import BINS, TARGETS, DemandSeries, Target
-from features.job_fold import JobFold
-from features.pool_inventory import EVERYTHING
-from fleet.clock import moment
-from fleet.entities import Entities
-from fleet.errors import FleetcastError
-from fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Step
-from fleet.jobs import JobAttempt
-from fleet.samples import EntityKind
-from ingest.archive.files import DAY_MS, ArchiveFiles, day_ms
-from ingest.archive.read import ArchiveSpan, newest_ms, read_events, read_samples
-from ingest.archive.rows import Words, adding
-from models.forecast import Panel
+from fleetcast.features.demand_series import BINS, TARGETS, DemandSeries, Target
+from fleetcast.features.job_fold import JobFold
+from fleetcast.features.pool_inventory import EVERYTHING
+from fleetcast.fleet.clock import moment
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Step
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles, day_ms
+from fleetcast.ingest.archive.read import ArchiveSpan, newest_ms, read_events, read_samples
+from fleetcast.ingest.archive.rows import Words, adding
+from fleetcast.models.forecast import Panel
 
 Array = NDArray[np.float64]
 

@@ -10,16 +10,16 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.errors import ConfigError, FleetcastError
-from fleet.jobs import JobAttempt
-from ingest.archive.files import ArchiveFiles
-from ingest.archive.read import ArchiveSpan
-from models.forecast import Panel
-from training.sets.demand_sets import DemandSet, capped
-from training.sets.demand_sets import read_panels as read_public_panels
-from training.sets.job_sets import SHORTEST_S, HistoryJobs
-from training.sets.job_sets import read_jobs as read_public_jobs
-from training.sites.archive_history import ArchiveHistory, read_history
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.ingest.archive.files import ArchiveFiles
+from fleetcast.ingest.archive.read import ArchiveSpan
+from fleetcast.models.forecast import Panel
+from fleetcast.training.sets.demand_sets import DemandSet, capped
+from fleetcast.training.sets.demand_sets import read_panels as read_public_panels
+from fleetcast.training.sets.job_sets import SHORTEST_S, HistoryJobs
+from fleetcast.training.sets.job_sets import read_jobs as read_public_jobs
+from fleetcast.training.sites.archive_history import ArchiveHistory, read_history
 
 Say = Callable[[str], None]
 Found = TypeVar("Found")
@@ -75,7 +75,7 @@ class TrainingInputs:
         """
         if self.data is None:
             return self._some([(ARCHIVE, job_table(self.history.attempts))], "jobs")
-        from training.sets.data_folders import set_names
+        from fleetcast.training.sets.data_folders import set_names
 
         found = []
         for name in set_names(self.data):

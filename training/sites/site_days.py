@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.events import NodeEvent
-from fleet.nodes import NodeRecord
-from fleet.xids import gravity
-from models.risk.fault_log import FaultLog
-from models.risk.hazard import FEATURES, HORIZONS_DAYS, FaultHistory, HistoryFit
-from models.risk.node_risk import Excess, excess_hazard, probabilities, shipped_fit, times_usual
-from models.risk.rules import RULES
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
-from models.risk.site_risk import SITE_FEATURES, SiteFit, event_columns, site_hazard
-from models.risk.state import RiskState
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeRecord
+from fleetcast.fleet.xids import gravity
+from fleetcast.models.risk.fault_log import FaultLog
+from fleetcast.models.risk.hazard import FEATURES, HORIZONS_DAYS, FaultHistory, HistoryFit
+from fleetcast.models.risk.node_risk import Excess, excess_hazard, probabilities, shipped_fit, times_usual
+from fleetcast.models.risk.rules import RULES
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.models.risk.site_risk import SITE_FEATURES, SiteFit, event_columns, site_hazard
+from fleetcast.models.risk.state import RiskState
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

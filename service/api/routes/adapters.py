@@ -10,15 +10,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.decode_faults import explain_json
-from schedulers.kube_types import ExtenderArgs, FilterResult, HostPriority, PreemptionArgs, PreemptionResult
-from schedulers.trimaran import WatcherMetrics
-from schedulers.volcano import EnqueueableAnswer, EnqueueableArgs, PrioritizeArgs, VolcanoScores
-from service.api.routes.context import Context
-from service.api.routes.table import JSON, NO_STORE, Handler, Query, Row, answer
-from service.http.access import Scope
-from service.http.problems import Problem
-from service.http.request_body import read_body
+from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.schedulers.kube_types import ExtenderArgs, FilterResult, HostPriority, PreemptionArgs, PreemptionResult
+from fleetcast.schedulers.trimaran import WatcherMetrics
+from fleetcast.schedulers.volcano import EnqueueableAnswer, EnqueueableArgs, PrioritizeArgs, VolcanoScores
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.request_body import read_body
+from fleetcast.service.http.table import JSON, NO_STORE, Handler, Query, Row
 
 DEADLINE_S = 1.0  # wall
 

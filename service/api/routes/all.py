@@ -3,7 +3,7 @@
 A new route is a line here.
 """
 
-from service.api.routes import (
+from fleetcast.service.api.routes import (
     adapters,
     checkpoint,
     demand,
@@ -28,7 +28,7 @@ from service.api.routes import (
     webhooks_slurm,
     webhooks_torchelastic,
 )
-from service.api.routes.table import Row
+from fleetcast.service.http.table import Row
 
 ROWS: tuple[Row, ...] = (
     *risk.ROWS,

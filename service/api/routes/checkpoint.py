@@ -8,15 +8,16 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from models.jobs.checkpointing import DAY_S, RESTART_S, ettr, plan_of
-from models.risk.gang_risk import gang_risk
-from models.risk.node_risk import usual_risk
-from service.api.routes.context import Context
-from service.api.routes.gang_risk import domains_of
-from service.api.routes.jobs import find_job, part_of
-from service.api.routes.table import Query, Row, answer, encode
-from service.board.board import Board
-from service.board.cache import BoardCache
+from fleetcast.models.jobs.checkpointing import DAY_S, RESTART_S, ettr, plan_of
+from fleetcast.models.risk.gang_risk import gang_risk
+from fleetcast.models.risk.node_risk import usual_risk
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.routes.gang_risk import domains_of
+from fleetcast.service.api.routes.jobs import find_job, part_of
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.http.table import Query, Row, encode
 
 NOT_LOOKED_AT = "It was not looked at yet; ask again in some seconds."
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.routes.context import Context
-from service.api.routes.table import ANY_FILE, Handler, Query, Row
-from service.http.problems import Problem
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.table import ANY_FILE, Handler, Query, Row
 
 FOLDER = Path(__file__).parents[2] / "console"
 POLICY = (

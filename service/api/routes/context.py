@@ -2,25 +2,25 @@
 
 from dataclasses import dataclass, field
 
-from fleet.clock import Clock
-from fleet.errors import FleetcastError, SourceError
-from ingest.inbox.inbox import Backlog, InboxWriter
-from ingest.slurm.jobcomp import Attempts
-from placement.promised import PromiseReader
-from service.api.answerers import Answerers
-from service.api.archived_jobs import ArchivedJobs
-from service.api.broadcaster import EventBroadcaster
-from service.api.new_names import NewNames
-from service.api.placer_link import PlacerLink
-from service.api.recent import RecentIdentities
-from service.api.telemetry import ApiMetrics
-from service.board.cache import BoardCache
-from service.board.mirror import BoardMirror
-from service.config import Config
-from service.http.access import Access
-from service.http.body_budget import BodyBudget
-from service.http.problems import Problem, as_problem
-from service.listening import ApiListening
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.errors import FleetcastError, SourceError
+from fleetcast.ingest.inbox.inbox import Backlog, InboxWriter
+from fleetcast.ingest.slurm.jobcomp import Attempts
+from fleetcast.placement.ledger.promised import PromiseReader
+from fleetcast.service.api.answerers import Answerers
+from fleetcast.service.api.archived_jobs import ArchivedJobs
+from fleetcast.service.api.broadcaster import EventBroadcaster
+from fleetcast.service.api.new_names import NewNames
+from fleetcast.service.api.placer_link import PlacerLink
+from fleetcast.service.api.recent import RecentIdentities
+from fleetcast.service.api.telemetry import ApiMetrics
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.board.mirror import BoardMirror
+from fleetcast.service.config import Config
+from fleetcast.service.http.access import Access
+from fleetcast.service.http.body_budget import BodyBudget
+from fleetcast.service.http.problems import Problem, as_problem
+from fleetcast.service.listening import ApiListening
 
 
 @dataclass(slots=True)

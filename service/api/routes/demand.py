@@ -8,18 +8,19 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import UnknownEntity
-from fleet.events import JobClass
-from models.demand.forecaster import TARGETS, SeriesKey, series_name
-from models.demand.rows import DemandRow
-from service.answers.demand import Demand, DemandModel, DemandRecord
-from service.api.routes import demand_examples
-from service.api.routes.context import Context
-from service.api.routes.table import Param, Query, Row, answer, encode
-from service.board.board import Board
-from service.board.cache import BoardCache
-from service.http.problems import unprocessable
-from service.pipeline.demand.sections import KEYS, DemandKeys, demand_fan, demand_keys, demand_rows
+from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.fleet.events import JobClass
+from fleetcast.models.demand.forecaster import TARGETS, SeriesKey, series_name
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.service.answers.demand import Demand, DemandModel, DemandRecord
+from fleetcast.service.api.routes import demand_examples
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.http.problems import unprocessable
+from fleetcast.service.http.table import Param, Query, Row, encode
+from fleetcast.service.pipeline.demand.sections import KEYS, DemandKeys, demand_fan, demand_keys, demand_rows
 
 CLASSES = ("all", *get_args(JobClass))
 NAMED = 20  # in an error

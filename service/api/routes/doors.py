@@ -8,12 +8,12 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import UnknownEntity
-from service.adapter_records import AdapterRecords
-from service.adapter_rows import adapter_rows
-from service.answers.adapters import AdapterDetails, Adapters
-from service.api.routes.context import Context
-from service.api.routes.table import JSON, NO_STORE, Param, Query, Row, encode
+from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.service.adapter_records import AdapterRecords
+from fleetcast.service.adapter_rows import adapter_rows
+from fleetcast.service.answers.adapters import AdapterDetails, Adapters
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.http.table import JSON, NO_STORE, Param, Query, Row, encode
 
 LIMIT = Param("limit", int, "So many writes.", 20, least=0, most=1000)
 AS_OF_MS = 1760000000000

@@ -12,20 +12,21 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import UnknownEntity
-from fleet.nodes import NodeState
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
-from service.answers.jobs import JobRow, RemainingTime
-from service.api.routes.checkpoint import CheckpointFacts
-from service.api.routes.context import Context
-from service.api.routes.jobs import Object, find_job, part_of, start_like
-from service.api.routes.table import Query, Row, answer, encode
-from service.board.board import Board
-from service.board.cache import BoardCache
-from service.board.free import describe_window, promises_on, serving, unheld, use_on
-from service.board.gpu_use import Occupant, gpus, use_sentence
-from service.config import PlacerConfig
-from service.pipeline.documents import probability
+from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.service.answers.jobs import JobRow, RemainingTime
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.checkpoint import CheckpointFacts
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.routes.jobs import Object, find_job, part_of, start_like
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.board.free import describe_window, promises_on, serving, unheld, use_on
+from fleetcast.service.board.gpu_use import Occupant, gpus, use_sentence
+from fleetcast.service.config import PlacerConfig
+from fleetcast.service.http.table import Query, Row, encode
+from fleetcast.service.pipeline.documents import probability
 
 MOST_ASKED = 4  # jobs that the placer is asked about
 NOT_ASKED = f"the placer is asked about the {MOST_ASKED} largest jobs only"

@@ -7,17 +7,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import SourceError
-from fleet.requests import PlacementRequest, check_avoided, check_request
-from service.answers.estimates import Estimate
-from service.api.estimates import NO_START, Start, StartAnswer, estimate
-from service.api.placer_link import Forwarded
-from service.api.routes.context import Context
-from service.api.routes.placements import REQUEST
-from service.api.routes.table import Query, Row, answer, encode
-from service.http.access import Scope
-from service.http.request_body import read_body
-from service.placer.body import decode
+from fleetcast.fleet.errors import SourceError
+from fleetcast.fleet.requests import PlacementRequest, check_avoided, check_request
+from fleetcast.service.answers.estimates import Estimate
+from fleetcast.service.api.estimates import NO_START, Start, StartAnswer, estimate
+from fleetcast.service.api.placer_link import Forwarded
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.routes.placements import REQUEST
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.placement_body import decode
+from fleetcast.service.http.request_body import read_body
+from fleetcast.service.http.table import Query, Row, encode
 
 TIMEOUT_S = 2.0  # wall: a start that takes longer to find is not waited for
 REFUSED = (400, 413, 422)

@@ -12,23 +12,23 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import RecordError, SourceError
-from fleet.events import JobEvent, NodeEvent
-from ingest.inbox.event_body import DecodedBody, DecodedRecord, decode_body
-from ingest.inbox.inbox import InboxWriter
-from ingest.inbox.job_events import Identity, identity
-from ingest.inbox.records import encode_refusals
-from ingest.inbox.segments import RecordKind
-from placement.ledger import IntentState
-from service.answers.events import EventsAnswer, RefusedRecord
-from service.api.new_names import NamesOfBody
-from service.api.recent import RecentIdentities
-from service.api.routes.context import Context
-from service.api.routes.table import JSON, NO_STORE, Query, Row, caller_of, encode
-from service.held_starts import mark_refused_starts
-from service.http.access import Scope
-from service.http.problems import Problem
-from service.http.request_body import read_body
+from fleetcast.fleet.errors import RecordError, SourceError
+from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.ingest.inbox.event_body import DecodedBody, DecodedRecord, decode_body
+from fleetcast.ingest.inbox.inbox import InboxWriter
+from fleetcast.ingest.inbox.job_events import Identity, identity
+from fleetcast.ingest.inbox.records import encode_refusals
+from fleetcast.ingest.inbox.segments import RecordKind
+from fleetcast.placement.ledger.ledger import IntentState
+from fleetcast.service.answers.events import EventsAnswer, RefusedRecord
+from fleetcast.service.api.new_names import NamesOfBody
+from fleetcast.service.api.recent import RecentIdentities
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.held_starts import mark_refused_starts
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.request_body import read_body
+from fleetcast.service.http.table import JSON, NO_STORE, Query, Row, caller_of, encode
 
 logger = logging.getLogger(__name__)
 

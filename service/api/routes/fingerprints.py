@@ -6,15 +6,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from models.jobs.spikes import DomainKind
-from models.jobs.utilisation import VERDICTS
-from service.answers.fingerprints import Fingerprint, Spikes, Utilisation
-from service.answers.jobs import JobRow
-from service.api.routes.context import Context
-from service.api.routes.jobs import find_job
-from service.api.routes.table import Param, Query, Row, answer, encode
-from service.board.board import Board
-from service.board.cache import BoardCache
+from fleetcast.models.jobs.spikes import DomainKind
+from fleetcast.models.jobs.utilisation import VERDICTS
+from fleetcast.service.answers.fingerprints import Fingerprint, Spikes, Utilisation
+from fleetcast.service.answers.jobs import JobRow
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.routes.jobs import find_job
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.http.table import Param, Query, Row, encode
 
 MAX_ROWS = 100_000
 

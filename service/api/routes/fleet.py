@@ -8,11 +8,12 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.answers.fitted_models import FittedModels
-from service.answers.fleet import FleetAnswer, Ingestion
-from service.answers.served_models import ServedModels
-from service.api.routes.context import Context
-from service.api.routes.table import Param, Query, Row, age_headers, answer
+from fleetcast.service.answers.fitted_models import FittedModels
+from fleetcast.service.answers.fleet import FleetAnswer, Ingestion
+from fleetcast.service.answers.served_models import ServedModels
+from fleetcast.service.api.routes.aged_answer import age_headers, answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.http.table import Param, Query, Row
 
 
 async def fleet(request: Request, context: Context, query: Query) -> Response:

@@ -9,16 +9,17 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import UnknownEntity
-from models.risk.gang_risk import GangRisk, gang_risk
-from models.risk.node_risk import usual_risk
-from models.words import age
-from service.api.routes.context import Context
-from service.api.routes.table import Query, Row, answer, encode
-from service.board.board import Board
-from service.http.access import Scope
-from service.http.problems import unprocessable
-from service.http.request_body import decoded, read_body
+from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.models.risk.gang_risk import GangRisk, gang_risk
+from fleetcast.models.risk.node_risk import usual_risk
+from fleetcast.models.words import age
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.board.board import Board
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.problems import unprocessable
+from fleetcast.service.http.request_body import decoded, read_body
+from fleetcast.service.http.table import Query, Row, encode
 
 MOST_NODES = 20_000
 LONGEST_S = 90 * 86_400

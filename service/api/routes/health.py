@@ -5,15 +5,16 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import SourceError
-from service.adapter_records import AdapterRecords
-from service.answers.fleet import Health, Readiness
-from service.api.adapter_metrics import adapters_page
-from service.api.readiness import checks
-from service.api.routes.context import Context
-from service.api.routes.table import JSON, NO_STORE, Query, Row, age_headers, encode
-from service.api.telemetry import CONTENT_TYPE, merge_pages, pipeline_page
-from service.http.problems import Problem
+from fleetcast.fleet.errors import SourceError
+from fleetcast.service.adapter_records import AdapterRecords
+from fleetcast.service.answers.fleet import Health, Readiness
+from fleetcast.service.api.adapter_metrics import adapters_page
+from fleetcast.service.api.readiness import checks
+from fleetcast.service.api.routes.aged_answer import age_headers
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.telemetry import CONTENT_TYPE, merge_pages, pipeline_page
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.table import JSON, NO_STORE, Query, Row, encode
 
 PLACER_PAGE_S = 0.2
 PLACER_UP = "# HELP fleetcast_placer_up 1 while the placer answers.\n# TYPE fleetcast_placer_up gauge\n"

@@ -7,20 +7,21 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from features.co_runs import Keys, job_keys
-from features.past_runs import JobShape
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.errors import UnknownEntity
-from service.answers.isolation import Isolation, IsolationCheck
-from service.api.routes.context import Context
-from service.api.routes.jobs import row_of
-from service.api.routes.table import Query, Row, answer, encode
-from service.board.board import Board
-from service.http.access import Scope
-from service.http.problems import unprocessable
-from service.http.request_body import decoded, read_body
-from service.pipeline.documents import number
-from service.pipeline.jobs.interference import (
+from fleetcast.features.co_runs import Keys, job_keys
+from fleetcast.features.past_runs import JobShape
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.service.answers.isolation import Isolation, IsolationCheck
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.routes.jobs import row_of
+from fleetcast.service.board.board import Board
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.problems import unprocessable
+from fleetcast.service.http.request_body import decoded, read_body
+from fleetcast.service.http.table import Query, Row, encode
+from fleetcast.service.pipeline.documents import number
+from fleetcast.service.pipeline.jobs.interference import (
     NOBODY,
     NOW,
     ON_GPU,
@@ -32,7 +33,7 @@ from service.pipeline.jobs.interference import (
     residuals_of,
     speeds,
 )
-from service.pipeline.jobs.isolation import (
+from fleetcast.service.pipeline.jobs.isolation import (
     DOCUMENT,
     LIMITS,
     NETWORK,

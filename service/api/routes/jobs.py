@@ -8,26 +8,29 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import UnknownEntity
-from service.answers.jobs import JobAnswer, JobRow, Jobs, JobState, Stragglers
-from service.api.archived_jobs import Found
-from service.api.estimates import NO_RUNS, Start
-from service.api.routes.context import Context
-from service.api.routes.estimate import ask, start_of
-from service.api.routes.table import Param, Query, Row, answer, encode
-from service.board.board import Board
-from service.board.cache import BoardCache
-from service.http.access import Caller, viewer_of
-from service.pipeline.documents import job_detail, job_row
-from service.pipeline.jobs.interference import NOW as CO_RUNS
-from service.pipeline.jobs.interference import blamed
-from service.pipeline.jobs.verdicts import SECTION as VERDICTS
+from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.service.answers.jobs import JobAnswer, JobRow, Jobs, JobState, Stragglers
+from fleetcast.service.api.archived_jobs import Found
+from fleetcast.service.api.estimates import NO_RUNS, Start
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.routes.estimate import ask, start_of
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.http.access import Caller, viewer_of
+from fleetcast.service.http.table import Param, Query, Row, encode
+from fleetcast.service.pipeline.documents import job_detail, job_row
+from fleetcast.service.pipeline.jobs.interference import NOW as CO_RUNS
+from fleetcast.service.pipeline.jobs.interference import blamed
+from fleetcast.service.pipeline.jobs.verdicts import SECTION as VERDICTS
 
 T = TypeVar("T")
 Object = dict[str, object]  # JSON that goes on as it is
 STATES = get_args(JobState)
 MAX_ROWS = 100_000
-GIVEN_AGAIN = re.compile(r".*[0-9]@[0-9]{9,11}")  # a number of Slurm and a submission: see `ingest.slurm.job_numbers`
+GIVEN_AGAIN = re.compile(
+    r".*[0-9]@[0-9]{9,11}"
+)  # a number of Slurm and a submission: see `fleetcast.ingest.slurm.job_numbers`
 OVER = "it is over"
 NO_ESTIMATE = "nothing was known of jobs like it when it came; of one that came just now it is told within seconds"
 decode_row = msgspec.json.Decoder(JobRow).decode

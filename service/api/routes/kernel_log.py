@@ -5,16 +5,16 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import ConfigError, RecordError
-from ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord
-from ingest.kernel_log.events import KernelReader
-from ingest.node_names import check_name
-from service.answers.events import EventsAnswer
-from service.api.routes.context import Context
-from service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
-from service.api.routes.table import Param, Query, Row, encode
-from service.http.access import Scope
-from service.http.problems import Problem, unprocessable
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord
+from fleetcast.ingest.kernel_log.events import KernelReader
+from fleetcast.ingest.node_names import check_name
+from fleetcast.service.answers.events import EventsAnswer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.problems import Problem, unprocessable
+from fleetcast.service.http.table import Param, Query, Row, encode
 
 MOST_OFFSET_S = 86_399.0
 

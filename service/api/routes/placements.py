@@ -8,15 +8,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import SourceError
-from fleet.requests import Decision, PlacementRequest
-from service.answers.placements import Audit, Fragmentation, Placements, Queue, Settled
-from service.api.placer_link import Forwarded, PlacerLink
-from service.api.routes.context import Context
-from service.api.routes.table import Query, Row
-from service.http.access import Scope
-from service.http.problems import Problem
-from service.http.request_body import read_body
+from fleetcast.fleet.errors import SourceError
+from fleetcast.fleet.requests import Decision, PlacementRequest
+from fleetcast.service.answers.placements import Audit, Fragmentation, Placements, Queue, Settled
+from fleetcast.service.api.placer_link import Forwarded, PlacerLink
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.request_body import read_body
+from fleetcast.service.http.table import Query, Row
 
 FORWARDED_HEADERS = ("content-type", "accept", "if-match", "if-none-match", "user-agent")
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
-from service.api.routes.placements import forward
-from service.api.routes.table import Row
-from service.http.access import Scope
+from fleetcast.service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
+from fleetcast.service.api.routes.placements import forward
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.table import Row
 
 AS_OF = {"as_of_ms": 1760000000000}
 START_MS = {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000}

@@ -10,16 +10,16 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import RecordError
-from ingest.inbox.segments import RecordKind
-from ingest.remote_write.decoder import MAX_UNPACKED_BYTES
-from ingest.remote_write.request import Version, WriteRequest, walk
-from ingest.remote_write.snappy import unpack, unpacked_bytes
-from service.api.routes.context import Context
-from service.api.routes.table import NO_STORE, Query, Row
-from service.http.access import Scope
-from service.http.problems import Problem
-from service.http.request_body import lease_of, read_raw
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.inbox.segments import RecordKind
+from fleetcast.ingest.remote_write.decoder import MAX_UNPACKED_BYTES
+from fleetcast.ingest.remote_write.request import Version, WriteRequest, walk
+from fleetcast.ingest.remote_write.snappy import unpack, unpacked_bytes
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.request_body import lease_of, read_raw
+from fleetcast.service.http.table import NO_STORE, Query, Row
 
 PROTOBUF = "application/x-protobuf"
 MESSAGES = {

@@ -8,16 +8,17 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import UnknownEntity
-from models.risk.part_risk import usual_parts
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
-from service.answers.risk import NodeAnswer, RiskNodes
-from service.api.routes.context import Context
-from service.api.routes.table import Param, Query, Row, answer, encode
-from service.board.board import Board
-from service.board.cache import BoardCache
-from service.http.problems import warming
-from service.pipeline.documents import probability
+from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.models.risk.part_risk import usual_parts
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.service.answers.risk import NodeAnswer, RiskNodes
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.http.problems import warming
+from fleetcast.service.http.table import Param, Query, Row, encode
+from fleetcast.service.pipeline.documents import probability
 
 MAX_ROWS = 100_000
 ROWS_AT_A_TIME = 250

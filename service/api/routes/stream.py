@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from service.api.broadcaster import MAX_CLIENTS
-from service.api.routes.context import Context
-from service.api.routes.table import Query, Row
-from service.http.problems import Problem
+from fleetcast.service.api.broadcaster import MAX_CLIENTS
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.table import Query, Row
 
 
 async def stream(request: Request, context: Context, query: Query) -> Response:

@@ -10,15 +10,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import UnknownEntity
-from fleet.events import NodeEvent
-from fleet.printable import printable
-from service.api.routes.context import Context
-from service.api.routes.table import Param, Query, Row, answer, encode
-from service.board.board import Board
-from service.board.cache import BoardCache
-from service.http.problems import warming
-from service.pipeline.node_past import HORIZONS_S, SECTION, PastSpan, Shown, Spell, Stay
+from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.printable import printable
+from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.http.problems import warming
+from fleetcast.service.http.table import Param, Query, Row, encode
+from fleetcast.service.pipeline.node_past import HORIZONS_S, SECTION, PastSpan, Shown, Spell, Stay
 
 DAY_MINUTES = 1440
 WORDS = {

@@ -12,20 +12,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.errors import RecordError
-from fleet.events import JobEvent, Queued, Submitted
-from ingest.inbox.event_body import DecodedBody, DecodedRecord
-from ingest.lifecycle import ENDED, EXPLAINED, STARTED, SUBMITTED, queued_later, submitted_later
-from ingest.slurm.job_numbers import JobNumbers, NumberedJob, number_of, slurm_id, who
-from ingest.slurm.jobcomp import read_completions
-from ingest.slurm.jobs import Site, SlurmJob, check, job_events
-from ingest.slurm.records import Read
-from service.answers.events import EventsAnswer
-from service.api.routes.context import Context
-from service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
-from service.api.routes.table import Param, Query, Row
-from service.http.access import Scope
-from service.http.problems import Problem, unprocessable
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import JobEvent, Queued, Submitted
+from fleetcast.ingest.inbox.event_body import DecodedBody, DecodedRecord
+from fleetcast.ingest.lifecycle import ENDED, EXPLAINED, STARTED, SUBMITTED, queued_later, submitted_later
+from fleetcast.ingest.slurm.job_numbers import JobNumbers, NumberedJob, number_of, slurm_id, who
+from fleetcast.ingest.slurm.jobcomp import read_completions
+from fleetcast.ingest.slurm.jobs import Site, SlurmJob, check, job_events
+from fleetcast.ingest.slurm.records import Read
+from fleetcast.service.answers.events import EventsAnswer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.problems import Problem, unprocessable
+from fleetcast.service.http.table import Param, Query, Row
 
 MOST_OFFSET_S = 86_399.0
 MOST_PREFIX = 64

@@ -8,13 +8,13 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest.health.torchelastic import ElasticRecord, Sender, decode
-from service.answers.events import EventsAnswer
-from service.api.routes.context import Context
-from service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
-from service.api.routes.table import Param, Query, Row
-from service.http.access import Scope
-from service.http.problems import Problem
+from fleetcast.ingest.health.torchelastic import ElasticRecord, Sender, decode
+from fleetcast.service.answers.events import EventsAnswer
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
+from fleetcast.service.http.access import Scope
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.table import Param, Query, Row
 
 PARAMS = (
     Param("job", str, "the job's name, where run_id is not", ""),

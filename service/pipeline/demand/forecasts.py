@@ -22,30 +22,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.contribution import OTHER, DemandScope, over_quota
-from features.gpu_residency import ObservedGpus
-from features.job_records import JobRecord
-from features.pool_inventory import EVERYTHING, UNASSIGNED, PoolInventory
-from features.request_series import ServingCapacity, request_rates
-from features.serving import ServedInstance
-from fleet.clock import Clock
-from fleet.jobs import JobAttempt
-from models.demand.demand_model import Key, RunningGpus, cold_starts, demand_model
-from models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
-from models.demand.prescale import prescale
-from models.demand.rows import DemandRow, WaitsFor
-from service.answers.fitted_models import ShadowModel
-from service.board.board import Board, Section
-from service.board.gpu_use import Occupant
-from service.pipeline.capability import Capability
-from service.pipeline.demand.histories import read_histories
-from service.pipeline.demand.metrics import parts_page, trees_page
-from service.pipeline.demand.sections import demand_again, demand_sections
-from service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, shadow_of
-from service.pipeline.fleet_metrics import demand_page
-from service.pipeline.state import PAST_MS, FleetState
-from service.pipeline.tick import Tick
-from service.thread_work import in_thread
+from fleetcast.features.contribution import OTHER, DemandScope, over_quota
+from fleetcast.features.gpu_residency import ObservedGpus
+from fleetcast.features.job_records import JobRecord
+from fleetcast.features.pool_inventory import EVERYTHING, UNASSIGNED, PoolInventory
+from fleetcast.features.request_series import ServingCapacity, request_rates
+from fleetcast.features.serving import ServedInstance
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.demand.demand_model import Key, RunningGpus, cold_starts, demand_model
+from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
+from fleetcast.models.demand.prescale import prescale
+from fleetcast.models.demand.rows import DemandRow, WaitsFor
+from fleetcast.service.answers.fitted_models import ShadowModel
+from fleetcast.service.board.board import Board, Section
+from fleetcast.service.board.gpu_use import Occupant
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.demand.histories import read_histories
+from fleetcast.service.pipeline.demand.metrics import parts_page, trees_page
+from fleetcast.service.pipeline.demand.sections import demand_again, demand_sections
+from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, shadow_of
+from fleetcast.service.pipeline.fleet_metrics import demand_page
+from fleetcast.service.pipeline.state import PAST_MS, FleetState
+from fleetcast.service.pipeline.tick import Tick
+from fleetcast.service.thread_work import in_thread
 
 PERIOD_S = 60.0
 SHORTEST_PAUSE_WALL_S = 0.2

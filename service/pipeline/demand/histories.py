@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from features.contribution import OTHER, allowed_pools
-from features.demand_series import DemandSeries, Target
-from features.pool_inventory import EVERYTHING
-from features.request_series import RequestSeries
-from models.demand.forecaster import BIN_S, MINUTE_S, Histories, SeriesKey
+from fleetcast.features.contribution import OTHER, allowed_pools
+from fleetcast.features.demand_series import DemandSeries, Target
+from fleetcast.features.pool_inventory import EVERYTHING
+from fleetcast.features.request_series import RequestSeries
+from fleetcast.models.demand.forecaster import BIN_S, MINUTE_S, Histories, SeriesKey
 
 Array = NDArray[np.float64]
 

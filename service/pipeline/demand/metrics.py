@@ -5,9 +5,9 @@ They cover the largest groups, the busiest served models, and the trees.
 
 from collections.abc import Sequence
 
-from models.demand.rows import DemandRow
-from service.exposition import Page, span
-from service.pipeline.demand.served_trees import ServedTrees
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.service.exposition import Page, span
+from fleetcast.service.pipeline.demand.served_trees import ServedTrees
 
 GROUPS_SHOWN = 20
 MODELS_SHOWN = 20

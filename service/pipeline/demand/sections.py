@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.rows import DemandRow
-from service.board.board import BYTES, Board, Section
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.service.board.board import BYTES, Board, Section
 
 SECTIONS = (
     *("doc.demand", "demand.keys", "demand.offsets"),

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.errors import ModelError
-from models.demand.largest import largest, panel_of
-from models.forecast import QUANTILES, Forecaster, Panel
-from models.versions.card import read_card
-from models.versions.registry import Registry
-from service.answers.fitted_models import ShadowModel
+from fleetcast.fleet.errors import ModelError
+from fleetcast.models.demand.largest import largest, panel_of
+from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
+from fleetcast.models.versions.card import read_card
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.answers.fitted_models import ShadowModel
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def load_trees(folder: Path) -> tuple[Forecaster, int]:
 
     LightGBM is imported here. Raises ModelError.
     """
-    from models.demand.trees import DemandTrees
+    from fleetcast.models.demand.trees import DemandTrees
 
     trees = DemandTrees.load(folder)
     return trees, trees.fitted_until_ms

@@ -6,11 +6,11 @@
 import logging
 import math
 
-from features.co_runs import CoRun
-from fleet.errors import ModelError
-from models.jobs.co_run_fit import CoRunFit
-from models.jobs.interference import LOADS
-from models.versions.registry import Registry
+from fleetcast.features.co_runs import CoRun
+from fleetcast.fleet.errors import ModelError
+from fleetcast.models.jobs.co_run_fit import CoRunFit
+from fleetcast.models.jobs.interference import LOADS
+from fleetcast.models.versions.registry import Registry
 
 logger = logging.getLogger(__name__)
 

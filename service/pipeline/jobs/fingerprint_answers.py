@@ -10,18 +10,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from features.episodes import TOGETHER_MS, episodes
-from features.fingerprint import class_of, shape_of
-from features.job_past import JobPast, watts_of
-from features.job_window import GPU_METRICS, JobWindow
-from features.period import LEAST_KNOWN, SAMPLES_A_PERIOD, Period, bridge_gaps, find_period
-from features.pulses import find_rhythm
-from fleet.jobs import JobAttempt
-from models.jobs.phases import PHASES, JobLevels, PhaseRule
-from models.jobs.renewal import LEVELS, Next, next_of
-from models.jobs.utilisation import FLOPS_LABEL, GIB, Mfu, mfu_of, use_of
-from service.answers.fingerprints import Fingerprint, TimeQuantiles, UseRow
-from service.pipeline.jobs.loads import expected_of
+from fleetcast.features.episodes import TOGETHER_MS, episodes
+from fleetcast.features.fingerprint import class_of, shape_of
+from fleetcast.features.job_past import JobPast, watts_of
+from fleetcast.features.job_window import GPU_METRICS, JobWindow
+from fleetcast.features.period import LEAST_KNOWN, SAMPLES_A_PERIOD, Period, bridge_gaps, find_period
+from fleetcast.features.pulses import find_rhythm
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.jobs.phases import PHASES, JobLevels, PhaseRule
+from fleetcast.models.jobs.renewal import LEVELS, Next, next_of
+from fleetcast.models.jobs.utilisation import FLOPS_LABEL, GIB, Mfu, mfu_of, use_of
+from fleetcast.service.answers.fingerprints import Fingerprint, TimeQuantiles, UseRow
+from fleetcast.service.pipeline.jobs.loads import expected_of
 
 Array = NDArray[np.float64]
 

@@ -20,23 +20,23 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from features.job_past import JobPast, extend_past
-from features.job_window import JobRows, job_rows, window_of
-from fleet.clock import Clock
-from fleet.jobs import JobAttempt
-from fleet.samples import EntityKind
-from fleet.topology import Topology
-from models.jobs.spikes import Domain, JobLoad, Spike, spikes
-from service.answers.fingerprints import Fingerprint, UseRow
-from service.board.board import Section
-from service.pipeline.capability import Capability
-from service.pipeline.job_metrics import JobMetrics
-from service.pipeline.jobs.fingerprint_answers import Idle, JobCopy, fingerprint_of, idle_of, utilisation_of
-from service.pipeline.jobs.loads import load_of, rail_capacity, shares_of
-from service.pipeline.publish import encode
-from service.pipeline.state import FleetState
-from service.pipeline.tick import Tick
-from service.thread_work import in_thread
+from fleetcast.features.job_past import JobPast, extend_past
+from fleetcast.features.job_window import JobRows, job_rows, window_of
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import Topology
+from fleetcast.models.jobs.spikes import Domain, JobLoad, Spike, spikes
+from fleetcast.service.answers.fingerprints import Fingerprint, UseRow
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.job_metrics import JobMetrics
+from fleetcast.service.pipeline.jobs.fingerprint_answers import Idle, JobCopy, fingerprint_of, idle_of, utilisation_of
+from fleetcast.service.pipeline.jobs.loads import load_of, rail_capacity, shares_of
+from fleetcast.service.pipeline.publish import encode
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.pipeline.tick import Tick
+from fleetcast.service.thread_work import in_thread
 
 logger = logging.getLogger(__name__)
 

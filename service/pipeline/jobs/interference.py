@@ -7,7 +7,7 @@
 
 A rule predicts the speed of jobs that share a GPU. MIG slices lose nothing. On a link, the prediction
 depends on how often two periodic jobs meet. Observed co-runs correct these predictions
-(models.jobs.interference). A few co-runs are learnt at once, and many each half minute, because the cost
+(fleetcast.models.jobs.interference). A few co-runs are learnt at once, and many each half minute, because the cost
 is cubic.
 """
 
@@ -22,19 +22,28 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.co_runs import MOST_CO_RUNS, READ, CoRun, CoRuns, Keys, KeyTable, mean_loads
-from features.sharing import Attempt, Wiring
-from fleet.topology import Topology
-from models.jobs.interference import LOADS, MOST_LOAD, Pairs, Prediction, Residuals, learn, margins_without, predict
-from models.jobs.link_overlap import LinkFit, Turns, fit, overlap
-from models.versions.registry import Registry
-from service.board.board import Board, Section
-from service.pipeline.capability import Capability
-from service.pipeline.documents import number
-from service.pipeline.jobs.co_run_versions import ServedCoRuns
-from service.pipeline.jobs.isolation import gpu_readings, isolation_sections
-from service.pipeline.publish import encode
-from service.pipeline.tick import Tick
+from fleetcast.features.co_runs import MOST_CO_RUNS, READ, CoRun, CoRuns, Keys, KeyTable, mean_loads
+from fleetcast.features.sharing import Attempt, Wiring
+from fleetcast.fleet.topology import Topology
+from fleetcast.models.jobs.interference import (
+    LOADS,
+    MOST_LOAD,
+    Pairs,
+    Prediction,
+    Residuals,
+    learn,
+    margins_without,
+    predict,
+)
+from fleetcast.models.jobs.link_overlap import LinkFit, Turns, fit, overlap
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.board.board import Board, Section
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.documents import number
+from fleetcast.service.pipeline.jobs.co_run_versions import ServedCoRuns
+from fleetcast.service.pipeline.jobs.isolation import gpu_readings, isolation_sections
+from fleetcast.service.pipeline.publish import encode
+from fleetcast.service.pipeline.tick import Tick
 
 SECTION, NOW = "doc.interference", "doc.co_runs"
 JOBS, ALONE_OF = ("share.job", "share.job.keys"), ("share.load", "share.load.alone")

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.jobs import JobAttempt
-from service.answers.isolation import IsolationCheck
-from service.board.board import Section
-from service.pipeline.publish import encode
-from service.pipeline.tick import Tick
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.service.answers.isolation import IsolationCheck
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline.publish import encode
+from fleetcast.service.pipeline.tick import Tick
 
 OBSERVED = (
     "pcie_link_gen",

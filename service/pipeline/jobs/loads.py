@@ -8,15 +8,15 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from features.episodes import episodes
-from features.job_window import JobWindow
-from fleet.jobs import JobAttempt
-from fleet.topology import Level, Topology
-from models.jobs.level import at_present_level
-from models.jobs.renewal import next_of
-from models.jobs.spikes import Burst, Domain, JobLoad
-from models.jobs.template import ahead, locked
-from service.answers.fingerprints import ExpectedReading
+from fleetcast.features.episodes import episodes
+from fleetcast.features.job_window import JobWindow
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.topology import Level, Topology
+from fleetcast.models.jobs.level import at_present_level
+from fleetcast.models.jobs.renewal import next_of
+from fleetcast.models.jobs.spikes import Burst, Domain, JobLoad
+from fleetcast.models.jobs.template import ahead, locked
+from fleetcast.service.answers.fingerprints import ExpectedReading
 
 UNNAMED = "unnamed"
 AHEAD_S = (300, 900)

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.ended_jobs import ENDED_RETENTION_MS
-from fleet.stateful import Dump, Stateful
-from service.board.board import Section
-from service.pipeline.capability import Capability
-from service.pipeline.tick import Tick
+from fleetcast.features.ended_jobs import ENDED_RETENTION_MS
+from fleetcast.fleet.stateful import Dump, Stateful
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.tick import Tick
 
 SECTION = "doc.verdicts"
 SLOW_RETENTION_MS = 30 * 86_400_000

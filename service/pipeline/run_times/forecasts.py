@@ -16,25 +16,25 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from features.ended_jobs import ENDED_RETENTION_MS
-from features.job_peaks import JobPeaks
-from features.past_runs import COLUMN, EMPIRICAL, FEATURES, ClosedRun, JobShape
-from features.run_past import LEVELS
-from features.similarity import shape_of
-from fleet.clock import Clock
-from fleet.jobs import JobAttempt
-from models.run_times.remaining import beyond, with_everybody
-from models.run_times.tracker import RunTracker
-from models.versions.drift import Recent
-from service.board.board import Section
-from service.board.kind_tables import PEAK, RUN, RUNS_SEEN, table_sections
-from service.exposition import Page
-from service.pipeline.capability import Capability
-from service.pipeline.run_times.model import BASELINE, ServedRunModel
-from service.pipeline.run_times.record import Attempt, IssuedRunTime, RunTimeRecord, issue_run_time, with_left
-from service.pipeline.state import FleetState
-from service.pipeline.tick import Tick
-from service.thread_work import in_thread
+from fleetcast.features.ended_jobs import ENDED_RETENTION_MS
+from fleetcast.features.job_peaks import JobPeaks
+from fleetcast.features.past_runs import COLUMN, EMPIRICAL, FEATURES, ClosedRun, JobShape
+from fleetcast.features.run_past import LEVELS
+from fleetcast.features.similarity import shape_of
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.run_times.remaining import beyond, with_everybody
+from fleetcast.models.run_times.tracker import RunTracker
+from fleetcast.models.versions.drift import Recent
+from fleetcast.service.board.board import Section
+from fleetcast.service.board.kind_tables import PEAK, RUN, RUNS_SEEN, table_sections
+from fleetcast.service.exposition import Page
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.run_times.model import BASELINE, ServedRunModel
+from fleetcast.service.pipeline.run_times.record import Attempt, IssuedRunTime, RunTimeRecord, issue_run_time, with_left
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.pipeline.tick import Tick
+from fleetcast.service.thread_work import in_thread
 
 PERIOD_S = 60.0
 NEW_S = 10.0

@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from features.past_runs import COLUMN, EMPIRICAL
-from features.run_past import LEVELS
-from fleet.errors import ModelError
-from models.run_times.duration import DurationModel
-from models.versions.registry import Registry
+from fleetcast.features.past_runs import COLUMN, EMPIRICAL
+from fleetcast.features.run_past import LEVELS
+from fleetcast.fleet.errors import ModelError
+from fleetcast.models.run_times.duration import DurationModel
+from fleetcast.models.versions.registry import Registry
 
 logger = logging.getLogger(__name__)
 

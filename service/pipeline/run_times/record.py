@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.past_runs import JobShape
-from features.run_past import LEVELS
-from features.similarity import Kind, kinds
-from fleet.stateful import Dump, Stateful
-from models.run_times.tracker import RunTracker
-from models.versions.drift import Recent
-from service.answers.jobs import RemainingTime
-from service.board.kind_tables import P50, P90, P99, quantiles_of
+from fleetcast.features.past_runs import JobShape
+from fleetcast.features.run_past import LEVELS
+from fleetcast.features.similarity import Kind, kinds
+from fleetcast.fleet.stateful import Dump, Stateful
+from fleetcast.models.run_times.tracker import RunTracker
+from fleetcast.models.versions.drift import Recent
+from fleetcast.service.answers.jobs import RemainingTime
+from fleetcast.service.board.kind_tables import P50, P90, P99, quantiles_of
 
 MOST_KINDS = 4096
 MAX_RUNS = 1000

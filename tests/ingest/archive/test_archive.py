@@ -11,17 +11,17 @@ import duckdb
 import numpy as np
 import pytest
 
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.events import Finished, JobEvent, NodeEvent, Queued, Submitted
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.archive.archive import Archive, ArchiveLimits
-from ingest.archive.compact import compact, old_days, prune, runs
-from ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles, FileName, live
-from ingest.archive.read import ArchiveSpan, newest_ms, read_events, read_samples
-from ingest.archive.rows import METRIC_NAMES, Words, adding
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.events import Finished, JobEvent, NodeEvent, Queued, Submitted
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
+from fleetcast.ingest.archive.compact import compact, old_days, prune, runs
+from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles, FileName, live
+from fleetcast.ingest.archive.read import ArchiveSpan, newest_ms, read_events, read_samples
+from fleetcast.ingest.archive.rows import METRIC_NAMES, Words, adding
 
 T0 = 1_795_276_800_000  # an hour begins
 POWER = metric_row(EntityKind.GPU, "power_w")
@@ -322,8 +322,8 @@ def test_a_metric_that_the_catalogue_lost_survives_compaction(world: World, monk
     world.flush()
     world.add([(1, 1.0)])
     world.flush()
-    monkeypatch.setattr("ingest.archive.rows._METRIC_AT", {})
-    monkeypatch.setattr("ingest.archive.compact.METRIC_NAMES", ())
+    monkeypatch.setattr("fleetcast.ingest.archive.rows._METRIC_AT", {})
+    monkeypatch.setattr("fleetcast.ingest.archive.compact.METRIC_NAMES", ())
     for run in runs(world.files, "0", T0 + HOUR_MS, most_rows=100):
         compact(world.files, run)
     found = duckdb.sql(f"SELECT DISTINCT metric FROM read_parquet('{world.folder}/samples/**/*.parquet')").fetchall()

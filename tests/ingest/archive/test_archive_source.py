@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.clock import SystemClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.events import Finished, NodeEvent
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Topology
-from fleetcast_checks import check_source
-from ingest.archive.archive import Archive
-from ingest.archive.files import ArchiveFiles
-from ingest.archive.source import ArchiveSource
-from ingest.source import Batch
+from fleetcast.checks import check_source
+from fleetcast.fleet.clock import SystemClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.events import Finished, NodeEvent
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.archive.archive import Archive
+from fleetcast.ingest.archive.files import ArchiveFiles
+from fleetcast.ingest.archive.source import ArchiveSource
+from fleetcast.ingest.source import Batch
 
 T0 = 1_795_276_800_000
 STEPS = 100  # of 15 s: 25 minutes

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.entities import Entities
-from fleet.samples import EntityKind
-from ingest.archive import rows as archive_rows
-from ingest.archive.rows import (
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.archive import rows as archive_rows
+from fleetcast.ingest.archive.rows import (
     ENTITY_BITS,
     KINDS,
     METRIC_BITS,

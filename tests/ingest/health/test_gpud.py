@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, SourceError
-from fleet.events import NodeEvent
-from ingest.health import gpud
-from ingest.health.gpud import TOKEN, GpudSource, parse_gpud
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.health import gpud
+from fleetcast.ingest.health.gpud import TOKEN, GpudSource, parse_gpud
 from tests.ingest.health_daemon import Daemon, make_certificate, running
 
 NOW_MS = 1_763_700_000_000

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fleet.events import NodeEvent
-from ingest.health.nvsentinel import TYPE, decode
-from ingest.inbox.event_body import DecodedBody
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.health.nvsentinel import TYPE, decode
+from fleetcast.ingest.inbox.event_body import DecodedBody
 
 NOW_MS = 1_763_700_000_000  # 2025-11-21T04:40:00Z
 

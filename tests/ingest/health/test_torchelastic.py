@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from fleet.events import Failed, Finished, JobEvent, Phase, Resized, Started
-from fleet.jobs import JobTable
-from ingest.health.torchelastic import Sender, decode, failure_of
-from ingest.inbox.event_body import DecodedBody
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Phase, Resized, Started
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.ingest.health.torchelastic import Sender, decode, failure_of
+from fleetcast.ingest.inbox.event_body import DecodedBody
 
 NOW_MS = 1_760_000_000_000
 ANYBODY = Sender()

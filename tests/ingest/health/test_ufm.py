@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, SourceError
-from ingest.health.ufm import PASSWORD, PATH, TOKEN, UfmSource
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.ingest.health.ufm import PASSWORD, PATH, TOKEN, UfmSource
 from tests.ingest.health_daemon import Daemon, running
 
 NOW_MS = 1_763_700_000_000

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.entities import Entities
-from fleetcast_checks import check_source
-from ingest.inbox.divided import DividedInbox, read_marks
-from ingest.inbox.inbox import InboxSource, InboxWriter
-from ingest.inbox.segments import segments_of
-from ingest.shares import Share
+from fleetcast.checks import check_source
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.inbox.divided import DividedInbox, read_marks
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
+from fleetcast.ingest.inbox.segments import segments_of
+from fleetcast.ingest.shares import Share
 
 NOW_MS = 1_789_000_000_000
 

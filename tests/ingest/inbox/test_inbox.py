@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import RecordError, SourceError
-from ingest.inbox.inbox import InboxSource, InboxWriter, read_events
-from ingest.inbox.records import decode_records, encode_refusals
-from ingest.inbox.segments import HEADER, Record, RecordKind, encode_record, scan_records, segments_of
-from ingest.source import Batch
+from fleetcast.fleet.errors import RecordError, SourceError
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter, read_events
+from fleetcast.ingest.inbox.records import decode_records, encode_refusals
+from fleetcast.ingest.inbox.segments import HEADER, Record, RecordKind, encode_record, scan_records, segments_of
+from fleetcast.ingest.source import Batch
 
 NOW_MS = 1_760_000_000_000
 

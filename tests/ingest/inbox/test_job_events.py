@@ -8,11 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.errors import RecordError
-from fleet.events import Finished, NodeEvent, Started, Step
-from ingest.inbox.event_body import decode_body
-from ingest.inbox.job_events import check_fields, decode_event, identity, is_usual_step
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import Finished, NodeEvent, Started, Step
+from fleetcast.ingest.inbox.event_body import decode_body
+from fleetcast.ingest.inbox.job_events import check_fields, decode_event, identity, is_usual_step
 from tests.fuzz.bounds import examples
 
 NOW_MS = 1_760_000_000_000
@@ -224,7 +224,7 @@ def test_an_array_says_the_same_however_it_is_read(array: bytes, monkeypatch: py
     """At once, or one by one as arrays of very many records are."""
     text = array.replace(b"%b", GOOD)
     at_once = decode_body(text, NOW_MS)
-    monkeypatch.setattr("ingest.inbox.event_body.MANY_COMMAS", -1)
+    monkeypatch.setattr("fleetcast.ingest.inbox.event_body.MANY_COMMAS", -1)
     one_by_one = decode_body(text, NOW_MS)
     assert [row.raw for row in one_by_one.records] == [row.raw for row in at_once.records]
     assert [index for index, _ in one_by_one.rejected] == [index for index, _ in at_once.rejected]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet import file_changes
-from ingest.inbox.inbox import InboxSource, InboxWriter
+from fleetcast.fleet import file_changes
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
 from tests.ingest.inbox.test_inbox import NOW_MS, record
 
 LONG_S = 3600.0  # longer than any test: what ends a wait is a change
@@ -22,7 +22,7 @@ KILLS = 4
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from ingest.inbox.inbox import InboxWriter
+from fleetcast.ingest.inbox.inbox import InboxWriter
 from tests.ingest.inbox.test_inbox import NOW_MS, record
 
 async def run(folder, first):
@@ -36,8 +36,8 @@ asyncio.run(run(Path(sys.argv[1]), int(sys.argv[2])))
 READER = """
 import asyncio, sys
 from pathlib import Path
-from fleet import file_changes
-from ingest.inbox.inbox import InboxSource
+from fleetcast.fleet import file_changes
+from fleetcast.ingest.inbox.inbox import InboxSource
 
 async def run(folder):
     source = InboxSource(folder)

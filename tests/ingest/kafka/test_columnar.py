@@ -6,14 +6,21 @@ import math
 import numpy as np
 import pytest
 
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.metrics import METRICS, metric_row
-from fleet.samples import EntityKind, SampleBatch
-from ingest.kafka import columnar
-from ingest.kafka.columnar import ColumnarRecord, Header, RecordDecoder, RecordNames, encode_binary, encode_json
-from ingest.kafka.node_records import node_records
-from ingest.source import Batch
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.kafka import columnar
+from fleetcast.ingest.kafka.columnar import (
+    ColumnarRecord,
+    Header,
+    RecordDecoder,
+    RecordNames,
+    encode_binary,
+    encode_json,
+)
+from fleetcast.ingest.kafka.node_records import node_records
+from fleetcast.ingest.source import Batch
 
 NOW_MS = 1_760_000_000_000
 GPUS = RecordNames(("power_w", "xid"), ("0", "1"))

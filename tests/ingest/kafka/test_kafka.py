@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, SourceError
-from fleet.events import Finished
-from fleetcast_checks import check_source
-from ingest.kafka import source as kafka
-from ingest.kafka.columnar import BINARY_TYPE, ColumnarRecord, Header, RecordNames, encode_binary, encode_json
-from ingest.kafka.source import KafkaSource
-from ingest.source import Batch
+from fleetcast.checks import check_source
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.events import Finished
+from fleetcast.ingest.kafka import source as kafka
+from fleetcast.ingest.kafka.columnar import BINARY_TYPE, ColumnarRecord, Header, RecordNames, encode_binary, encode_json
+from fleetcast.ingest.kafka.source import KafkaSource
+from fleetcast.ingest.source import Batch
 from tests.ingest.fake_kafka import FakeBrokers, FakeReader
 from tests.ingest.kafka.test_columnar import NOW_MS, RECORD, columns, told
 

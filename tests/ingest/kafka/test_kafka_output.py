@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from clients.kafka_records import Outgoing, Place
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import RecordError, SourceError
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.inbox.event_body import decode_body
-from ingest.kafka.columnar import JSON_TYPE, RecordDecoder
-from ingest.kafka.output import Output, blocks_of, forward, send_events
-from ingest.kafka.source import KafkaSource
-from ingest.source import Batch, MemorySource
+from fleetcast.clients.kafka_records import Outgoing, Place
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError, SourceError
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.inbox.event_body import decode_body
+from fleetcast.ingest.kafka.columnar import JSON_TYPE, RecordDecoder
+from fleetcast.ingest.kafka.output import Output, blocks_of, forward, send_events
+from fleetcast.ingest.kafka.source import KafkaSource
+from fleetcast.ingest.source import Batch, MemorySource
 from tests.ingest.fake_kafka import FakeBrokers, FakeReader
 from tests.ingest.kafka.test_columnar import NOW_MS
 from tests.ingest.kafka.test_kafka import EVENTS, TELEMETRY, finished, take

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.events import NodeEvent
-from fleetcast_checks import check_source
-from ingest.kernel_log import source as kernel_log
-from ingest.kernel_log.log_files import LogFile
-from ingest.kernel_log.source import KernelLogSource
+from fleetcast.checks import check_source
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.kernel_log import source as kernel_log
+from fleetcast.ingest.kernel_log.log_files import LogFile
+from fleetcast.ingest.kernel_log.source import KernelLogSource
 
 NOW_MS = 1_763_700_000_000
 

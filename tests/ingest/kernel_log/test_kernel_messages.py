@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.events import NodeEvent
-from fleet.xids import gravity
-from ingest.kernel_log.events import SOURCE, KernelReader
-from ingest.kernel_log.messages import TELLING, KernelFinding, MessageReader
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.xids import gravity
+from fleetcast.ingest.kernel_log.events import SOURCE, KernelReader
+from fleetcast.ingest.kernel_log.messages import TELLING, KernelFinding, MessageReader
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[4] / "shared" / "data")) / "faults" / "xid"
 NOW_MS = 1_763_700_000_000

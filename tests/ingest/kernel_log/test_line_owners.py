@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.events import NodeEvent
-from ingest.kernel_log.events import KernelReader
-from ingest.kernel_log.log_lines import MONTHS
-from ingest.kernel_log.source import KernelLogSource
-from ingest.source import Batch
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.kernel_log.events import KernelReader
+from fleetcast.ingest.kernel_log.log_lines import MONTHS
+from fleetcast.ingest.kernel_log.source import KernelLogSource
+from fleetcast.ingest.source import Batch
 from tests.fuzz.bounds import examples
 
 FIELD = Path(__file__).parents[2] / "field"

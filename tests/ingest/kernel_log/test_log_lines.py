@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fleet.errors import RecordError
-from ingest.kernel_log.log_lines import NOTHING, LogLine, read_line
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.kernel_log.log_lines import NOTHING, LogLine, read_line
 
 
 def at(*parts: int) -> int:

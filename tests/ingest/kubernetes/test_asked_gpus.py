@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.kubernetes import Changes
-from ingest.kubernetes.asked_gpus import ASKED_RESOURCES, NodeGpus, gpus_of
-from ingest.kubernetes.objects import Container, PodSpec, Resources
+from fleetcast.clients.kubernetes import Changes
+from fleetcast.ingest.kubernetes.asked_gpus import ASKED_RESOURCES, NodeGpus, gpus_of
+from fleetcast.ingest.kubernetes.objects import Container, PodSpec, Resources
 from tests.fuzz.bounds import examples
 from tests.ingest.kubernetes.test_owners import Fed
 from tests.ingest.small_kubernetes import job, meta, running

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, SourceError
-from fleet.events import NodeEvent
-from fleetcast_checks import check_source
-from ingest.kubernetes.asked_gpus import gpus_of
-from ingest.kubernetes.objects import Container, PodSpec, Resources
-from ingest.kubernetes.source import KubernetesSource
-from ingest.source import Batch
+from fleetcast.checks import check_source
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.kubernetes.asked_gpus import gpus_of
+from fleetcast.ingest.kubernetes.objects import Container, PodSpec, Resources
+from fleetcast.ingest.kubernetes.source import KubernetesSource
+from fleetcast.ingest.source import Batch
 from tests.ingest.small_kubernetes import (
     CREATED,
     CREATED_MS,
@@ -352,7 +352,7 @@ def test_a_watch_that_is_told_410_lists_anew() -> None:
 
 
 def test_while_the_server_is_away_it_says_so_and_goes_on_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clients.kubernetes.RETRY_MOST_S", 0.1)
+    monkeypatch.setattr("fleetcast.clients.kubernetes.RETRY_MOST_S", 0.1)
     server = SmallKubernetes()
     gang(server)
     with Followed(server) as followed:
@@ -668,7 +668,7 @@ def test_a_thread_that_ends_of_a_bug_is_told_and_a_source_made_anew_goes_on(monk
     with Followed(server) as source:
         source.told()
         position = source.source.position()
-        monkeypatch.setattr("ingest.kubernetes.source.decode", lambda *_: 1 / 0)
+        monkeypatch.setattr("fleetcast.ingest.kubernetes.source.decode", lambda *_: 1 / 0)
         server.put("jobs", job("train", 1))
         server.put("pods", pod("train", 0))
         with pytest.raises(ZeroDivisionError):

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.kubernetes import Changes, Cluster, Listing
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, SourceError
-from fleet.jobs import JobTable
-from ingest.kubernetes.source import KINDS, KubernetesSource
+from fleetcast.clients.kubernetes import Changes, Cluster, Listing
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.ingest.kubernetes.source import KINDS, KubernetesSource
 from tests.fuzz.bounds import examples
 from tests.ingest.small_kubernetes import CREATED_MS, SmallKubernetes, condition, ended, job, pod, running
 

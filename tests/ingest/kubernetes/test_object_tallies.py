@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.kubernetes import Changes, Listing
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from ingest.kubernetes.source import KINDS, KubernetesSource
-from ingest.tally import SkipRule
+from fleetcast.clients.kubernetes import Changes, Listing
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.kubernetes.source import KINDS, KubernetesSource
+from fleetcast.ingest.tally import SkipRule
 from tests.fuzz.bounds import examples
 
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.kubernetes import Changes, Listing
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.events import Started, Submitted
-from fleet.jobs import JobTable
-from ingest.kubernetes.jobs import JobState
-from ingest.kubernetes.objects import Pod, decode
-from ingest.kubernetes.owners import kind_of, owner_of
-from ingest.kubernetes.source import KINDS, KubernetesSource
+from fleetcast.clients.kubernetes import Changes, Listing
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Started, Submitted
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.ingest.kubernetes.jobs import JobState
+from fleetcast.ingest.kubernetes.objects import Pod, decode
+from fleetcast.ingest.kubernetes.owners import kind_of, owner_of
+from fleetcast.ingest.kubernetes.source import KINDS, KubernetesSource
 from tests.fuzz.bounds import examples
 from tests.ingest.small_kubernetes import CREATED_MS, SmallKubernetes, job, meta, running, template
 

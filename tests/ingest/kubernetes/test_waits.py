@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fleet.events import Queued
+from fleetcast.fleet.events import Queued
 from tests.ingest.kubernetes.test_owners import Fed
 from tests.ingest.small_kubernetes import condition, job, meta, pod, running, template
 

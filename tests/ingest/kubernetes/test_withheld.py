@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.events import NodeEvent
-from fleet.nodes import NodeTable
-from ingest.kubernetes.objects import Node, decode
-from ingest.kubernetes.withheld import TAINTS, withheld
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.ingest.kubernetes.objects import Node, decode
+from fleetcast.ingest.kubernetes.withheld import TAINTS, withheld
 from tests.fuzz.bounds import examples
 from tests.ingest.kubernetes.test_owners import Fed
 from tests.ingest.small_kubernetes import condition, meta

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ingest.pages.fetch import FetchedPage, FetchError
+from fleetcast.ingest.pages.fetch import FetchedPage, FetchError
 
 
 class Act(Enum):

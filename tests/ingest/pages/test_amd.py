@@ -2,14 +2,14 @@
 
 import pytest
 
-from clients.prometheus import MatrixRow
-from fleet.entities import Entities
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
-from ingest.pages.exporters import ExporterResolver
-from ingest.remote_write.backfill import write_of
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.tally import SkipRule
+from fleetcast.clients.prometheus import MatrixRow
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.remote_write.backfill import write_of
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.tally import SkipRule
 from tests.ingest.amd_pages import HOT, LINKS, amd_labels, amd_lines, amd_page
 from tests.ingest.exporter_pages import Desk, reasons
 

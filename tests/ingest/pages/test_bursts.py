@@ -9,11 +9,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.clock import ScaledClock
-from ingest.pages import bursts
-from ingest.pages.bursts import BURSTS, FetchSlots, next_round_ms, phase_of
-from ingest.pages.scrape import Scraper
-from ingest.source import Batch
+from fleetcast.fleet.clock import ScaledClock
+from fleetcast.ingest.pages import bursts
+from fleetcast.ingest.pages.bursts import BURSTS, FetchSlots, next_round_ms, phase_of
+from fleetcast.ingest.pages.scrape import Scraper
+from fleetcast.ingest.source import Batch
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import dcgm_page
 from tests.ingest.pages.test_scrape import Options, Round, answers, exporter, hangs

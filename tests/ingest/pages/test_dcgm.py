@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
-from ingest.gpus import GpuFacts, GpuInventory
-from ingest.pages.dcgm import FIELD_IDS
-from ingest.tally import SkipRule
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.gpus import GpuFacts, GpuInventory
+from fleetcast.ingest.pages.dcgm import FIELD_IDS
+from fleetcast.ingest.tally import SkipRule
 from tests.ingest.exporter_pages import Desk, labels, page, reasons
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))

@@ -4,22 +4,22 @@ from collections.abc import Mapping
 
 import pytest
 
-from clients.prometheus import MatrixRow
-from fleet.entities import Entities
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind
-from ingest.pages import exporters
-from ingest.pages.amd import READINGS
-from ingest.pages.dcgm import FIELD_IDS
-from ingest.pages.exporters import RESOLVERS
-from ingest.pages.host import HOST_NAMES
-from ingest.pages.infiniband import PORT_READINGS
-from ingest.pages.resolver import Resolver
-from ingest.pages.text import Target
-from ingest.remote_write.backfill import Wish, known, write_of
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.series import Series
-from ingest.tally import SkipRule
+from fleetcast.clients.prometheus import MatrixRow
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages import exporters
+from fleetcast.ingest.pages.amd import READINGS
+from fleetcast.ingest.pages.dcgm import FIELD_IDS
+from fleetcast.ingest.pages.exporters import RESOLVERS
+from fleetcast.ingest.pages.host import HOST_NAMES
+from fleetcast.ingest.pages.infiniband import PORT_READINGS
+from fleetcast.ingest.pages.resolver import Resolver
+from fleetcast.ingest.pages.text import Target
+from fleetcast.ingest.remote_write.backfill import Wish, known, write_of
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.series import Series
+from fleetcast.ingest.tally import SkipRule
 from tests.ingest.exporter_pages import Desk, labels
 
 NAMES = [

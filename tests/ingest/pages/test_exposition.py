@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.errors import RecordError
-from ingest.pages.exposition import MAX_LINE_BYTES, parse_line, parse_timestamp, parse_value
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.pages.exposition import MAX_LINE_BYTES, parse_line, parse_timestamp, parse_value
 
 NAMES = st.from_regex(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,20}", fullmatch=True)
 LABEL_NAMES = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,10}", fullmatch=True)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.samples import EntityKind
+from fleetcast.fleet.samples import EntityKind
 from tests.ingest.exporter_pages import Desk
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))

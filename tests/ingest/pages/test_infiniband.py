@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.pages.infiniband import MAX_PORTS_PER_NODE, PORT_READINGS
+from fleetcast.ingest.pages.infiniband import MAX_PORTS_PER_NODE, PORT_READINGS
 from tests.ingest.exporter_pages import Desk, page, reasons
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import RecordError
-from ingest.pages import exposition
-from ingest.pages.exposition import MAX_LINE_BYTES, Line, LineParser, parse_line
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.pages import exposition
+from fleetcast.ingest.pages.exposition import MAX_LINE_BYTES, Line, LineParser, parse_line
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, labels
 

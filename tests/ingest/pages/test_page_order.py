@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.pages import text
-from ingest.pages.exposition import Line, parse_line
-from ingest.pages.page_order import PageOrder
-from ingest.pages.text import PageDecoder
-from ingest.source import Batch
-from ingest.tally import RecordTally
+from fleetcast.ingest.pages import text
+from fleetcast.ingest.pages.exposition import Line, parse_line
+from fleetcast.ingest.pages.page_order import PageOrder
+from fleetcast.ingest.pages.text import PageDecoder
+from fleetcast.ingest.source import Batch
+from fleetcast.ingest.tally import RecordTally
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, labels, page, reasons
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.pages.page_shape import WINDOW, LineRole, PageShape
-from ingest.tally import SkipRule
+from fleetcast.ingest.pages.page_shape import WINDOW, LineRole, PageShape
+from fleetcast.ingest.tally import SkipRule
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, dcgm_page, reasons
 

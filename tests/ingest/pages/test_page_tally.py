@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.samples import EntityKind
-from ingest.pages.page_state import MAX_NAMES
-from ingest.pages.text import MAX_BAD_LINES, MAX_LINES
-from ingest.pages.unread import unread_page
-from ingest.tally import RecordTally, SkipRule
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages.page_state import MAX_NAMES
+from fleetcast.ingest.pages.text import MAX_BAD_LINES, MAX_LINES
+from fleetcast.ingest.pages.unread import unread_page
+from fleetcast.ingest.tally import RecordTally, SkipRule
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, labels, page
 

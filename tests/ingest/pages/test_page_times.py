@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.source import Batch
+from fleetcast.ingest.source import Batch
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, labels, page, reasons
 from tests.ingest.pages.test_scrape import Round, answers, exporter

@@ -1,6 +1,6 @@
 import numpy as np
 
-from ingest.pages.parts import PartRows, PartSums
+from fleetcast.ingest.pages.parts import PartRows, PartSums
 
 CPU, DISK = 1, 2
 

@@ -14,9 +14,9 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.pages import plain_http
-from ingest.pages.fetch import FetchError, fetch, open_session
-from ingest.pages.plain_http import PageClient
+from fleetcast.ingest.pages import plain_http
+from fleetcast.ingest.pages.fetch import FetchError, fetch, open_session
+from fleetcast.ingest.pages.plain_http import PageClient
 from tests.fuzz.bounds import examples
 from tests.ingest.pages.http_peers import Act, Peer, Script, answer, chunked, outcome, peer
 

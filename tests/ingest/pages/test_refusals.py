@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.store import WindowStore
-from fleet.samples import EntityKind
-from fleet.topology import Topology
-from ingest.gpu_labels import LabelSight
-from ingest.kafka.node_records import node_records
-from ingest.pages import refusals
-from ingest.pages.refusals import LASTING_ROUNDS, MAX_LOGGED, LastingRefusals
-from ingest.pages.text import MAX_BAD_LINES, PageDecoder
-from ingest.source import Batch
-from ingest.tally import RecordTally, SkipRule
-from service.pipeline.state import FleetState
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.gpu_labels import LabelSight
+from fleetcast.ingest.kafka.node_records import node_records
+from fleetcast.ingest.pages import refusals
+from fleetcast.ingest.pages.refusals import LASTING_ROUNDS, MAX_LOGGED, LastingRefusals
+from fleetcast.ingest.pages.text import MAX_BAD_LINES, PageDecoder
+from fleetcast.ingest.source import Batch
+from fleetcast.ingest.tally import RecordTally, SkipRule
+from fleetcast.service.pipeline.state import FleetState
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, dcgm_page, labels, page
 from tests.ingest.pages.test_page_tally import NAMES, sample_lines

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.machines import Target
-from ingest.pages.dcgm import FIELD_IDS, DcgmResolver
-from ingest.pages.exporters import LabelFacts
-from ingest.pages.exposition import LineParser
+from fleetcast.ingest.machines import Target
+from fleetcast.ingest.pages.dcgm import FIELD_IDS, DcgmResolver
+from fleetcast.ingest.pages.exporters import LabelFacts
+from fleetcast.ingest.pages.exposition import LineParser
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, labels, page, reasons
 

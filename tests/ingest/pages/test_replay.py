@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.samples import EntityKind
-from ingest.pages.recorded import PageReplay, ReplaySpeed
-from ingest.source import Batch
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages.recorded import PageReplay, ReplaySpeed
+from fleetcast.ingest.source import Batch
 from tests.ingest.exporter_pages import dcgm_page
 
 FAST = ReplaySpeed(speed=None)

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from fleet.clock import ScaledClock
-from fleet.entities import Entities
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
-from ingest.pages import bursts, scrape
-from ingest.pages.scrape import Scraper
-from ingest.pages.scrape_samples import UNNAMED_ROUNDS
-from ingest.pages.text import PageDecoder
-from ingest.source import Batch
+from fleetcast.fleet.clock import ScaledClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages import bursts, scrape
+from fleetcast.ingest.pages.scrape import Scraper
+from fleetcast.ingest.pages.scrape_samples import UNNAMED_ROUNDS
+from fleetcast.ingest.pages.text import PageDecoder
+from fleetcast.ingest.source import Batch
 from tests.ingest.exporter_pages import dcgm_page, page
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -1,11 +1,11 @@
 """What a scrape says of its nodes, without a network."""
 
-from fleet.entities import Entities
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind, SampleBatch
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.scrape_samples import UNNAMED_ROUNDS, PageTarget, ScrapeSamples
-from ingest.pages.text import PageDecoder, Target
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.scrape_samples import UNNAMED_ROUNDS, PageTarget, ScrapeSamples
+from fleetcast.ingest.pages.text import PageDecoder, Target
 
 LOAD = b"node_load1 2\n"
 

@@ -1,7 +1,7 @@
 import pytest
 
-from fleet.samples import EntityKind
-from ingest.pages.text import PageDecoder, Target
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages.text import PageDecoder, Target
 from tests.ingest.exporter_pages import Desk, page, reasons
 
 

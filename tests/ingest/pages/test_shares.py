@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fleet.entities import Entities
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.pages.target_spec import parse_target
-from ingest.shares import OwnRows, Share
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.pages.target_spec import parse_target
+from fleetcast.ingest.shares import OwnRows, Share
 
 
 def blocks(**nodes: str) -> Topology:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import ConfigError
-from ingest.pages.target_groups import read_groups
-from ingest.pages.target_spec import TargetSpec
-from ingest.pages.targets import TargetList
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.pages.target_groups import read_groups
+from fleetcast.ingest.pages.target_spec import TargetSpec
+from fleetcast.ingest.pages.targets import TargetList
 
 GROUPS = [
     {"targets": ["n1:9400", "[::1]:9400"]},

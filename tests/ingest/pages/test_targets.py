@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import ConfigError
-from ingest.pages.target_spec import TargetSpec, parse_target
-from ingest.pages.targets import TargetList
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.pages.target_spec import TargetSpec, parse_target
+from fleetcast.ingest.pages.targets import TargetList
 
 
 def test_a_target_is_a_url_and_may_name_its_node() -> None:

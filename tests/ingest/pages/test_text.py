@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.samples import EntityKind
-from ingest.pages.text import MAX_BAD_LINES
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages.text import MAX_BAD_LINES
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, dcgm_page, labels, page, reasons
 

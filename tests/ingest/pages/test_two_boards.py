@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ingest.source import Batch
+from fleetcast.ingest.source import Batch
 from tests.ingest.exporter_pages import Desk, labels, page, reasons
 
 POWER, TEMP = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_GPU_TEMP"

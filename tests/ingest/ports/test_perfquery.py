@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, RecordError, SourceError
-from fleet.samples import EntityKind
-from fleetcast_checks import check_source
-from ingest.ports.perfquery import PerfquerySource, parse_counters
+from fleetcast.checks import check_source
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.ports.perfquery import PerfquerySource, parse_counters
 from tests.ingest.ports.test_sysfs import words
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))

@@ -5,12 +5,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from ingest.ports.perfquery import PerfquerySource
-from ingest.ports.rows import PortRows
-from ingest.ports.sysfs import read_tree
-from ingest.tally import SkipRule
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.ports.perfquery import PerfquerySource
+from fleetcast.ingest.ports.rows import PortRows
+from fleetcast.ingest.ports.sysfs import read_tree
+from fleetcast.ingest.tally import SkipRule
 from tests.fuzz.bounds import examples
 
 NAMES = ["port_rcv_data", "port_rcv_data_64", "symbol_error", "VL15_dropped", "lifespan", "made_up"]

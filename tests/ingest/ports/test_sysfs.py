@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, SourceError
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
-from fleetcast_checks import check_source
-from ingest.ports.sysfs import SysfsSource, parse_number
-from ingest.source import Batch
+from fleetcast.checks import check_source
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.ports.sysfs import SysfsSource, parse_number
+from fleetcast.ingest.source import Batch
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 PORT = {

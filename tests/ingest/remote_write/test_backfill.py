@@ -2,15 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from clients.prometheus import MatrixRow, TooManySamples
-from fleet.entities import Entities
-from fleet.errors import SourceError
-from fleet.topology import Topology
-from ingest.archive.archive import Archive
-from ingest.archive.files import ArchiveFiles
-from ingest.archive.read import ArchiveSpan, read_samples
-from ingest.archive.rows import Words
-from ingest.remote_write.backfill import Progress, PrometheusBackfill, Wish, known, write_of
+from fleetcast.clients.prometheus import MatrixRow, TooManySamples
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import SourceError
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.archive.archive import Archive
+from fleetcast.ingest.archive.files import ArchiveFiles
+from fleetcast.ingest.archive.read import ArchiveSpan, read_samples
+from fleetcast.ingest.archive.rows import Words
+from fleetcast.ingest.remote_write.backfill import Progress, PrometheusBackfill, Wish, known, write_of
 
 HOUR_MS = 3_600_000
 T0 = 1_760_000_400_000 // HOUR_MS * HOUR_MS

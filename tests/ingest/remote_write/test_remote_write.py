@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import RecordError
-from ingest.remote_write import request as remote_write
-from ingest.remote_write.request import Version, walk
-from ingest.remote_write.snappy import unpack
+from fleetcast.fleet.errors import RecordError
+from fleetcast.ingest.remote_write import request as remote_write
+from fleetcast.ingest.remote_write.request import Version, walk
+from fleetcast.ingest.remote_write.snappy import unpack
 from tests.fuzz.bounds import examples
 from tests.ingest.write_requests import T0, Row, block, gpu, message_v1, message_v2, number, packed, sample
 

@@ -3,15 +3,15 @@ import struct
 
 import pytest
 
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
-from ingest.pages.exporters import ExporterResolver
-from ingest.remote_write import decoder as write_decoder
-from ingest.remote_write.decoder import WriteDecoder, parse_labels
-from ingest.remote_write.request import Version
-from ingest.source import Batch
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.remote_write import decoder as write_decoder
+from fleetcast.ingest.remote_write.decoder import WriteDecoder, parse_labels
+from fleetcast.ingest.remote_write.request import Version
+from fleetcast.ingest.source import Batch
 from tests.ingest.write_requests import T0, Row, block, gpu, message_v1, message_v2, packed
 
 MESSAGES = {Version.V1: message_v1, Version.V2: message_v2}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.slurm.jobcomp import read_completions
-from ingest.slurm.json import read_accounting, read_nodes, read_queue
-from ingest.slurm.text import read_jobs
+from fleetcast.ingest.slurm.jobcomp import read_completions
+from fleetcast.ingest.slurm.json import read_accounting, read_nodes, read_queue
+from fleetcast.ingest.slurm.text import read_jobs
 from tests.fuzz.bounds import examples
 from tests.ingest.slurm.test_changing_records import FIELD_MS, NOW_MS, Polled, field
 from tests.ingest.slurm_outputs import T, account, accounts, new_job, node, nodes, old_job, queue

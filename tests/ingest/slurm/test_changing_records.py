@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.demand_series import DemandSeries
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.events import JobEvent, Queued, Submitted
-from fleet.jobs import JobAttempt, JobTable
-from ingest.slurm.jobs import SITE
-from ingest.slurm.json import read_accounting, read_queue
-from ingest.slurm.reasons import is_blocked
-from ingest.slurm.scan import JobScan
-from ingest.slurm.source import SlurmSource
-from ingest.slurm.text import read_jobs
+from fleetcast.features.demand_series import DemandSeries
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import JobEvent, Queued, Submitted
+from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.ingest.slurm.jobs import SITE
+from fleetcast.ingest.slurm.json import read_accounting, read_queue
+from fleetcast.ingest.slurm.reasons import is_blocked
+from fleetcast.ingest.slurm.scan import JobScan
+from fleetcast.ingest.slurm.source import SlurmSource
+from fleetcast.ingest.slurm.text import read_jobs
 from tests.fuzz.bounds import examples
 from tests.ingest.slurm_outputs import FakeSlurm, T, account, accounts, new_job, old_job, queue
 

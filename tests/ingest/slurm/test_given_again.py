@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.entities import Entities
-from fleet.events import Failed, Submitted
-from ingest.slurm.job_numbers import JobNumbers
-from ingest.slurm.jobs import SlurmJob
-from ingest.slurm.json import read_queue
-from ingest.slurm.source import SlurmSource
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Failed, Submitted
+from fleetcast.ingest.slurm.job_numbers import JobNumbers
+from fleetcast.ingest.slurm.jobs import SlurmJob
+from fleetcast.ingest.slurm.json import read_queue
+from fleetcast.ingest.slurm.source import SlurmSource
 from tests.ingest.slurm.test_changing_records import FIELD_MS, NOW_MS, Polled, field
 from tests.ingest.slurm_outputs import T, account, accounts, new_job, old_job, queue
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.events import Started, Submitted
-from fleet.held_gpus import held_milli, wanted_milli
-from fleet.jobs import JobTable
-from fleet.requests import RankPlacement
-from ingest.slurm.gres import read_gres
-from ingest.slurm.jobs import Site, job_events
-from ingest.slurm.json import read_accounting, read_nodes, read_queue
-from ingest.slurm.nodes import numbered_gpus, shares_of_gpu
-from ingest.slurm.text import read_jobs
+from fleetcast.fleet.events import Started, Submitted
+from fleetcast.fleet.held_gpus import held_milli, wanted_milli
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.ingest.slurm.gres import read_gres
+from fleetcast.ingest.slurm.jobs import Site, job_events
+from fleetcast.ingest.slurm.json import read_accounting, read_nodes, read_queue
+from fleetcast.ingest.slurm.nodes import numbered_gpus, shares_of_gpu
+from fleetcast.ingest.slurm.text import read_jobs
 from tests.ingest.slurm.test_changing_records import FIELD_MS, Polled, field
 from tests.ingest.slurm_outputs import account, accounts, new_job, node, nodes, old_job, queue
 

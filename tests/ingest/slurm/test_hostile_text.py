@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.slurm import SlurmCommands, joined
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.events import Failed, Finished, JobEvent, Preempted, Started
-from ingest.slurm.jobcomp import read_completions
-from ingest.slurm.source import SlurmSource
-from ingest.slurm.text import read_jobs
+from fleetcast.clients.slurm import SlurmCommands, joined
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Started
+from fleetcast.ingest.slurm.jobcomp import read_completions
+from fleetcast.ingest.slurm.source import SlurmSource
+from fleetcast.ingest.slurm.text import read_jobs
 from tests.clients.squeue_in_files import SqueueFolder
 from tests.ingest.slurm_outputs import ACCOUNT_HEADER, FakeSlurm, T, account, old_job, queue
 

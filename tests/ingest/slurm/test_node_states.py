@@ -2,11 +2,11 @@
 
 import pytest
 
-from fleet.events import NodeEvent
-from fleet.nodes import NodeState, NodeTable
-from ingest.slurm.json import read_nodes
-from ingest.slurm.nodes import SlurmNode, changes
-from ingest.slurm.text import read_nodes as read_node_lines
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeState, NodeTable
+from fleetcast.ingest.slurm.json import read_nodes
+from fleetcast.ingest.slurm.nodes import SlurmNode, changes
+from fleetcast.ingest.slurm.text import read_nodes as read_node_lines
 from tests.ingest.slurm.test_changing_records import NOW_MS, field
 from tests.ingest.slurm_outputs import node, nodes
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from fleet.errors import RecordError
-from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Resized, Started, Submitted
-from fleet.jobs import JobTable
-from fleet.requests import RankPlacement
-from ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
-from ingest.slurm.failures import category
-from ingest.slurm.gres import read_gres
-from ingest.slurm.jobs import Site, check, job_events
-from ingest.slurm.json import read_accounting, read_nodes, read_queue
-from ingest.slurm.nodes import SlurmNode, changes
-from ingest.slurm.text import read_jobs
-from ingest.slurm.text import read_nodes as read_node_lines
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Resized, Started, Submitted
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
+from fleetcast.ingest.slurm.failures import category
+from fleetcast.ingest.slurm.gres import read_gres
+from fleetcast.ingest.slurm.jobs import Site, check, job_events
+from fleetcast.ingest.slurm.json import read_accounting, read_nodes, read_queue
+from fleetcast.ingest.slurm.nodes import SlurmNode, changes
+from fleetcast.ingest.slurm.text import read_jobs
+from fleetcast.ingest.slurm.text import read_nodes as read_node_lines
 from tests.ingest.slurm_outputs import T, account, accounts, amount, new_job, node, nodes, old_job, queue
 
 NOW_MS = (T + 200) * 1000

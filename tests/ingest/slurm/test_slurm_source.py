@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, SourceError
-from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Started, Submitted
-from fleetcast_checks import check_source
-from ingest.slurm.source import SlurmSource
-from ingest.source import Batch
+from fleetcast.checks import check_source
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Started, Submitted
+from fleetcast.ingest.slurm.source import SlurmSource
+from fleetcast.ingest.source import Batch
 from tests.ingest.slurm_outputs import AWAY, FakeSlurm, T, account, accounts, node, nodes, old_job, queue
 
 NOW_MS = (T + 200) * 1000

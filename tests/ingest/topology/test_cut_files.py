@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import ConfigError
-from ingest.topology.load import load_topology, parse_topology, parse_wiring
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.topology.load import load_topology, parse_topology, parse_wiring
 from tests.fuzz import infiniband_decoders as fabrics
 from tests.fuzz import text_decoders as texts
 from tests.ingest.topology.test_host_wiring import MATRIX

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import ConfigError
-from fleet.topology import Device, Level
-from ingest.topology.fabric_topology import fabric_nodes
-from ingest.topology.ibnetdiscover import parse_ibnetdiscover
-from ingest.topology.load import load_topology, parse_topology
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.topology import Device, Level
+from fleetcast.ingest.topology.fabric_topology import fabric_nodes
+from fleetcast.ingest.topology.ibnetdiscover import parse_ibnetdiscover
+from fleetcast.ingest.topology.load import load_topology, parse_topology
 from tests.ingest.topology.test_host_wiring import MATRIX
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))

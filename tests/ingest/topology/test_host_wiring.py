@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import ConfigError
-from fleet.topology import Device
-from ingest.topology.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
-from ingest.topology.load import parse_wiring
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.topology import Device
+from fleetcast.ingest.topology.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
+from fleetcast.ingest.topology.load import parse_wiring
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 MATRIX = (

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import ConfigError
-from fleet.topology import Device, Level
-from ingest.topology.host_wiring import count_hosts, is_matrix, parse_matrix, parse_nccl
-from ingest.topology.load import load_topology, parse_topology, parse_wiring
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.topology import Device, Level
+from fleetcast.ingest.topology.host_wiring import count_hosts, is_matrix, parse_matrix, parse_nccl
+from fleetcast.ingest.topology.load import load_topology, parse_topology, parse_wiring
 from tests.ingest.topology.test_host_wiring import MATRIX, NCCL
 
 FIELD = Path(__file__).parents[2] / "field"

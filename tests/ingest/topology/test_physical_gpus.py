@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import ConfigError
-from ingest.topology.load import load_topology
-from ingest.topology.physical_gpus import PhysicalGpus, physical_gpus
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.ingest.topology.physical_gpus import PhysicalGpus, physical_gpus
 from tests.fuzz.bounds import examples
 
 FIELD = Path(__file__).parents[2] / "field"

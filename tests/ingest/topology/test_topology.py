@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import ConfigError
-from fleet.topology import Level
-from ingest.gpus import short_model
-from ingest.node_names import expand_nodes
-from ingest.topology.load import load_topology, node_from_labels, parse_topology
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.topology import Level
+from fleetcast.ingest.gpus import short_model
+from fleetcast.ingest.node_names import expand_nodes
+from fleetcast.ingest.topology.load import load_topology, node_from_labels, parse_topology
 
 TOML = """
 [[rack]]

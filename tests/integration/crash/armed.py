@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.failpoints import VARIABLE
+from fleetcast.fleet.failpoints import VARIABLE
 from tests.integration.crash.roles import RunningRole
 
 REACHED_S = 400.0  # wall; within which a running role must come by its failpoint

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.clock import ScaledClock
+from fleetcast.fleet.clock import ScaledClock
 
 AGAIN_S = 0.05
 PATIENCE_S = 300.0  # a client that gets no answer for so long fails the test

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.clock import Clock
-from fleet.entities import Entities
-from ingest.pages.recorded import PageReplay
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.pages.recorded import PageReplay
 
 NODES = ("p1", "p2")
 GPUS = 2

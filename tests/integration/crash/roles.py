@@ -20,7 +20,17 @@ class RunningRole:
         self.log = config.parent / f"{self.name}.log"
         self.kills = 0
         self.variables: dict[str, str] = {}
-        self._command = [sys.executable, "-m", "cli.main", "run", "--config", str(config), "--role", role, *more]
+        self._command = [
+            sys.executable,
+            "-m",
+            "fleetcast.cli.main",
+            "run",
+            "--config",
+            str(config),
+            "--role",
+            role,
+            *more,
+        ]
         self.start()
 
     def start(self) -> None:

@@ -19,19 +19,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fleet.clock import ManualClock
-from fleet.events import NodeEvent
-from fleet.requests import Decision, PlacementRequest
-from fleet.samples import EntityKind
-from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
-from ingest.source import Batch
-from ingest.topology.load import load_topology
-from placement.ledger import IntentState, Ledger
-from service.config import Config
-from service.pipeline.pipeline import Pipeline
-from service.pipeline.state import FleetState
-from service.placer.metrics import PlacerMetrics
-from service.placer.service import PlacementService
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.requests import Decision, PlacementRequest
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
+from fleetcast.ingest.source import Batch
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.placement.ledger.ledger import IntentState, Ledger
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.service import PlacementService
 from tests.features.oracle import whole
 from tests.integration.crash.load import Entry
 from tests.integration.crash.recorded import NODES, PunctualReplay

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from clients.kafka import KafkaWriter
-from clients.kafka_records import Message, Outgoing, Place
-from ingest.kafka.columnar import (
+from fleetcast.clients.kafka import KafkaWriter
+from fleetcast.clients.kafka_records import Message, Outgoing, Place
+from fleetcast.ingest.kafka.columnar import (
     BINARY_TYPE,
     JSON_TYPE,
     ColumnarRecord,
@@ -27,7 +27,7 @@ from ingest.kafka.columnar import (
     encode_binary,
     encode_json,
 )
-from ingest.remote_write.request import Version
+from fleetcast.ingest.remote_write.request import Version
 from tests.ingest.write_requests import Row, gpu, message_v1, message_v2, packed
 
 KAFKA_NODES = tuple(f"k{number}" for number in range(8))

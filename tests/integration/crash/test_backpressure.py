@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.kafka import gpu_values
-from clients.kafka_records import Outgoing
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
-from ingest.kafka.columnar import ColumnarRecord, Header, RecordNames, encode_binary
-from ingest.remote_write.request import Version
-from service.config import load_config
+from fleetcast.benchmarks.inputs.kafka import gpu_values
+from fleetcast.clients.kafka_records import Outgoing
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.kafka.columnar import ColumnarRecord, Header, RecordNames, encode_binary
+from fleetcast.ingest.remote_write.request import Version
+from fleetcast.service.config import load_config
 from tests.ingest.write_requests import gpu, message_v1, packed
 from tests.integration.crash.load import Diary, Door
 from tests.integration.crash.roles import RunningRole

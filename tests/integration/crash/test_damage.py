@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from ingest.inbox.segments import HEADER, RecordKind, encode_record, segments_of
-from service.board.board import BoardReader
+from fleetcast.ingest.inbox.segments import HEADER, RecordKind, encode_record, segments_of
+from fleetcast.service.board.board import BoardReader
 from tests.integration.crash.outages import bad_records, gone, life, nobody_restarts, now_ms, states
 from tests.integration.service_process import Service
 

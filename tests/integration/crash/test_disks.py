@@ -136,7 +136,7 @@ def test_a_read_only_disk_is_named_at_the_start_and_an_api_serves_from_it(
     small_disk: Path, four_nodes: Callable[..., Service]
 ) -> None:
     service = four_nodes()
-    command = [sys.executable, "-m", "cli.main", "run", "--config", str(service.folder / "config.toml")]
+    command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(service.folder / "config.toml")]
     service.stop()
     remount(small_disk, "ro")
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from fleet.clock import ScaledClock
-from fleet.failpoints import OPERATIONS
-from service.config import load_config
+from fleetcast.fleet.clock import ScaledClock
+from fleetcast.fleet.failpoints import OPERATIONS
+from fleetcast.service.config import load_config
 from tests.integration.crash.armed import ArmedRole, Arming
 from tests.integration.crash.load import Diary, Door, answered
 from tests.integration.crash.recorded import EVERY_MS, record

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.clock import ScaledClock
-from service.config import Config, load_config
+from fleetcast.fleet.clock import ScaledClock
+from fleetcast.service.config import Config, load_config
 from tests.integration.crash.load import Client, Diary
 from tests.integration.crash.recorded import EVERY_MS, record
 from tests.integration.crash.site import ROLES, Site

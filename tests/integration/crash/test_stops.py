@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ScaledClock
-from service.config import load_config
+from fleetcast.fleet.clock import ScaledClock
+from fleetcast.service.config import load_config
 from tests.integration.service_process import Service
 
 pytestmark = pytest.mark.integration

@@ -20,16 +20,16 @@ import msgspec
 import pytest
 import tomli_w
 
-from fleet.clock import ManualClock
-from fleet.samples import EntityKind
-from ingest.kafka.payload import PayloadDecoder
-from ingest.pages.exporters import ExporterResolver
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.shares import Share
-from ingest.topology.load import load_topology
-from service.config import ArchiveConfig, Config, load_config
-from service.pipeline.pipeline import Pipeline
-from service.pipeline.state import FleetState
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.kafka.payload import PayloadDecoder
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.shares import Share
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.service.config import ArchiveConfig, Config, load_config
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.pipeline.state import FleetState
 from tests.integration.crash.load import Diary, Door
 from tests.integration.crash.roles import RunningRole
 from tests.integration.crash.straight import check_rings, check_tables

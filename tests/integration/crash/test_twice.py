@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.inbox.segments import segments_of
+from fleetcast.ingest.inbox.segments import segments_of
 from tests.integration.crash.load import Diary, Door, answered
 from tests.integration.crash.outages import life, now_ms, states
 from tests.integration.service_process import Service
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 
 def command(service: Service, *more: str) -> list[str]:
-    return [sys.executable, "-m", "cli.main", "run", "--config", str(service.folder / "config.toml"), *more]
+    return [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(service.folder / "config.toml"), *more]
 
 
 def test_a_second_of_everything_is_refused_and_the_first_goes_on(service: Service) -> None:

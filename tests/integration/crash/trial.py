@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fleet.clock import ScaledClock
-from fleet.samples import EntityKind
-from service.config import Config
-from service.pipeline.state import FleetState
+from fleetcast.fleet.clock import ScaledClock
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.state import FleetState
 from tests.integration.crash.load import Client, Diary, Door, Reader, Reporter, User
 from tests.integration.crash.straight import (
     account,

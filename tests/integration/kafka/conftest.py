@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clients.kafka_access import KafkaAccess
+from fleetcast.clients.kafka_access import KafkaAccess
 from tests.integration.built import needed
 from tests.integration.kafka.build import Kafka, kafka
 from tests.integration.kafka.cluster import Cluster

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
-from cli.produce import _writer
-from clients.kafka import CUT_BYTES
-from clients.kafka_access import settings
-from fleet.errors import ConfigError, SourceError
-from ingest.kafka.columnar import ColumnarRecord, Header, RecordNames, encode_binary, encode_json
-from ingest.kafka.source import read_kafka_options
-from ingest.source import Batch
+from fleetcast.cli.produce import _writer
+from fleetcast.clients.kafka import CUT_BYTES
+from fleetcast.clients.kafka_access import settings
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.ingest.kafka.columnar import ColumnarRecord, Header, RecordNames, encode_binary, encode_json
+from fleetcast.ingest.kafka.source import read_kafka_options
+from fleetcast.ingest.source import Batch
 from tests.integration.kafka.cluster import Cluster
 from tests.integration.kafka.topics import Topics, take_until
 

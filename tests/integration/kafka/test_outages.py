@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from kafka import KafkaAdminClient
 
-from clients import kafka as client
-from clients.kafka_access import KafkaAccess, settings
-from clients.kafka_records import Outgoing
-from fleet.errors import SourceError
-from ingest.kafka.columnar import encode_binary
-from ingest.kafka.source import KafkaSource
-from ingest.source import Batch
+from fleetcast.clients import kafka as client
+from fleetcast.clients.kafka_access import KafkaAccess, settings
+from fleetcast.clients.kafka_records import Outgoing
+from fleetcast.fleet.errors import SourceError
+from fleetcast.ingest.kafka.columnar import encode_binary
+from fleetcast.ingest.kafka.source import KafkaSource
+from fleetcast.ingest.source import Batch
 from tests.integration.kafka.build import Kafka
 from tests.integration.kafka.cluster import Cluster
 from tests.integration.kafka.test_kafka import now_ms, samples, scrape

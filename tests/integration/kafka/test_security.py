@@ -11,9 +11,9 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import UserScramCredentialUpsertion
 
-from clients.kafka_access import PASSWORD, KafkaAccess, settings
-from fleet.errors import ConfigError, SourceError
-from ingest.kafka.columnar import encode_json
+from fleetcast.clients.kafka_access import PASSWORD, KafkaAccess, settings
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.ingest.kafka.columnar import encode_json
 from tests.integration.kafka.build import Kafka
 from tests.integration.kafka.cluster import Cluster
 from tests.integration.kafka.test_kafka import now_ms, scrape

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fleet.process import child_environment
+from fleetcast.fleet.process import child_environment
 from tests.integration.kafka.test_kafka import finished, now_ms
 from tests.integration.kafka.topics import Topics
 from tests.integration.service_process import Service
@@ -33,7 +33,7 @@ class Produce:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def _command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "cli.main", "produce", *arguments, "--config", str(self.config)]
+        return [sys.executable, "-m", "fleetcast.cli.main", "produce", *arguments, "--config", str(self.config)]
 
     def run(self, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(self._command(*arguments), input=given, capture_output=True, check=False, timeout=60)

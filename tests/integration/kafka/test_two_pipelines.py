@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from clients.kafka_records import Outgoing
-from fleet.clock import ScaledClock
-from ingest.kafka.columnar import JSON_TYPE
+from fleetcast.clients.kafka_records import Outgoing
+from fleetcast.fleet.clock import ScaledClock
+from fleetcast.ingest.kafka.columnar import JSON_TYPE
 from tests.integration.kafka.topics import Topics
 from tests.integration.service_process import SPEED, Service
 

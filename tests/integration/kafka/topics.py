@@ -5,14 +5,14 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from clients.kafka import KafkaReader, KafkaWriter
-from clients.kafka_access import KafkaAccess
-from clients.kafka_records import FetchLimits, Message, Outgoing, Place
-from fleet.clock import SystemClock
-from fleet.entities import Entities
-from fleet.errors import SourceError
-from ingest.kafka.source import KafkaSource
-from ingest.source import Batch
+from fleetcast.clients.kafka import KafkaReader, KafkaWriter
+from fleetcast.clients.kafka_access import KafkaAccess
+from fleetcast.clients.kafka_records import FetchLimits, Message, Outgoing, Place
+from fleetcast.fleet.clock import SystemClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import SourceError
+from fleetcast.ingest.kafka.source import KafkaSource
+from fleetcast.ingest.source import Batch
 
 LIMITS = FetchLimits(500, 8 * 2**20, 2**20)
 Series = tuple[str, str]

@@ -12,10 +12,10 @@ import httpx
 import numpy as np
 import tomli_w
 
-from schedulers.weather import DemandKey
-from service.adapter_records import AdapterRecords, AdapterStatus
-from service.board.board import BoardWriter, Section
-from service.pipeline.demand.sections import demand_sections
+from fleetcast.schedulers.weather import DemandKey
+from fleetcast.service.adapter_records import AdapterRecords, AdapterStatus
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.pipeline.demand.sections import demand_sections
 from tests.integration.kubernetes.control_plane import READER_TOKEN, ControlPlane
 from tests.schedulers.small_fleet import wanted
 
@@ -56,7 +56,7 @@ class Buffering:
     def start(self) -> None:
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", "run", "--role", "adapters", "--config", str(self.config)],
+                [sys.executable, "-m", "fleetcast.cli.main", "run", "--role", "adapters", "--config", str(self.config)],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -104,7 +104,7 @@ class Buffering:
         return time.monotonic() - began
 
     def cli(self, *words: str) -> str:
-        command = [sys.executable, "-m", "cli.main", "adapters", *words, "--config", str(self.config)]
+        command = [sys.executable, "-m", "fleetcast.cli.main", "adapters", *words, "--config", str(self.config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -14,7 +14,7 @@ import numpy as np
 import tomli_w
 import yaml
 
-from service.board.board import BoardWriter, Section
+from fleetcast.service.board.board import BoardWriter, Section
 from tests.integration.kubernetes.control_plane import GPU, READER_TOKEN, ControlPlane
 from tests.integration.kubernetes.kueue_process import GROUP, KueueManager, plural
 from tests.integration.kubernetes.test_kubernetes_source import MERGE, PATHS
@@ -124,7 +124,7 @@ class Checking:
     def start(self) -> None:
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", "run", "--role", "adapters", "--config", str(self.config)],
+                [sys.executable, "-m", "fleetcast.cli.main", "run", "--role", "adapters", "--config", str(self.config)],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -215,7 +215,7 @@ class Checking:
         return message
 
     def cli(self, *words: str) -> str:
-        command = [sys.executable, "-m", "cli.main", "adapters", *words, "--config", str(self.config)]
+        command = [sys.executable, "-m", "fleetcast.cli.main", "adapters", *words, "--config", str(self.config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

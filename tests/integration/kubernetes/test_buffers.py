@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from schedulers.buffers import GPUS, LEAST, POOL
+from fleetcast.schedulers.buffers import GPUS, LEAST, POOL
 from tests.integration.built import needed
 from tests.integration.kubernetes.buffering import (
     ASKS,

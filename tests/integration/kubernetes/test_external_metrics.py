@@ -18,9 +18,9 @@ import pytest
 import tomli_w
 import yaml
 
-from fleet.clock import ScaledClock
-from schedulers.external_metrics import GROUP, METRIC, VERSION
-from schedulers.weather import DemandKey
+from fleetcast.fleet.clock import ScaledClock
+from fleetcast.schedulers.external_metrics import GROUP, METRIC, VERSION
+from fleetcast.schedulers.weather import DemandKey
 from tests.docs.pages import ROOT
 from tests.integration.built import needed
 from tests.integration.forecast_board import ForecastBoard
@@ -90,7 +90,16 @@ class Aggregated:
         return path
 
     def start(self, number: int) -> None:
-        command = [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(self._configs[number])]
+        command = [
+            sys.executable,
+            "-m",
+            "fleetcast.cli.main",
+            "run",
+            "--role",
+            "api",
+            "--config",
+            str(self._configs[number]),
+        ]
         with open(self.folder / f"api-{number}.log", "ab") as log:
             self.apis[number : number + 1] = [subprocess.Popen(command, stdout=log, stderr=log)]
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from clients.grpc_stubs import externalscaler_pb2 as scaler
+from fleetcast.clients.grpc_stubs import externalscaler_pb2 as scaler
 from tests.docs.pages import ROOT, blocks_of
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes

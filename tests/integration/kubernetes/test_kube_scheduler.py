@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.board.board import BoardWriter, Section
+from fleetcast.service.board.board import BoardWriter, Section
 from tests.integration.kubernetes.control_plane import ControlPlane, extender
 from tests.integration.kubernetes.fleet import DRAINED, HALF_USED, HEALTHY, NODES, SICKLY, WatchedFleet
 from tests.integration.test_api_process import serving

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from ingest.kubernetes.source import KINDS
+from fleetcast.ingest.kubernetes.source import KINDS
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import GPU, PODS, ControlPlane, pod

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from clients.kube_api import KubeAccount, KubeApi
-from schedulers.adapter import Seen, Write, WriteOutcome
-from schedulers.kueue import ACTIVE, CHECK, GPUS, HOLD, PENDING
-from schedulers.kueue import NODES as NODES_SEEN
-from service.ports import kueue as kueue_port
-from service.ports.kueue import CONTROLLER, KueuePort
+from fleetcast.clients.kube_api import KubeAccount, KubeApi
+from fleetcast.schedulers.adapter import Seen, Write, WriteOutcome
+from fleetcast.schedulers.kueue import ACTIVE, CHECK, GPUS, HOLD, PENDING
+from fleetcast.schedulers.kueue import NODES as NODES_SEEN
+from fleetcast.service.ports import kueue as kueue_port
+from fleetcast.service.ports.kueue import CONTROLLER, KueuePort
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import GPU, ControlPlane

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fleet.nodes import FAILURE_EXPECTED
-from schedulers.nodes import MARK
+from fleetcast.fleet.nodes import FAILURE_EXPECTED
+from fleetcast.schedulers.nodes import MARK
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane

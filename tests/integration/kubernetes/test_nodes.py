@@ -18,9 +18,9 @@ import pytest
 import tomli_w
 import yaml
 
-from fleet.nodes import FAILURE_EXPECTED
-from schedulers.nodes import MARK, SLINKY
-from service.board.board import BoardWriter, Section
+from fleetcast.fleet.nodes import FAILURE_EXPECTED
+from fleetcast.schedulers.nodes import MARK, SLINKY
+from fleetcast.service.board.board import BoardWriter, Section
 from tests.docs.pages import ROOT, text_of
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
@@ -98,7 +98,7 @@ class Marking:
     def start(self) -> None:
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", "run", "--role", "adapters", "--config", str(self.config)],
+                [sys.executable, "-m", "fleetcast.cli.main", "run", "--role", "adapters", "--config", str(self.config)],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -151,7 +151,7 @@ class Marking:
             raise AssertionError(f"{self.marks(name)}\n{(self.folder / 'log').read_text()[-3000:]}") from None
 
     def cli(self, *words: str) -> str:
-        command = [sys.executable, "-m", "cli.main", "adapters", *words, "--config", str(self.config)]
+        command = [sys.executable, "-m", "fleetcast.cli.main", "adapters", *words, "--config", str(self.config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schedulers.nodes import MARK, SLINKY
+from fleetcast.schedulers.nodes import MARK, SLINKY
 from tests.docs.pages import ROOT
 from tests.docs.runner import Done
 from tests.integration.built import needed

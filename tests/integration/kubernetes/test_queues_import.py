@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.requests import PlacementRequest
-from placement.queue import Waiting
-from placement.queues_file import read_queues
-from placement.standing import QueueStanding
-from placement.tree import QueueTree
-from schedulers.imports.agreement import agree
-from schedulers.imports.kueue import KINDS, draft_kueue
-from schedulers.imports.toml_text import text_of
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.placement.queues.standing import QueueStanding
+from fleetcast.placement.queues.tree import QueueTree
+from fleetcast.schedulers.imports.agreement import agree
+from fleetcast.schedulers.imports.kueue import KINDS, draft_kueue
+from fleetcast.schedulers.imports.toml_text import text_of
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import GPU, ControlPlane

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingest.lifecycle import ENDED, EXPLAINED
+from fleetcast.ingest.lifecycle import ENDED, EXPLAINED
 from tests.integration.service_process import Service
 from tests.integration.slurm.cluster import GPUS, NODES, SBIN, SlurmCluster
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from fleet.requests import PlacementRequest
-from placement.charges import LeafUse
-from placement.queue import Waiting
-from placement.queues_file import read_queues
-from placement.standing import QueueStanding
-from placement.tree import QueueTree
-from schedulers.imports.agreement import agree
-from schedulers.imports.slurm import draft_slurm
-from schedulers.imports.slurm_tables import ASSOCIATIONS, QOS
-from schedulers.imports.toml_text import text_of
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.queues.charges import LeafUse
+from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.placement.queues.standing import QueueStanding
+from fleetcast.placement.queues.tree import QueueTree
+from fleetcast.schedulers.imports.agreement import agree
+from fleetcast.schedulers.imports.slurm import draft_slurm
+from fleetcast.schedulers.imports.slurm_tables import ASSOCIATIONS, QOS
+from fleetcast.schedulers.imports.toml_text import text_of
 from tests.integration.slurm.cluster import GPUS, NODES, SlurmCluster
 
 # account, parent, shares, limits, {user: shares}

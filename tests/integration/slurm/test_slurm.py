@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import SystemClock
-from fleet.entities import Entities
-from fleet.events import Resized
-from ingest.slurm.jobs import node_list
-from ingest.slurm.source import SlurmSource
-from ingest.source import Batch
+from fleetcast.fleet.clock import SystemClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Resized
+from fleetcast.ingest.slurm.jobs import node_list
+from fleetcast.ingest.slurm.source import SlurmSource
+from fleetcast.ingest.source import Batch
 from tests.docs.commands import blocks_of
 from tests.docs.pages import ROOT
 from tests.integration.service_process import Service

@@ -12,9 +12,9 @@ from statistics import median
 
 import pytest
 
-from schedulers.adapter import Write, WriteOutcome
-from schedulers.slurm_durations import FILE, MINUTES, UNTIL
-from service.ports.slurm_durations import DurationsPort, bucket_of
+from fleetcast.schedulers.adapter import Write, WriteOutcome
+from fleetcast.schedulers.slurm_durations import FILE, MINUTES, UNTIL
+from fleetcast.service.ports.slurm_durations import DurationsPort, bucket_of
 from tests.integration.slurm.cluster import NODES, SlurmCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from schedulers.adapter import Write, WriteOutcome
-from schedulers.slurm_durations import MINUTES
-from service.ports.slurm_durations import DurationsPort
+from fleetcast.schedulers.adapter import Write, WriteOutcome
+from fleetcast.schedulers.slurm_durations import MINUTES
+from fleetcast.service.ports.slurm_durations import DurationsPort
 from tests.docs.pages import ROOT
 from tests.docs.runner import Reader
 from tests.integration.service_process import Service

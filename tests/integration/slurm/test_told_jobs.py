@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from clients.slurm_control import ControlledNode, NodeChange, ScontrolCommands
-from clients.slurm_rest import SlurmRestAccount, SlurmRestControl
-from schedulers.adapter import Door, Write, WriteOutcome
-from schedulers.bands import HIGH, LEVELS
-from schedulers.slurm import FEATURE, HOLD, REQUEUE
-from schedulers.weather import JobOutlook, StartOutlook, Weather
-from service.doors import make_door
-from service.ports.slurm import SlurmPort
+from fleetcast.clients.slurm_control import ControlledNode, NodeChange, ScontrolCommands
+from fleetcast.clients.slurm_rest import SlurmRestAccount, SlurmRestControl
+from fleetcast.schedulers.adapter import Door, Write, WriteOutcome
+from fleetcast.schedulers.bands import HIGH, LEVELS
+from fleetcast.schedulers.slurm import FEATURE, HOLD, REQUEUE
+from fleetcast.schedulers.weather import JobOutlook, StartOutlook, Weather
+from fleetcast.service.doors import make_door
+from fleetcast.service.ports.slurm import SlurmPort
 from tests.integration.slurm.cluster import SlurmCluster
 from tests.schedulers.small_fleet import NOW_MS, job, outlook, start
 

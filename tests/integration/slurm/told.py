@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from service.board.board import BoardWriter, Section
+from fleetcast.service.board.board import BoardWriter, Section
 from tests.integration.slurm.cluster import GPUS, SlurmCluster
 
 SPEED = 15.0  # of fleet time: a board is stale after seconds of ours
@@ -47,7 +47,7 @@ class Telling:
     def start(self) -> None:
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", "run", "--role", "adapters", "--config", str(self.config)],
+                [sys.executable, "-m", "fleetcast.cli.main", "run", "--role", "adapters", "--config", str(self.config)],
                 stdout=log,
                 stderr=log,
                 env=self.slurm.environment | {"PATH": os.environ["PATH"]},
@@ -98,7 +98,7 @@ class Telling:
         return time.monotonic() - began
 
     def cli(self, *words: str) -> str:
-        command = [sys.executable, "-m", "cli.main", "adapters", *words, "--config", str(self.config)]
+        command = [sys.executable, "-m", "fleetcast.cli.main", "adapters", *words, "--config", str(self.config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=self.slurm.environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

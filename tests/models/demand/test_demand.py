@@ -6,9 +6,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.demand import contest as demand_contest
-from models.demand.forecaster import BIN_HORIZONS_S, BIN_MS, HORIZONS_S, DemandForecaster, Histories, SeriesKey
-from models.forecast import QUANTILES
+from fleetcast.models.demand import contest as demand_contest
+from fleetcast.models.demand.forecaster import (
+    BIN_HORIZONS_S,
+    BIN_MS,
+    HORIZONS_S,
+    DemandForecaster,
+    Histories,
+    SeriesKey,
+)
+from fleetcast.models.forecast import QUANTILES
 
 NOW_MS = 2_916_000 * BIN_MS
 DAY_BINS = 144

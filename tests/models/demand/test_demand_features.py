@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from models.demand.features import FEATURES, PanelPast, features, fill
-from models.demand.job_survival import AGES_S, JobSurvival
-from models.forecast import Panel
+from fleetcast.models.demand.features import FEATURES, PanelPast, features, fill
+from fleetcast.models.demand.job_survival import AGES_S, JobSurvival
+from fleetcast.models.forecast import Panel
 
 HOUR, DAY, WEEK = 6, 144, 1008  # bins of ten minutes
 

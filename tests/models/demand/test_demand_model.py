@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from features.job_records import JobRecord
-from models.demand.demand_model import RunningGpus, burst, cold_starts, demand_model, held, tolerated_wait
+from fleetcast.features.job_records import JobRecord
+from fleetcast.models.demand.demand_model import RunningGpus, burst, cold_starts, demand_model, held, tolerated_wait
 
 DAY = 1440
 KEY = ("q", "all")

@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.errors import ModelError
-from fleetcast_checks import check_forecaster, walks
-from models.demand.boosting import Settings
-from models.demand.naive import Persistence
-from models.demand.trees import DemandTrees
-from models.forecast import QUANTILES, Panel
+from fleetcast.checks import check_forecaster, walks
+from fleetcast.fleet.errors import ModelError
+from fleetcast.models.demand.boosting import Settings
+from fleetcast.models.demand.naive import Persistence
+from fleetcast.models.demand.trees import DemandTrees
+from fleetcast.models.forecast import QUANTILES, Panel
 
 FEW = Settings(trees=8, learning_rate=0.3, leaf_rows=20, rows=1500, threads=1)
 DAY = 144

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.demand.flows import recent_medians, without_lone_spikes
-from models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
-from models.demand.naive import Persistence
-from models.demand.theta import Theta
-from models.forecast import QUANTILES, Panel
+from fleetcast.models.demand.flows import recent_medians, without_lone_spikes
+from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
+from fleetcast.models.demand.naive import Persistence
+from fleetcast.models.demand.theta import Theta
+from fleetcast.models.forecast import QUANTILES, Panel
 from tests.fuzz.bounds import examples
 
 NOW_MS = 2_916_000 * BIN_MS

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 
-from models.demand.gate import Gate, pinball
-from models.demand.naive import FORECASTERS
-from models.forecast import QUANTILES, Panel
+from fleetcast.models.demand.gate import Gate, pinball
+from fleetcast.models.demand.naive import FORECASTERS
+from fleetcast.models.forecast import QUANTILES, Panel
 
 STEPS = (1, 6, 18, 36, 72, 144)
 NAMES = [forecaster.name for forecaster in FORECASTERS]

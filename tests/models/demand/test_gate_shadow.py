@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from models.demand.gate import Gate
-from models.forecast import QUANTILES
+from fleetcast.models.demand.gate import Gate
+from fleetcast.models.forecast import QUANTILES
 
 DAYS = 12
 HOUR = 6

@@ -3,8 +3,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from models.demand.hierarchy import MEDIAN, in_whole_numbers, reconciled
-from models.forecast import QUANTILES
+from fleetcast.models.demand.hierarchy import MEDIAN, in_whole_numbers, reconciled
+from fleetcast.models.forecast import QUANTILES
 
 sizes = st.floats(0, 1e4)
 TINY = 1e-308

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.demand.job_survival import AGES_S, JobSurvival
+from fleetcast.models.demand.job_survival import AGES_S, JobSurvival
 
 
 def fleet(bins, lengths, rng):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.demand.naive import (
+from fleetcast.models.demand.naive import (
     Persistence,
     RecentLevel,
     SeasonalNaive,
@@ -13,7 +13,7 @@ from models.demand.naive import (
     forward_filled,
     window_quantiles,
 )
-from models.forecast import QUANTILES, Panel
+from fleetcast.models.forecast import QUANTILES, Panel
 from tests.fuzz.bounds import examples
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
-from models.demand.rows import DemandRow
-from models.forecast import QUANTILES
+from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.models.forecast import QUANTILES
 from tests.fuzz.bounds import examples
 
 NOW_MS = 2_916_000 * BIN_MS

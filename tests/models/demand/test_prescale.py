@@ -3,8 +3,8 @@
 import msgspec
 import numpy as np
 
-from models.demand.prescale import prescale
-from models.demand.rows import DemandRow
+from fleetcast.models.demand.prescale import prescale
+from fleetcast.models.demand.rows import DemandRow
 
 ROW = DemandRow(
     queue="all",

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from fleetcast_checks import check_forecaster
-from models.demand.smoothers import MOST_SMOOTHED, RollingMedian, group_smoothers, smoothers
-from models.forecast import Panel
+from fleetcast.checks import check_forecaster
+from fleetcast.models.demand.smoothers import MOST_SMOOTHED, RollingMedian, group_smoothers, smoothers
+from fleetcast.models.forecast import Panel
 
 DAY = 144
 

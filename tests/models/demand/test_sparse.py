@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from fleetcast_checks import check_forecaster
-from models.demand import sparse
-from models.demand.forecaster import BIN_MS, HORIZONS_S, DemandForecaster, Histories, SeriesKey
-from models.demand.gate import pinball
-from models.demand.naive import Persistence
-from models.demand.sparse import Sparse, intermittent, mixture
-from models.forecast import QUANTILES, Panel
+from fleetcast.checks import check_forecaster
+from fleetcast.models.demand import sparse
+from fleetcast.models.demand.forecaster import BIN_MS, HORIZONS_S, DemandForecaster, Histories, SeriesKey
+from fleetcast.models.demand.gate import pinball
+from fleetcast.models.demand.naive import Persistence
+from fleetcast.models.demand.sparse import Sparse, intermittent, mixture
+from fleetcast.models.forecast import QUANTILES, Panel
 
 DAY = 144
 STEPS = (1, 6, 36, 144)

@@ -6,8 +6,8 @@ from statsmodels.tsa.forecasting.theta import ThetaModel
 from statsmodels.tsa.holtwinters import SimpleExpSmoothing
 from statsmodels.tsa.stattools import acf
 
-from features.period import _correlated
-from models.demand.theta import slope, smoothed
+from fleetcast.features.period import _correlated
+from fleetcast.models.demand.theta import slope, smoothed
 
 
 @pytest.mark.parametrize("factor", [0.02, 0.2, 0.7, 1.0])

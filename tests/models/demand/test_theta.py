@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from models.demand.theta import FACTORS, FEW_SERIES, Theta, daily_shape, rolling_mean, slope, smoothed
-from models.forecast import Panel
+from fleetcast.models.demand.theta import FACTORS, FEW_SERIES, Theta, daily_shape, rolling_mean, slope, smoothed
+from fleetcast.models.forecast import Panel
 
 
 def panel(values):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from models.demand.gate import Gate
-from models.demand.naive import FORECASTERS, Persistence
-from models.demand.smoothers import smoothers
-from models.forecast import QUANTILES, Panel
+from fleetcast.models.demand.gate import Gate
+from fleetcast.models.demand.naive import FORECASTERS, Persistence
+from fleetcast.models.demand.smoothers import smoothers
+from fleetcast.models.forecast import QUANTILES, Panel
 
 STEPS = (1, 3, 6, 18, 36)
 LOW, HIGH = QUANTILES.index(0.1), QUANTILES.index(0.9)

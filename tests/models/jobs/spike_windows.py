@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from models.jobs.level import at_present_level
-from models.jobs.spikes import MINUTE_MS, JobLoad, spikes
+from fleetcast.models.jobs.level import at_present_level
+from fleetcast.models.jobs.spikes import MINUTE_MS, JobLoad, spikes
 
 INTERVAL_S, A_MINUTE, RECENT = 15, 4, 40
 HOURS, JOBS = 8, 6

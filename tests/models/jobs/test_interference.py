@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from models.jobs.interference import Pairs, gpu_prior, learn, margin, predict, rule
-from models.jobs.link_overlap import CELLS, Turns, fit, overlap, ratio_of
+from fleetcast.models.jobs.interference import Pairs, gpu_prior, learn, margin, predict, rule
+from fleetcast.models.jobs.link_overlap import CELLS, Turns, fit, overlap, ratio_of
 
 BUSY, LIGHT, UNKNOWN = (0.9, 0.5, 0.2), (0.2, 0.1, 0.1), (np.nan,) * 3
 A, B, C, D = (1, 101), (2, 102), (3, 103), (4, 101)  # job, kind: D is of A's kind

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.jobs.level import LATEST, LEAD, at_present_level, changes_of_level
+from fleetcast.models.jobs.level import LATEST, LEAD, at_present_level, changes_of_level
 from tests.fuzz.bounds import examples
 from tests.models.jobs.spike_windows import LOADS, ratios
 

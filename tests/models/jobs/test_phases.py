@@ -1,6 +1,6 @@
 import numpy as np
 
-from models.jobs.phases import PHASES, JobLevels, PhaseRule
+from fleetcast.models.jobs.phases import PHASES, JobLevels, PhaseRule
 
 
 def said(levels: JobLevels) -> list[str]:

@@ -1,6 +1,6 @@
 import numpy as np
 
-from models.jobs.renewal import next_of
+from fleetcast.models.jobs.renewal import next_of
 
 MINUTE = 60_000
 

@@ -1,7 +1,7 @@
 import numpy as np
 
-from models.jobs.renewal import Next
-from models.jobs.spikes import MINUTE_MS, Burst, JobLoad, Spike, spikes
+from fleetcast.models.jobs.renewal import Next
+from fleetcast.models.jobs.spikes import MINUTE_MS, Burst, JobLoad, Spike, spikes
 
 RACK = ("rack", "r1")
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from models.jobs.template import ahead, locked
+from fleetcast.models.jobs.template import ahead, locked
 
 LEVELS = (0.1, 0.5, 0.9)
 

@@ -1,7 +1,7 @@
 import numpy as np
 
-from fleet.events import Step
-from models.jobs.utilisation import mfu_of, use_of
+from fleetcast.fleet.events import Step
+from fleetcast.models.jobs.utilisation import mfu_of, use_of
 
 H100 = "NVIDIA H100 80GB HBM3"
 

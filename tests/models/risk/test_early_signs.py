@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fleet.entities import Entities
-from fleet.samples import EntityKind
-from models.risk.heat import LEAST_ROUNDS
-from models.risk.rules import RULES
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.models.risk.heat import LEAST_ROUNDS
+from fleetcast.models.risk.rules import RULES
 from tests.models.conftest import SmallFleet
 from tests.models.risk.test_state import reborn
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fleet.events import NodeEvent
-from models.risk import fault_log
-from models.risk.fault_log import DAY_MS, FaultLog
-from models.risk.hazard import PUBLISHED, FaultHistory, columns_at, fit_history, past_days
-from models.risk.record import RiskRecord
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
-from models.risk.state import RiskState
-from service.pipeline.risk_calibration import calibration_document, calibration_page, refit
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.models.risk import fault_log
+from fleetcast.models.risk.fault_log import DAY_MS, FaultLog
+from fleetcast.models.risk.hazard import PUBLISHED, FaultHistory, columns_at, fit_history, past_days
+from fleetcast.models.risk.record import RiskRecord
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.models.risk.state import RiskState
+from fleetcast.service.pipeline.risk_calibration import calibration_document, calibration_page, refit
 
 T0 = 20_000 * DAY_MS
 HOUR_MS = 3_600_000

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from models.risk.fault_log import DAY_MS, FaultLog
-from models.risk.fault_rate import FaultRate, has_warning, posterior_times
-from models.risk.record import RiskRecord
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.models.risk.fault_log import DAY_MS, FaultLog
+from fleetcast.models.risk.fault_rate import FaultRate, has_warning, posterior_times
+from fleetcast.models.risk.record import RiskRecord
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 
 T0 = 20_000 * DAY_MS
 HOUR_MS = 3_600_000

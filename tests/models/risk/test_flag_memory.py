@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fleet.samples import EntityKind
-from models.risk.rules import ACTIONS
-from models.risk.state import RiskState
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.models.risk.rules import ACTIONS
+from fleetcast.models.risk.state import RiskState
 from tests.models.conftest import SmallFleet
 
 Small = Callable[..., SmallFleet]

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fleet.shared_domains import hazard_within
-from models.risk.gang_risk import gang_risk
-from models.risk.node_risk import published_risk, usual_risk
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.fleet.shared_domains import hazard_within
+from fleetcast.models.risk.gang_risk import gang_risk
+from fleetcast.models.risk.node_risk import published_risk, usual_risk
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 
 HOUR_S = 3600.0
 SHAPE = (len(RISK_KINDS), len(RISK_HORIZONS_S))

@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from fleet.events import Failed
-from fleet.jobs import JobAttempt
-from models.risk import job_outcomes
-from models.risk.fault_log import DAY_MS
-from models.risk.job_outcomes import MOST_TIMES, JobOutcomes
-from models.risk.node_risk import score_nodes
-from models.risk.rules import ROW
-from models.risk.signals import Signals
+from fleetcast.fleet.events import Failed
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.risk import job_outcomes
+from fleetcast.models.risk.fault_log import DAY_MS
+from fleetcast.models.risk.job_outcomes import MOST_TIMES, JobOutcomes
+from fleetcast.models.risk.node_risk import score_nodes
+from fleetcast.models.risk.rules import ROW
+from fleetcast.models.risk.signals import Signals
 
 T0 = 20_000 * DAY_MS
 ROWS = {f"n{row}": row for row in range(10)}

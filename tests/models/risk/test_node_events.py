@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from fleet.events import NodeEvent
-from fleet.nodes import MAX_RUNS, NodeTable
-from fleet.xids import ACTION_OF, ACTIONS, HARD, SOFT, WORDS, advice, gravity
-from models.risk.node_events import STANDS_MS, event_signals
-from models.risk.node_risk import score_nodes
-from models.risk.rules import RULES
-from models.risk.signals import Signals
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import MAX_RUNS, NodeTable
+from fleetcast.fleet.xids import ACTION_OF, ACTIONS, HARD, SOFT, WORDS, advice, gravity
+from fleetcast.models.risk.node_events import STANDS_MS, event_signals
+from fleetcast.models.risk.node_risk import score_nodes
+from fleetcast.models.risk.rules import RULES
+from fleetcast.models.risk.signals import Signals
 
 NOW_MS = 1_760_000_000_000
 known = {"n1": 0}

@@ -8,17 +8,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.errors import ConfigError
-from fleet.events import NodeEvent
-from fleet.nodes import NodeTable
-from fleet.topology import Device, NodeSpec, Topology
-from models.risk.hazard import PUBLISHED, features
-from models.risk.node_events import event_signals
-from models.risk.node_risk import KindFit, RiskFit, excess_hazard, load_fit, probabilities, score_nodes, shipped_fit
-from models.risk.part_risk import usual_parts
-from models.risk.rules import ACTIONS, ROW, RULES
-from models.risk.scores import RISK_HORIZONS_S, HardReason
-from models.risk.signals import Signal, Signals, sentence
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.fleet.topology import Device, NodeSpec, Topology
+from fleetcast.models.risk.hazard import PUBLISHED, features
+from fleetcast.models.risk.node_events import event_signals
+from fleetcast.models.risk.node_risk import (
+    KindFit,
+    RiskFit,
+    excess_hazard,
+    load_fit,
+    probabilities,
+    score_nodes,
+    shipped_fit,
+)
+from fleetcast.models.risk.part_risk import usual_parts
+from fleetcast.models.risk.rules import ACTIONS, ROW, RULES
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, HardReason
+from fleetcast.models.risk.signals import Signal, Signals, sentence
 
 FIT = RiskFit(
     version=1,
@@ -132,7 +140,7 @@ def test_a_recent_fault_raises_the_week_more_than_the_hour():
 
 
 def test_serving_imports_no_scikit_learn():
-    imports = "import sys, models.risk.score, models.demand.forecaster"
+    imports = "import sys, fleetcast.models.risk.score, fleetcast.models.demand.forecaster"
     code = f"{imports}; sys.exit('sklearn' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fleet.samples import EntityKind
-from fleet.topology import NodeSpec, Topology
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import NodeSpec, Topology
 from tests.models.conftest import SmallFleet
 
 Small = Callable[..., SmallFleet]

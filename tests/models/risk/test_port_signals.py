@@ -2,11 +2,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.entities import Entities
-from fleet.events import Step
-from fleet.samples import EntityKind
-from fleet.topology import Device, NodeSpec, Topology
-from models.risk.port_peers import PortPeers, whereabouts
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Step
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import Device, NodeSpec, Topology
+from fleetcast.models.risk.port_peers import PortPeers, whereabouts
 from tests.models.conftest import SmallFleet
 
 Small = Callable[..., SmallFleet]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fleet.events import NodeEvent
-from models.risk.state import RiskState
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.models.risk.state import RiskState
 from tests.models.conftest import SmallFleet
 
 Small = Callable[..., SmallFleet]

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.samples import EntityKind
-from models.risk.detectors import Detection
-from models.risk.memory import EARLY_EVERY_S, HOLD_S, LONGEST_GAP, NEW_SAMPLE_MS, RuleMemory
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.models.risk.detectors import Detection
+from fleetcast.models.risk.memory import EARLY_EVERY_S, HOLD_S, LONGEST_GAP, NEW_SAMPLE_MS, RuleMemory
 from tests.fuzz.bounds import examples
 
 KIND, ENTITIES, T0 = EntityKind.NODE, 3, 1_700_000_000_000

@@ -5,16 +5,24 @@ import re
 import numpy as np
 import pytest
 
-import models.risk.score  # noqa: F401  imports every module that has functions of rules
-from features.extract import AGES, GPU_FEATURES
-from features.frame import FeatureFrame
-from fleet.metrics import METRICS
-from fleet.samples import EntityKind
-from models.risk import detectors
-from models.risk.detectors import DETECTORS, REPORTERS, Detection, FeatureColumns, check_complete, reports, sees
-from models.risk.repairs import LASTING, PARDONED
-from models.risk.rules import COMPUTE, COUNT, LINK, RULES, STOPPED
-from models.risk.signals import WORDS
+import fleetcast.models.risk.score  # noqa: F401  imports every module that has functions of rules
+from fleetcast.features.extract import AGES, GPU_FEATURES
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.models.risk import detectors
+from fleetcast.models.risk.detectors import (
+    DETECTORS,
+    REPORTERS,
+    Detection,
+    FeatureColumns,
+    check_complete,
+    reports,
+    sees,
+)
+from fleetcast.models.risk.repairs import LASTING, PARDONED
+from fleetcast.models.risk.rules import COMPUTE, COUNT, LINK, RULES, STOPPED
+from fleetcast.models.risk.signals import WORDS
 
 
 def names(claim):

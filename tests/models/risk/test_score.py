@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from models.risk.scores import RISK_HORIZONS_S
+from fleetcast.models.risk.scores import RISK_HORIZONS_S
 
 
 def test_a_healthy_fleet_has_no_reasons_and_base_rates(small_fleet):

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from fleet.errors import ModelError
-from fleet.events import NodeEvent
-from fleet.nodes import NodeTable
-from fleet.topology import NodeSpec, Topology
-from models.risk.day_levels import HALF_MS, DayLevels
-from models.risk.fault_log import FaultLog
-from models.risk.hazard import HorizonFit
-from models.risk.node_risk import Excess, hazards
-from models.risk.rules import ROW, RULES
-from models.risk.score import FleetMoment, FoldedEvents, score_fleet
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
-from models.risk.site_risk import (
+from fleetcast.fleet.errors import ModelError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.nodes import NodeTable
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.day_levels import HALF_MS, DayLevels
+from fleetcast.models.risk.fault_log import FaultLog
+from fleetcast.models.risk.hazard import HorizonFit
+from fleetcast.models.risk.node_risk import Excess, hazards
+from fleetcast.models.risk.rules import ROW, RULES
+from fleetcast.models.risk.score import FleetMoment, FoldedEvents, score_fleet
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.models.risk.site_risk import (
     DAY_MS,
     PAST_FEATURES,
     SITE_FEATURES,
@@ -24,7 +24,7 @@ from models.risk.site_risk import (
     event_columns,
     site_hazard,
 )
-from models.risk.state import RiskState
+from fleetcast.models.risk.state import RiskState
 
 NAMES = ("a", "b", "c")
 NOW_MS = 1_800_000_000_000

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fleet.events import Step
-from models.risk.local import score_local
-from models.risk.score import FleetMoment, FoldedEvents, ScoredFleet, score_fleet
-from models.risk.state import RiskState
+from fleetcast.fleet.events import Step
+from fleetcast.models.risk.local import score_local
+from fleetcast.models.risk.score import FleetMoment, FoldedEvents, ScoredFleet, score_fleet
+from fleetcast.models.risk.state import RiskState
 
 
 def troubled(fleet) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from fleet.events import Failed, NodeEvent
-from fleet.jobs import JobAttempt
-from models.risk.local import score_local
-from models.risk.score import FleetMoment, FoldedEvents, ScoredFleet, score_fleet
-from models.risk.state import RiskState
+from fleetcast.fleet.events import Failed, NodeEvent
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.risk.local import score_local
+from fleetcast.models.risk.score import FleetMoment, FoldedEvents, ScoredFleet, score_fleet
+from fleetcast.models.risk.state import RiskState
 from tests.models.conftest import SmallFleet
 
 Small = Callable[..., SmallFleet]

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from features.past_runs import COLUMN, EMPIRICAL, FEATURES
-from features.run_past import LEVELS
-from fleet.errors import ModelError
-from models.run_times.duration import DurationModel
-from models.run_times.remaining import beyond
-from models.run_times.rows import RunRows, Survival, outcomes_of
-from models.run_times.tracker import RunTracker
+from fleetcast.features.past_runs import COLUMN, EMPIRICAL, FEATURES
+from fleetcast.features.run_past import LEVELS
+from fleetcast.fleet.errors import ModelError
+from fleetcast.models.run_times.duration import DurationModel
+from fleetcast.models.run_times.remaining import beyond
+from fleetcast.models.run_times.rows import RunRows, Survival, outcomes_of
+from fleetcast.models.run_times.tracker import RunTracker
 
 DAY_S = 86_400.0
 KIND = ("train", 8.0)
@@ -46,13 +46,13 @@ def history(count: int = 600, seed: int = 3) -> RunRows:
 @pytest.fixture(scope="module")
 def model() -> DurationModel:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("models.run_times.boosted_quantiles.TREES", 40)
+        patch.setattr("fleetcast.models.run_times.boosted_quantiles.TREES", 40)
         return DurationModel(seed=1, threads=1).fit(history(), 20 * DAY_S)
 
 
 @pytest.fixture(autouse=True)
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.run_times.boosted_quantiles.TREES", 8)
+    monkeypatch.setattr("fleetcast.models.run_times.boosted_quantiles.TREES", 8)
 
 
 def test_quantiles_follow_the_size_and_cover_what_they_say(model: DurationModel) -> None:

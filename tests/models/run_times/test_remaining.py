@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.run_past import LEVELS
-from models.run_times.remaining import survived, with_everybody
+from fleetcast.features.run_past import LEVELS
+from fleetcast.models.run_times.remaining import survived, with_everybody
 
 P05, P50 = LEVELS.index(0.05), LEVELS.index(0.5)
 seconds = st.floats(1.0, 1e6)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fleet.events import Step
-from fleet.jobs import JobAttempt
-from models.stragglers.change_point import SCALES, best_pace, crept, measure_of, slowed, still_slow
-from models.stragglers.steps import pace_of
+from fleetcast.fleet.events import Step
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.stragglers.change_point import SCALES, best_pace, crept, measure_of, slowed, still_slow
+from fleetcast.models.stragglers.steps import pace_of
 
 
 def noisy(steps: int, sigma: float, seed: int = 0) -> np.ndarray:

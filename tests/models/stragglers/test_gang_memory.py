@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.events import Finished, Resized, Started, Step
-from fleet.jobs import JobTable
-from fleet.placements import RunningPlaces
-from fleet.requests import RankPlacement
-from models.stragglers.gang import GangColumns, GangMemory, gangs_of
+from fleetcast.fleet.events import Finished, Resized, Started, Step
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.models.stragglers.gang import GangColumns, GangMemory, gangs_of
 from tests.fuzz.bounds import examples
 
 NODES = tuple(f"n{row}" for row in range(4))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from models.risk.signals import Signal
-from models.stragglers.gang_signals import GangStreaks
+from fleetcast.models.risk.signals import Signal
+from fleetcast.models.stragglers.gang_signals import GangStreaks
 
 SLOW = Signal("gang_outlier", 0, "n001", 1200.0, 1980.0)
 

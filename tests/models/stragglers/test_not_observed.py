@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.events import Step
+from fleetcast.fleet.events import Step
 from tests.models.conftest import SmallFleet
 
 Small = Callable[..., SmallFleet]

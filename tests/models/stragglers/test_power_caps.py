@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fleet.clock_reasons import POWER_CAP
-from fleet.events import Step, StepParts
+from fleetcast.fleet.clock_reasons import POWER_CAP
+from fleetcast.fleet.events import Step, StepParts
 from tests.models.conftest import SmallFleet
 
 Small = Callable[..., SmallFleet]

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.events import Checkpoint, Started, Step, StepParts
-from fleet.jobs import JobAttempt
-from fleet.requests import RankPlacement
-from models.risk.rules import BY_NAME
-from models.stragglers.steps import StepPace, pace_of
-from models.stragglers.straggler import Suspect, _judge
+from fleetcast.fleet.events import Checkpoint, Started, Step, StepParts
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.models.risk.rules import BY_NAME
+from fleetcast.models.stragglers.steps import StepPace, pace_of
+from fleetcast.models.stragglers.straggler import Suspect, _judge
 
 RANKS, STAGES = 8, 4
 

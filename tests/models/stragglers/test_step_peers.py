@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from fleet.events import Phase, Step, StepParts
-from fleet.jobs import JobAttempt
-from models.stragglers.step_peers import blame
-from models.stragglers.steps import StepPace, pace_of
+from fleetcast.fleet.events import Phase, Step, StepParts
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.models.stragglers.step_peers import blame
+from fleetcast.models.stragglers.steps import StepPace, pace_of
 
 REPLICAS, STAGES = 4, 2
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fleet.events import Checkpoint, Phase, Resized, Step, StepParts
-from fleet.jobs import JobAttempt
-from fleet.requests import RankPlacement
-from models.stragglers.steps import pace_of
+from fleetcast.fleet.events import Checkpoint, Phase, Resized, Step, StepParts
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.models.stragglers.steps import pace_of
 
 
 def report(fleet, job, durations, first=2):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fleet.events import Checkpoint, Phase, Step, StepParts
-from models.stragglers.steps import pace_of
+from fleetcast.fleet.events import Checkpoint, Phase, Step, StepParts
+from fleetcast.models.stragglers.steps import pace_of
 
 KEYS = {
     "slow",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.stragglers.what_if import attribute, step_time
+from fleetcast.models.stragglers.what_if import attribute, step_time
 
 # Two stages, two micro-batches: forward 0 1, backward 0 1.
 ORDER = (((0, 0), (0, 1), (1, 0), (1, 1)), ((0, 0), (1, 0), (0, 1), (1, 1)))

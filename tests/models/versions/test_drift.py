@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from models.versions.card import Card, Coverage
-from models.versions.drift import (
+from fleetcast.models.versions.card import Card, Coverage
+from fleetcast.models.versions.drift import (
     PSI_MOVED,
     DriftLimits,
     Recent,

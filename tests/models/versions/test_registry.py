@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet import failpoints
-from fleet.errors import ModelError, UnknownEntity
-from models.versions.card import (
+from fleetcast.fleet import failpoints
+from fleetcast.fleet.errors import ModelError, UnknownEntity
+from fleetcast.models.versions.card import (
     Card,
     CardMetric,
     FitSpan,
@@ -22,8 +22,8 @@ from models.versions.card import (
     read_card,
     versions_of,
 )
-from models.versions.registry import SHIPPED, Registry
-from training.reports.results import ResultRow
+from fleetcast.models.versions.registry import SHIPPED, Registry
+from fleetcast.training.reports.results import ResultRow
 
 WON = GateVerdict(True, "0.0095 against 0.0110", "wql", "persistence", 0.0095, 0.011, 504)
 LOST = GateVerdict(False, "0.0120 against 0.0110", "wql", "persistence", 0.012, 0.011, 504)
@@ -161,8 +161,8 @@ def test_a_full_disk_is_a_model_error(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_no_version_and_the_next_one_sweeps_up(tmp_path: Path) -> None:
     program = (
         "import os, pathlib, sys\n"
-        "from models.versions.card import Card\n"
-        "from models.versions.registry import Registry\n"
+        "from fleetcast.models.versions.card import Card\n"
+        "from fleetcast.models.versions.registry import Registry\n"
         "def write(folder):\n"
         "    (folder / 'model.json').write_text('{')\n"
         "    os.kill(os.getpid(), 9)\n"

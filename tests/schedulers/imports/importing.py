@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from placement.queues_file import read_queues
-from placement.tree import QueueNode, QueueTree
-from schedulers.imports.agreement import agree
-from schedulers.imports.draft import Draft
-from schedulers.imports.toml_text import text_of
+from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.placement.queues.tree import QueueNode, QueueTree
+from fleetcast.schedulers.imports.agreement import agree
+from fleetcast.schedulers.imports.draft import Draft
+from fleetcast.schedulers.imports.toml_text import text_of
 
 Make = Callable[..., Draft]
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import ConfigError
-from placement.queues_file import read_queues
-from schedulers.imports.agreement import agree
-from schedulers.imports.draft import ANY, Draft, DraftClass, DraftQueue, SourceLine
-from schedulers.imports.slurm import draft_slurm
-from schedulers.imports.toml_text import text_of
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.schedulers.imports.agreement import agree
+from fleetcast.schedulers.imports.draft import ANY, Draft, DraftClass, DraftQueue, SourceLine
+from fleetcast.schedulers.imports.slurm import draft_slurm
+from fleetcast.schedulers.imports.toml_text import text_of
 
 LINE = SourceLine("f", 1)
 amounts = st.dictionaries(st.sampled_from([ANY, "H100"]), st.floats(0, 1e9) | st.sampled_from([0.1, 0.2, 0.3, 8.0]))

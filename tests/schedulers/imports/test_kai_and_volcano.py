@@ -2,9 +2,9 @@
 
 import pytest
 
-from fleet.errors import ConfigError
-from schedulers.imports.kai import draft_kai
-from schedulers.imports.volcano import draft_volcano
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.schedulers.imports.kai import draft_kai
+from fleetcast.schedulers.imports.volcano import draft_volcano
 from tests.schedulers.imports.importing import imported, named, nodes
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleet.errors import ConfigError
-from schedulers.imports.kueue import draft_kueue
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.schedulers.imports.kueue import draft_kueue
 from tests.schedulers.imports.importing import imported, named, nodes
 
 FLAVORS = """

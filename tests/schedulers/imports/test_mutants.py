@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import ConfigError
-from schedulers.imports.kai import draft_kai
-from schedulers.imports.kueue import draft_kueue
-from schedulers.imports.volcano import draft_volcano
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.schedulers.imports.kai import draft_kai
+from fleetcast.schedulers.imports.kueue import draft_kueue
+from fleetcast.schedulers.imports.volcano import draft_volcano
 from tests.schedulers.imports.importing import Make, imported
 
 GPU = "nvidia.com/gpu"

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fleet.errors import ConfigError
-from schedulers.imports.slurm import draft_slurm
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.schedulers.imports.slurm import draft_slurm
 from tests.schedulers.imports.importing import imported, named, nodes
 
 ROOT = "made|root|||1||||normal\nmade|root||root|1||||normal\n"

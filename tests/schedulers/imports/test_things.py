@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from fleet.errors import ConfigError
-from schedulers.imports import things
-from schedulers.imports.things import quantity_of, read_things
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.schedulers.imports import things
+from fleetcast.schedulers.imports.things import quantity_of, read_things
 
 BOMB = "a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n"
 POD = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p"}, "spec": {"on": True, "n": 5, "none": None}}

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.api.routes.all import ROWS
-from service.api.routes.table import Row
+from fleetcast.service.api.routes.all import ROWS
+from fleetcast.service.http.table import Row
 
 TYPED = [row for row in ROWS if row.example is not None and inspect.isclass(row.answer)]
 TYPED = [row for row in TYPED if issubclass(row.answer, msgspec.Struct)]

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from ingest.inbox.event_body import decode_body
-from ingest.inbox.inbox import read_events
-from service.api.app import create_app
-from service.api.recent import RecentIdentities
-from service.api.routes import events, risk
-from service.api.routes.all import ROWS
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.ingest.inbox.event_body import decode_body
+from fleetcast.ingest.inbox.inbox import read_events
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.recent import RecentIdentities
+from fleetcast.service.api.routes import events, risk
+from fleetcast.service.api.routes.all import ROWS
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running
 
 AGE_S = 7
@@ -383,7 +383,7 @@ def test_a_body_that_cannot_be_read_is_a_problem(
 
 
 def test_a_body_in_chunks_is_not_read_beyond_a_bound(boardless: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.request_body.DISCARD_BYTES", 2**20)
+    monkeypatch.setattr("fleetcast.service.http.request_body.DISCARD_BYTES", 2**20)
     taken = 0
 
     async def chunks() -> AsyncIterator[bytes]:

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from service.adapter_records import AdapterAuditLine, AdapterRecords, AdaptersStatus, AdapterStatus
-from service.api.app import create_app
-from service.config import GRPC_SERVICES, AdapterConfig, AdaptersConfig, Config
-from service.doors import ANSWERERS
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service.adapter_records import AdapterAuditLine, AdapterRecords, AdaptersStatus, AdapterStatus
+from fleetcast.service.api.app import create_app
+from fleetcast.service.config import GRPC_SERVICES, AdapterConfig, AdaptersConfig, Config
+from fleetcast.service.doors import ANSWERERS
 from tests.service.api_world import NOW_MS, Client, config
 
 

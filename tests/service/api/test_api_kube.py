@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import yaml
 
-from fleet.clock import ManualClock
-from service.api.app import create_app
-from service.api.routes import adapters
-from service.board.board import BoardWriter, Section
-from service.config import Config
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.routes import adapters
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.config import Config
 from tests.service.api_world import NODES, NOW_MS, Client, config, publish, sections
 
 STALE_MS = 61_000

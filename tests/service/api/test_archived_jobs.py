@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import SourceError
-from fleet.events import Failed, Finished, JobEvent, Queued, Started, Step, Submitted
-from fleet.requests import RankPlacement
-from fleet.topology import Topology
-from ingest.archive.archive import Archive, ArchiveLimits
-from ingest.archive.compact import compact, runs
-from ingest.archive.files import ArchiveFiles
-from service.api.app import create_app
-from service.api.archived_jobs import AT_ONCE, MOST_WAITING, ArchivedJobs, Found, look_up
-from service.board.board import BoardWriter
-from service.config import ApiConfig, ArchiveConfig
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import SourceError
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Queued, Started, Step, Submitted
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
+from fleetcast.ingest.archive.compact import compact, runs
+from fleetcast.ingest.archive.files import ArchiveFiles
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.archived_jobs import AT_ONCE, MOST_WAITING, ArchivedJobs, Found, look_up
+from fleetcast.service.board.board import BoardWriter
+from fleetcast.service.config import ApiConfig, ArchiveConfig
 from tests.service.api_world import NOW_MS, Client, config, publish, sections
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -152,7 +152,7 @@ def test_no_more_than_a_few_look_at_once(tmp_path: Path, monkeypatch: pytest.Mon
         running[0] -= 1
         return Found()
 
-    monkeypatch.setattr("service.api.archived_jobs.look_up", slow)
+    monkeypatch.setattr("fleetcast.service.api.archived_jobs.look_up", slow)
 
     async def scenario() -> int:
         jobs = ArchivedJobs(config(tmp_path))

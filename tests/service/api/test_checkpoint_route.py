@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from models.jobs.checkpointing import ettr, plan_of
-from service.api.app import create_app
-from service.api.routes.checkpoint import _failing
-from service.board.board import Section
-from service.pipeline.publish import encode
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.models.jobs.checkpointing import ettr, plan_of
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.routes.checkpoint import _failing
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline.publish import encode
 from tests.service.api_world import NOW_MS, Client, config, publish
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.errors import ConfigError
-from schedulers.external_metrics import GROUP, METRIC, VERSION
-from service.api.app import create_app
-from service.api.external_metrics import serve_external_metrics
-from service.api.routes.context import Context
-from service.board.board import BoardWriter
-from service.config import Config, ExternalMetricsConfig
-from service.http.connection_pool import ConnectionLimits, ConnectionPool
-from service.pipeline.demand.sections import demand_sections
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.schedulers.external_metrics import GROUP, METRIC, VERSION
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.external_metrics import serve_external_metrics
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.board.board import BoardWriter
+from fleetcast.service.config import Config, ExternalMetricsConfig
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
+from fleetcast.service.pipeline.demand.sections import demand_sections
 from tests.ports import free_port
 from tests.schedulers.small_demand import small_demand
 from tests.schedulers.small_fleet import NOW_MS
@@ -194,7 +194,7 @@ def test_a_door_without_a_port_is_closed_and_a_file_that_is_not_there_is_named(s
 
 
 def test_the_api_itself_believes_no_remote_user(tmp_path: Path) -> None:
-    from service.http.access import load_access
+    from fleetcast.service.http.access import load_access
 
     access = load_access("0.0.0.0", {"FLEETCAST_TOKENS": "reader read " + "r" * 40})
     with Client(create_app(Config(state=str(tmp_path)), ManualClock(NOW_MS), access=access)) as client:

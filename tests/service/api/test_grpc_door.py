@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from clients.grpc_stubs import expander_pb2 as expander
-from clients.grpc_stubs import externalscaler_pb2 as scaler
-from fleet.errors import ConfigError
-from service.api import grpc_keda
-from service.api.grpc_door import serve_grpc
-from service.api.grpc_extra import require_grpc
-from service.http.access import Access, parse_tokens
-from service.http.connection_pool import ConnectionLimits, ConnectionPool
+from fleetcast.clients.grpc_stubs import expander_pb2 as expander
+from fleetcast.clients.grpc_stubs import externalscaler_pb2 as scaler
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.api import grpc_keda
+from fleetcast.service.api.grpc_door import serve_grpc
+from fleetcast.service.api.grpc_extra import require_grpc
+from fleetcast.service.http.access import Access, parse_tokens
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
 from tests.service.grpc_world import EXPANDER, KEDA, GrpcWorld, grpc_world, ref, refusal, within
 
 TOKEN, POSTER = "0123456789abcdef", "fedcba9876543210"

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from clients.grpc_stubs import externalscaler_pb2 as scaler
+from fleetcast.clients.grpc_stubs import externalscaler_pb2 as scaler
 from tests.service.certificate_files import Authority, Pair
 from tests.service.grpc_process import ApiProcess, DemandBoard
 from tests.service.grpc_world import KEDA, METADATA

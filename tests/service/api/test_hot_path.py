@@ -11,12 +11,12 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from fleet.clock import ManualClock
-from service.api.app import create_app
-from service.api.hot_path import HotPath, HotProtocol, hot_protocol
-from service.http.access import Access, parse_tokens
-from service.http.connection_pool import ConnectionLimits, ConnectionPool
-from service.http.connections import protocol_of
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.hot_path import HotPath, HotProtocol, hot_protocol
+from fleetcast.service.http.access import Access, parse_tokens
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
+from fleetcast.service.http.connections import protocol_of
 from tests.service.api_world import NOW_MS, config, publish
 
 PLAIN = b"GET /v1/nodes/n002 HTTP/1.1\r\nhost: localhost\r\n\r\n"

@@ -1,6 +1,6 @@
 """A number of Slurm that was given again: it stands for its newest job, and every job can be asked for."""
 
-from service.api.routes.jobs import Head, _latest
+from fleetcast.service.api.routes.jobs import Head, _latest
 
 
 def test_a_number_stands_for_its_newest_job() -> None:

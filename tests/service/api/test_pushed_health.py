@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.events import NodeEvent
-from ingest.inbox.inbox import read_events
-from service.api.app import create_app
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.inbox.inbox import read_events
+from fleetcast.service.api.app import create_app
 from tests.ingest.health.test_nvsentinel import NOW_MS, envelope
 from tests.service.api_world import Client, config
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from cli.run import RoleName, _run_role
-from fleet.clock import ManualClock, moment
-from fleet.errors import StaleError
-from placement.ledger import Ledger, LedgerError
-from service.api.app import create_app
-from service.board.board import BoardWriter, Section
-from service.config import Config
-from service.exit_reason import announce_ready, record_exit_reason
-from service.placer.metrics import PlacerMetrics
-from service.placer.service import PlacementService
+from fleetcast.cli.run import RoleName, _run_role
+from fleetcast.fleet.clock import ManualClock, moment
+from fleetcast.fleet.errors import StaleError
+from fleetcast.placement.ledger.ledger import Ledger, LedgerError
+from fleetcast.service.api.app import create_app
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.config import Config
+from fleetcast.service.exit_reason import announce_ready, record_exit_reason
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.service import PlacementService
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running, sections
 from tests.service.placer_world import HandBoard
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.recent import MAX_RUNS, RecentIdentities
+from fleetcast.service.api.recent import MAX_RUNS, RecentIdentities
 
 
 def job(name: str, sequence: int) -> tuple[str, str, int, int]:

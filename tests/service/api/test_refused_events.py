@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from fleet.clock import ManualClock
-from service.api.app import create_app
-from service.api.role import api_protocol
-from service.api.routes.context import Context
-from service.board.board import BoardReader
-from service.config import Config
-from service.http.access import Access, parse_tokens
-from service.http.addresses import Networks
-from service.http.connection_pool import ConnectionLimits, ConnectionPool
-from service.http.connections import LimitedServer
-from service.http.listening import listen
-from service.listening import API, ListeningReader
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.role import api_protocol
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.board.board import BoardReader
+from fleetcast.service.config import Config
+from fleetcast.service.http.access import Access, parse_tokens
+from fleetcast.service.http.addresses import Networks
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
+from fleetcast.service.http.connections import LimitedServer
+from fleetcast.service.http.listening import listen
+from fleetcast.service.listening import API, ListeningReader
 from tests.service.api_world import NOW_MS, publish
 
 PLACES, OWN_PLACES = 8, 3

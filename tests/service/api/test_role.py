@@ -8,8 +8,8 @@ from pathlib import Path
 
 import uvloop
 
-from service.api import role
-from service.config import ApiConfig, Config
+from fleetcast.service.api import role
+from fleetcast.service.config import ApiConfig, Config
 from tests.ports import free_port
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.events import Failed, Finished, JobEvent, NodeEvent, Queued, Started, Submitted
-from ingest.inbox.inbox import read_events
-from ingest.lifecycle import ENDED
-from ingest.slurm.jobcomp import MAX_ATTEMPTS, Attempts, read_completions
-from service.api.app import create_app
-from service.api.routes.webhooks_slurm import translate
-from service.board.board import BoardWriter, Section
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import Failed, Finished, JobEvent, NodeEvent, Queued, Started, Submitted
+from fleetcast.ingest.inbox.inbox import read_events
+from fleetcast.ingest.lifecycle import ENDED
+from fleetcast.ingest.slurm.jobcomp import MAX_ATTEMPTS, Attempts, read_completions
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.routes.webhooks_slurm import translate
+from fleetcast.service.board.board import BoardWriter, Section
 from tests.ingest.slurm_outputs import T, old_job, queue
 from tests.service.api_world import Client, config
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.topology import NodeSpec, Topology
-from ingest.inbox.inbox import InboxSource
-from service.api.app import create_app
-from service.config import Config
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.service.api.app import create_app
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.pipeline import Pipeline
 from tests.service.api_world import Client, config
 
 NOW_MS = 1_789_000_000_000

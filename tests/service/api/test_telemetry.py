@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.api.telemetry import pipeline_page
+from fleetcast.service.api.telemetry import pipeline_page
 
 
 def series(page: str) -> dict[str, float]:

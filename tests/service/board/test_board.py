@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.board.board import Board, BoardError, BoardReader, BoardWriter, Section, Standing, encode_board
+from fleetcast.service.board.board import Board, BoardError, BoardReader, BoardWriter, Section, Standing, encode_board
 
 MAPS = Path("/proc/self/maps")
 

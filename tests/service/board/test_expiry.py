@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.errors import ConflictError
-from fleet.topology import NodeSpec, Topology
-from ingest.inbox.inbox import InboxSource, InboxWriter, Position
-from ingest.inbox.segments import RecordKind
-from placement.ledger import IntentState
-from service.board.board import BoardReader
-from service.config import Config
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.errors import ConflictError
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter, Position
+from fleetcast.ingest.inbox.segments import RecordKind
+from fleetcast.placement.ledger.ledger import IntentState
+from fleetcast.service.board.board import BoardReader
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.pipeline import Pipeline
 from tests.service.placer_world import NOW_MS, World
 
 EXPIRES_S = 300

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fleet.samples import EntityKind
-from models.risk.local import score_local
-from service.pipeline.other_pipelines import _check
-from service.pipeline.reports import SHOWN, About, Report
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.models.risk.local import score_local
+from fleetcast.service.pipeline.other_pipelines import _check
+from fleetcast.service.pipeline.reports import SHOWN, About, Report
 from tests.models.conftest import SmallFleet
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from placement.ledger import IntentState
-from service.board.board import Section
+from fleetcast.placement.ledger.ledger import IntentState
+from fleetcast.service.board.board import Section
 from tests.service.placer_world import NOW_MS, World
 
 

@@ -11,19 +11,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.events import Finished, JobEvent, NodeEvent, Started, Step, Submitted
-from fleet.metrics import metric_row
-from fleet.requests import Gang, RankPlacement
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.shares import Share
-from ingest.source import Batch
-from service.board.board import Board, BoardReader
-from service.config import Config, PipelineConfig
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Finished, JobEvent, NodeEvent, Started, Step, Submitted
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.requests import Gang, RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.shares import Share
+from fleetcast.ingest.source import Batch
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.config import Config, PipelineConfig
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.pipeline import Pipeline
 
 START_MS = 1_789_000_000_000
 EVERY_MS = 15_000

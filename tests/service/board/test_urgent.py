@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.clock import ManualClock
-from service.answers.risk import HardSignal, UrgentSignals
-from service.api.app import create_app
-from service.board.board import Board, BoardReader, BoardWriter, Section
-from service.board.urgent import state_of, struck
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service.answers.risk import HardSignal, UrgentSignals
+from fleetcast.service.api.app import create_app
+from fleetcast.service.board.board import Board, BoardReader, BoardWriter, Section
+from fleetcast.service.board.urgent import state_of, struck
 from tests.service import placer_world
 from tests.service.api_world import NOW_MS, Client, config, sections
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.errors import ConfigError
-from service.api.app import create_app
-from service.api.routes.all import ROWS
-from service.http.access import ANYBODY, Access, Caller, Scope, load_access, parse_tokens
-from service.http.problems import Problem
-from service.placer.http import make_app
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.routes.all import ROWS
+from fleetcast.service.http.access import ANYBODY, Access, Caller, Scope, load_access, parse_tokens
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.placer.http import make_app
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running
 from tests.service.placer_world import World
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleet.errors import ConfigError
-from service.http.addresses import LOOPBACK, Networks, counted_as
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.http.addresses import LOOPBACK, Networks, counted_as
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,16 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.clock import ManualClock
-from service.api.app import create_app
-from service.api.routes.context import Context
-from service.config import ApiConfig, Config, PlacerConfig
-from service.http.access import Access
-from service.http.body_budget import BodyBudget
-from service.http.connection_pool import ConnectionLimits, ConnectionPool
-from service.http.connections import LimitedServer, protocol_of
-from service.http.listening import listen
-from service.http.problems import Problem
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.routes.context import Context
+from fleetcast.service.config import ApiConfig, Config, PlacerConfig
+from fleetcast.service.http.access import Access
+from fleetcast.service.http.body_budget import BodyBudget
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
+from fleetcast.service.http.connections import LimitedServer, protocol_of
+from fleetcast.service.http.listening import listen
+from fleetcast.service.http.problems import Problem
 from tests.fuzz.bounds import examples
 from tests.service.api_world import CLOSED_PORT, NOW_MS, publish
 

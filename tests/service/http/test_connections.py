@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import uvicorn
 
-from service.http import connections
-from service.http.addresses import Networks
-from service.http.connection_pool import ConnectionLimits, ConnectionPool
-from service.http.connections import LimitedProtocol, LimitedServer, protocol_of
-from service.http.listening import listen
+from fleetcast.service.http import connections
+from fleetcast.service.http.addresses import Networks
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
+from fleetcast.service.http.connections import LimitedProtocol, LimitedServer, protocol_of
+from fleetcast.service.http.listening import listen
 
 LIMITS = ConnectionLimits(max_connections=8, header_timeout_s=0.2, body_timeout_s=0.2)
 BIG = b"x" * 2**20

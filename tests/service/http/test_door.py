@@ -10,12 +10,12 @@ import pytest
 import uvicorn
 import uvloop
 
-from service.config import ApiConfig
-from service.http.addresses import Networks
-from service.http.connection_pool import ConnectionLimits, ConnectionPool
-from service.http.connections import LimitedServer, protocol_of
-from service.http.door import Listener
-from service.http.tls import Tls
+from fleetcast.service.config import ApiConfig
+from fleetcast.service.http.addresses import Networks
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
+from fleetcast.service.http.connections import LimitedServer, protocol_of
+from fleetcast.service.http.door import Listener
+from fleetcast.service.http.tls import Tls
 from tests.service.certificate_files import Authority
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

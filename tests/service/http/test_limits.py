@@ -9,12 +9,12 @@ import httpx
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from ingest.inbox.inbox import read_events
-from service.api.app import create_app
-from service.board.board import BoardWriter, Section
-from service.config import Config, LimitsConfig
-from service.http.access import Access, parse_tokens
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.ingest.inbox.inbox import read_events
+from fleetcast.service.api.app import create_app
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.config import Config, LimitsConfig
+from fleetcast.service.http.access import Access, parse_tokens
 from tests.service import api_world
 from tests.service.api_world import NOW_MS, Client
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleet.errors import (
+from fleetcast.fleet.errors import (
     ConfigError,
     ConflictError,
     FleetcastError,
@@ -14,7 +14,7 @@ from fleet.errors import (
     StaleError,
     UnknownEntity,
 )
-from service.http.problems import FieldError, Problem, as_problem, unprocessable, warming
+from fleetcast.service.http.problems import FieldError, Problem, as_problem, unprocessable, warming
 
 
 @pytest.mark.parametrize(

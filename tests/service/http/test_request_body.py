@@ -6,8 +6,8 @@ import zlib
 
 import pytest
 
-from service.http.problems import Problem
-from service.http.request_body import MOST_MEMBERS, PIECE_BYTES, inflate
+from fleetcast.service.http.problems import Problem
+from fleetcast.service.http.request_body import MOST_MEMBERS, PIECE_BYTES, inflate
 
 MOST = 2**22
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fleet.errors import ConfigError
-from service.config import ApiConfig
-from service.http.certificates import ClientCertificate, validity_s
-from service.http.tls import Tls
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.config import ApiConfig
+from fleetcast.service.http.certificates import ClientCertificate, validity_s
+from fleetcast.service.http.tls import Tls
 from tests.ports import free_port
 from tests.service.api_world import publish
 from tests.service.certificate_files import Authority, Pair, openssl
@@ -73,7 +73,16 @@ class Api:
             "placer": {"port": self.port + 1},
         }
         (folder / "api.toml").write_text(tomli_w.dumps(config))
-        command = [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(folder / "api.toml")]
+        command = [
+            sys.executable,
+            "-m",
+            "fleetcast.cli.main",
+            "run",
+            "--role",
+            "api",
+            "--config",
+            str(folder / "api.toml"),
+        ]
         environment = {**os.environ, "FLEETCAST_TOKENS": f"reader read {TOKEN}", "FLEETCAST_LOG_LEVEL": "info"}
         self.log = folder / "api.log"
         with open(self.log, "wb") as log:
@@ -326,7 +335,7 @@ def test_check_config_tells_the_certificate_and_what_is_wrong_with_it(site: Site
     def check(**api: Any) -> subprocess.CompletedProcess[str]:
         document = {"api": {name: str(value) for name, value in api.items()}, "access": {"subjects": {"a.b": ["read"]}}}
         (tmp_path / "c.toml").write_text(tomli_w.dumps(document))
-        command = [sys.executable, "-m", "cli.main", "check-config", str(tmp_path / "c.toml")]
+        command = [sys.executable, "-m", "fleetcast.cli.main", "check-config", str(tmp_path / "c.toml")]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     given = {"tls_cert": site.server.cert, "tls_key": site.server.key, "client_ca": site.clients.cert}

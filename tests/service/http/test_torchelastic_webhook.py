@@ -2,11 +2,11 @@ import asyncio
 import json
 from pathlib import Path
 
-from fleet.clock import ManualClock
-from fleet.events import Failed
-from ingest.inbox.inbox import InboxSource
-from service.api.app import create_app
-from service.http.access import Access
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import Failed
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.service.api.app import create_app
+from fleetcast.service.http.access import Access
 from tests.ingest.health.test_torchelastic import event
 from tests.service.api_world import NOW_MS, Client, config
 

@@ -9,16 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.errors import ConfigError
-from service.api.app import create_app
-from service.api.wiring import access_of
-from service.config import AccessConfig, ApiConfig, Config, PlacerConfig
-from service.http.access import Access, Caller, Scope, load_access, parse_subjects, parse_tokens
-from service.http.certificates import NAMES
-from service.http.link_key import link_key
-from service.placer import role as placer
-from service.placer.http import make_app
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.wiring import access_of
+from fleetcast.service.config import AccessConfig, ApiConfig, Config, PlacerConfig
+from fleetcast.service.http.access import Access, Caller, Scope, load_access, parse_subjects, parse_tokens
+from fleetcast.service.http.certificates import NAMES
+from fleetcast.service.http.link_key import link_key
+from fleetcast.service.placer import role as placer
+from fleetcast.service.placer.http import make_app
 from tests.service.api_world import NOW_MS, FakePlacer, publish, running
 from tests.service.placer_world import World
 

@@ -8,12 +8,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from fleet.clock import ManualClock
-from service.api.app import create_app
-from service.api.hot_path import HotPath
-from service.http import access as door
-from service.http.access import Access, parse_tokens
-from service.http.wrong_tokens import BURST, LATE_S, MOST_ADDRESSES, REFILL_S, WrongTokens
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.hot_path import HotPath
+from fleetcast.service.http import access as door
+from fleetcast.service.http.access import Access, parse_tokens
+from fleetcast.service.http.wrong_tokens import BURST, LATE_S, MOST_ADDRESSES, REFILL_S, WrongTokens
 from tests.service.api_world import NOW_MS, config, publish
 
 TOKEN = "0123456789abcdef"

@@ -14,22 +14,22 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from features.demand_series import Target
-from fleet.clock import ManualClock
-from fleet.errors import ConflictError
-from fleet.events import Finished, JobEvent, NodeEvent, Queued, Started, Step, Submitted
-from fleet.requests import PlacementRequest, RankPlacement
-from fleet.tellers import UNSEEN_START
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch
-from schedulers.bands import BandRule, Bands
-from service.board.board import Board, BoardReader
-from service.board.cache import BoardCache
-from service.config import Config, PlacerConfig
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.pipeline import Pipeline
-from service.placer.role import open_service
-from service.weather import WeatherStation
+from fleetcast.features.demand_series import Target
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.errors import ConflictError
+from fleetcast.fleet.events import Finished, JobEvent, NodeEvent, Queued, Started, Step, Submitted
+from fleetcast.fleet.requests import PlacementRequest, RankPlacement
+from fleetcast.fleet.tellers import UNSEEN_START
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch
+from fleetcast.schedulers.bands import BandRule, Bands
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.config import Config, PlacerConfig
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.placer.role import open_service
+from fleetcast.service.weather import WeatherStation
 
 NOW_MS = 1_789_000_000_000
 NODES, GPUS = 4, 8

@@ -6,14 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.events import Finished, Started, Submitted
-from fleet.requests import RankPlacement
-from ingest.inbox.records import decode_records
-from ingest.inbox.segments import Record, RecordKind
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.source import Batch
-from service.answers.fleet import GpuCounts
-from service.config import PlacerConfig
+from fleetcast.fleet.events import Finished, Started, Submitted
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.ingest.inbox.records import decode_records
+from fleetcast.ingest.inbox.segments import Record, RecordKind
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.source import Batch
+from fleetcast.service.answers.fleet import GpuCounts
+from fleetcast.service.config import PlacerConfig
 from tests.ingest.write_requests import gpu, message_v1, message_v2, packed
 from tests.service.bare_world import BUSY, GPUS, IDLE, NOW_MS, BareWorld, page
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.board_readings import BoardReadings, have_same_boards
+from fleetcast.ingest.board_readings import BoardReadings, have_same_boards
 from tests.field.scraped_world import ScrapedWorld, without
 
 FIELD = Path(__file__).parents[2] / "field"

@@ -3,19 +3,19 @@
 import asyncio
 from pathlib import Path
 
-import service.pipeline.pipeline
-from fleet.clock import ManualClock
-from fleet.topology import NodeSpec, Topology
-from ingest.source import MemorySource
-from service.board.board import BoardReader, Section
-from service.config import Config
-from service.exposition import Page
-from service.pipeline.capabilities import CAPABILITIES
-from service.pipeline.capability import Capability
-from service.pipeline.pipeline import Pipeline
-from service.pipeline.run_times.forecasts import RunForecasts
-from service.pipeline.state import FleetState
-from service.pipeline.tick import Tick
+import fleetcast.service.pipeline.pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import MemorySource
+from fleetcast.service.board.board import BoardReader, Section
+from fleetcast.service.config import Config
+from fleetcast.service.exposition import Page
+from fleetcast.service.pipeline.capabilities import CAPABILITIES
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.pipeline.run_times.forecasts import RunForecasts
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.service.pipeline.tick import Tick
 
 NOW_MS = 1_789_000_000_000
 MOST_LINES = 200
@@ -88,5 +88,5 @@ def test_a_save_waits_until_no_thread_changes_what_a_capability_keeps(tmp_path: 
 
 
 def test_the_pipeline_stays_a_pump_a_tick_and_a_save() -> None:
-    assert service.pipeline.pipeline.__file__ is not None
-    assert len(Path(service.pipeline.pipeline.__file__).read_text().splitlines()) < MOST_LINES
+    assert fleetcast.service.pipeline.pipeline.__file__ is not None
+    assert len(Path(fleetcast.service.pipeline.pipeline.__file__).read_text().splitlines()) < MOST_LINES

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet.events import Failed, Finished, JobEvent, Preempted, Started, Submitted
-from ingest.slurm.jobcomp import read_completions
-from ingest.slurm.jobs import Site, job_events
-from ingest.source import Batch
-from service.pipeline.state import FleetState
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Started, Submitted
+from fleetcast.ingest.slurm.jobcomp import read_completions
+from fleetcast.ingest.slurm.jobs import Site, job_events
+from fleetcast.ingest.source import Batch
+from fleetcast.service.pipeline.state import FleetState
 from tests.service.pipeline.test_folded_limits import NOW_MS, state
 
 FIELD = Path(__file__).parents[2] / "field"

@@ -10,14 +10,14 @@ from types import FrameType
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.events import NodeEvent, Started, Submitted
-from fleet.requests import RankPlacement
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch, MemorySource
-from service.config import Config
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import NodeEvent, Started, Submitted
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.pipeline import Pipeline
 
 NOW_MS = 1_789_000_000_000
 SIZES = (200, 400, 800)

@@ -1,13 +1,13 @@
 import msgspec
 import numpy as np
 
-from features.extract import extract
-from features.frame import FeatureFrame
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from service.pipeline.documents import answering, gpu_answers, host_answers
+from fleetcast.features.extract import extract
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.service.pipeline.documents import answering, gpu_answers, host_answers
 
 NODE = EntityKind.NODE
 T0 = 1_760_000_000_000

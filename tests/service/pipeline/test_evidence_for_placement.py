@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from fleet.events import NodeEvent, Started
-from fleet.requests import RankPlacement
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch
-from placement.view import Hearing
-from service.config import PlacerConfig
+from fleetcast.fleet.events import NodeEvent, Started
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch
+from fleetcast.placement.machines.view import Hearing
+from fleetcast.service.config import PlacerConfig
 from tests.field.scraped_world import INTERVAL_S, ScrapedWorld
 
 FIELD = Path(__file__).parents[2] / "field"

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet.errors import ConfigError
-from service.config import Config, PlacerConfig, load_config
-from service.state_folder import role_lock
-from service.state_identity import doubts, sentence
-from service.state_parts import survey
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.config import Config, PlacerConfig, load_config
+from fleetcast.service.state_folder import role_lock
+from fleetcast.service.state_identity import doubts, sentence
+from fleetcast.service.state_parts import survey
 from tests.service.pipeline.test_lost_parts import Site
 
 

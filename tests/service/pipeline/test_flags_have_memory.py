@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.events import NodeEvent
-from ingest.source import Batch
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.ingest.source import Batch
 from tests.field.scraped_world import ScrapedWorld, without
 
 FIELD = Path(__file__).parents[2] / "field"

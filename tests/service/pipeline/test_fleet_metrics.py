@@ -12,29 +12,29 @@ import numpy as np
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.events import NodeEvent, Started, Submitted
-from fleet.jobs import JobAttempt
-from fleet.metrics import metric_row
-from fleet.nodes import NodeRecord, NodeState
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch, MemorySource, Source
-from models.demand.rows import DemandRow, WaitsFor
-from models.risk.score import ScoredFleet
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
-from service.board.board import BoardReader
-from service.config import Config
-from service.exposition import LABEL_CHARS
-from service.pipeline import fleet_metrics
-from service.pipeline.documents import STATES
-from service.pipeline.fleet_metrics import demand_page, fleet_page
-from service.pipeline.gpu_states import gpu_states
-from service.pipeline.metrics import PipelinePage
-from service.pipeline.pipeline import Pipeline
-from service.pipeline.tick import Tick
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import NodeEvent, Started, Submitted
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.nodes import NodeRecord, NodeState
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch, MemorySource, Source
+from fleetcast.models.demand.rows import DemandRow, WaitsFor
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
+from fleetcast.service.board.board import BoardReader
+from fleetcast.service.config import Config
+from fleetcast.service.exposition import LABEL_CHARS
+from fleetcast.service.pipeline import fleet_metrics
+from fleetcast.service.pipeline.documents import STATES
+from fleetcast.service.pipeline.fleet_metrics import demand_page, fleet_page
+from fleetcast.service.pipeline.gpu_states import gpu_states
+from fleetcast.service.pipeline.metrics import PipelinePage
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.pipeline.tick import Tick
 from tests.programs import needed
 from tests.service.ticks import GPUS, tick_of
 

@@ -8,24 +8,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from features.store import WindowStore
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.events import Finished, JobEvent, NodeEvent, Started, Submitted
-from fleet.jobs import JobTable
-from fleet.nodes import MAX_SOURCES_PER_NODE
-from fleet.samples import EntityKind
-from fleet.topology import NodeSpec, Topology
-from ingest.machines import MOST_LISTED
-from ingest.pages.exporters import ExporterResolver
-from ingest.pages.text import PageDecoder, Target
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.remote_write.request import Version
-from ingest.source import Batch
-from service.config import Config, LimitsConfig
-from service.pipeline.pipeline import Pipeline
-from service.pipeline.state import FleetState
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import Finished, JobEvent, NodeEvent, Started, Submitted
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.nodes import MAX_SOURCES_PER_NODE
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.machines import MOST_LISTED
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.remote_write.request import Version
+from fleetcast.ingest.source import Batch
+from fleetcast.service.config import Config, LimitsConfig
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.pipeline.state import FleetState
 from tests.ingest.write_requests import gpu, message_v1, packed
 
 NOW_MS = 1_789_000_000_000
@@ -176,9 +176,9 @@ def ended(count: int, first: int = 0) -> Batch:
 def test_of_jobs_that_ended_so_many_are_held_in_full_and_so_many_at_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("features.ended_jobs", "service.pipeline.state"):
+    for module in ("fleetcast.features.ended_jobs", "fleetcast.service.pipeline.state"):
         monkeypatch.setattr(f"{module}.MOST_ENDED", 10)
-    monkeypatch.setattr("service.pipeline.state.MOST_RESTING", 25)
+    monkeypatch.setattr("fleetcast.service.pipeline.state.MOST_RESTING", 25)
     work = pipeline(tmp_path, ManualClock(NOW_MS))
     work.take(ended(30))
     assert len(work.state.watch.ended.lately(NOW_MS)) == 10

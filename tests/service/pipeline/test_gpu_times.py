@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fleet.jobs import JobAttempt
-from service.answers.jobs import GpuTimeRow
-from service.pipeline.gpu_times import LONGEST_GAP_MS, GpuTimes, rounded
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.service.answers.jobs import GpuTimeRow
+from fleetcast.service.pipeline.gpu_times import LONGEST_GAP_MS, GpuTimes, rounded
 
 NOBODY, NAN = -1, np.nan
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.errors import SourceError
-from fleet.events import Finished, Started, Submitted
-from fleet.topology import NodeSpec, Topology
-from ingest.inbox.inbox import InboxSource, InboxWriter
-from ingest.source import Batch, MemorySource
-from ingest.tally import RunningTally
-from service.board.board import BoardReader
-from service.config import Config
-from service.pipeline.guarded_source import LONGEST_S, SETTLES_S, GuardedSource
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.errors import SourceError
+from fleetcast.fleet.events import Finished, Started, Submitted
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.ingest.tally import RunningTally
+from fleetcast.service.board.board import BoardReader
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.guarded_source import LONGEST_S, SETTLES_S, GuardedSource
+from fleetcast.service.pipeline.pipeline import Pipeline
 
 NOW_MS = 1_789_000_000_000
 BATCHES = tuple(Batch(events=(Finished(job="j", sequence=number, time_ms=NOW_MS),)) for number in range(5))
@@ -276,7 +276,7 @@ def test_while_the_inbox_cannot_be_read_nothing_is_placed(tmp_path: Path, monkey
         writer = InboxWriter(config.inbox, "api")
         await writer.append([b"{}"], NOW_MS)
         await writer.close()
-        monkeypatch.setattr("ingest.inbox.inbox.decode_records", lambda *_: 1 / 0)
+        monkeypatch.setattr("fleetcast.ingest.inbox.inbox.decode_records", lambda *_: 1 / 0)
         pipeline = Pipeline(
             config, ManualClock(NOW_MS), Topology.build([NodeSpec("n1", 8)]), lambda _: [InboxSource(config.inbox)]
         )

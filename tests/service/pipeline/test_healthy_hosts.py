@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.clock import ManualClock
-from ingest.ports.sysfs import SysfsSource
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.ingest.ports.sysfs import SysfsSource
 from tests.field.scraped_world import INTERVAL_S, ScrapedWorld
 
 FIELD = Path(__file__).parents[2] / "field"

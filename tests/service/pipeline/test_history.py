@@ -15,21 +15,21 @@ from typing import Any
 import duckdb
 import pytest
 
-from fleet import files
-from fleet.clock import ManualClock, SystemClock
-from fleet.entities import Entities
-from fleet.events import Submitted
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import NodeSpec, Topology
-from ingest.archive.archive import BYTES_AN_EVENT, ArchiveHealth
-from ingest.archive.compact import merge
-from ingest.archive.files import HOUR_MS, day_of
-from ingest.source import Batch, MemorySource
-from service.config import ArchiveConfig, Config, PipelineConfig
-from service.pipeline import archive_writer, guarded_source
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet import files
+from fleetcast.fleet.clock import ManualClock, SystemClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Submitted
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.archive.archive import BYTES_AN_EVENT, ArchiveHealth
+from fleetcast.ingest.archive.compact import merge
+from fleetcast.ingest.archive.files import HOUR_MS, day_of
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.service.config import ArchiveConfig, Config, PipelineConfig
+from fleetcast.service.pipeline import archive_writer, guarded_source
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.pipeline import Pipeline
 from tests.service.archive_kills import BATCHES, METRICS, events_of, samples_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,7 +94,7 @@ def test_sources_wait_while_the_disk_takes_nothing_and_nothing_is_lost(
         assert archive is not None
         with monkeypatch.context() as broken:
             broken.setattr(archive.files, "put", full)
-            broken.setattr("service.pipeline.archive_writer.RETRY_WALL_S", (0.05, 0.05))
+            broken.setattr("fleetcast.service.pipeline.archive_writer.RETRY_WALL_S", (0.05, 0.05))
             work = asyncio.create_task(pipeline.run())
             await until(lambda: pipeline.archive_writer.full and bool(archive.health().failing))
             await asyncio.sleep(0.2)

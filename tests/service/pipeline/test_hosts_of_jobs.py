@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fleet.samples import EntityKind
-from service.board.board import Board
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.service.board.board import Board
 from tests.ingest.slurm_outputs import node, nodes
 from tests.service.bare_world import BUSY, IDLE, BareWorld, page
 from tests.service.pipeline.test_slurm_sites import FIELD_MS, SlurmWorld

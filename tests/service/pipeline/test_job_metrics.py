@@ -9,15 +9,15 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.events import Started
-from fleet.jobs import JobAttempt
-from fleet.topology import NodeSpec, Topology
-from models.jobs.checkpointing import plan_of
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
-from service.answers.fingerprints import Fingerprint
-from service.board.board import Section
-from service.pipeline import job_metrics
-from service.pipeline.job_metrics import (
+from fleetcast.fleet.events import Started
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.jobs.checkpointing import plan_of
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from fleetcast.service.answers.fingerprints import Fingerprint
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline import job_metrics
+from fleetcast.service.pipeline.job_metrics import (
     EXAMINED,
     GANGS_SHOWN,
     MADE_EVERY_MS,
@@ -28,8 +28,8 @@ from service.pipeline.job_metrics import (
     JobMetrics,
     job_page,
 )
-from service.pipeline.publish import encode
-from service.pipeline.tick import Tick
+from fleetcast.service.pipeline.publish import encode
+from fleetcast.service.pipeline.tick import Tick
 from tests.service.pipeline.test_node_past import NODES, NOW_MS, tick
 
 NEVER = Fingerprint(

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from fleet.events import Finished, JobEvent, Phase, Queued, Started, Step
-from ingest.source import Batch
+from fleetcast.fleet.events import Finished, JobEvent, Phase, Queued, Started, Step
+from fleetcast.ingest.source import Batch
 from tests.service.bare_world import BUSY, GPUS, IDLE, BareWorld, page
 
 FIRST = 1 << 32

@@ -14,17 +14,17 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet.clock import ManualClock
-from fleet.errors import ConfigError
-from fleet.topology import NodeSpec, Topology
-from ingest.inbox.inbox import InboxSource, InboxWriter
-from placement.ledger import LedgerError
-from service.config import Config
-from service.pipeline.pipeline import Pipeline
-from service.state_folder import role_lock
-from service.state_identity import doubts
-from service.state_parts import survey
+from fleetcast.cli.main import app
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
+from fleetcast.placement.ledger.ledger import LedgerError
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.state_folder import role_lock
+from fleetcast.service.state_identity import doubts
+from fleetcast.service.state_parts import survey
 from tests.service.placer_world import NOW_MS, World
 
 NODES = ("n01", "n02", "n03", "n04")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.samples import EntityKind
-from ingest.machines import says_nothing
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.machines import says_nothing
 from tests.field.scraped_world import ScrapedWorld
 
 FIELD = Path(__file__).parents[2] / "field"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from models.versions.card import Card, Coverage, GateVerdict
-from models.versions.drift import DriftLimits
-from models.versions.registry import Registry
-from service.answers.fitted_models import BandShare, FittedModels
-from service.config import Config
-from service.pipeline.model_monitor import ModelMonitor, limits_of
+from fleetcast.models.versions.card import Card, Coverage, GateVerdict
+from fleetcast.models.versions.drift import DriftLimits
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.answers.fitted_models import BandShare, FittedModels
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.model_monitor import ModelMonitor, limits_of
 
 DAY_MS = 86_400_000
 NOW_MS = 1_760_000_000_000

@@ -6,23 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from features.frame import FeatureFrame
-from fleet.clock import ManualClock
-from fleet.events import Started
-from fleet.jobs import JobAttempt
-from fleet.requests import PlacementRequest, RankPlacement
-from fleet.samples import EntityKind
-from fleet.topology import NodeSpec, Topology
-from models.node_load import GPU_FEATURES, GpuUse
-from models.risk.score import ScoredFleet
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
-from placement.promised import OpenRequest
-from schedulers.bands import Bands
-from service.board.board import BoardReader, BoardWriter, Section
-from service.config import Config
-from service.pipeline.node_load import SECTION, NodeLoads, held_s
-from service.pipeline.tick import Tick
-from service.weather import WeatherStation, rule_of
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import Started
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import PlacementRequest, RankPlacement
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.node_load import GPU_FEATURES, GpuUse
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
+from fleetcast.placement.ledger.promised import OpenRequest
+from fleetcast.schedulers.bands import Bands
+from fleetcast.service.board.board import BoardReader, BoardWriter, Section
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.node_load import SECTION, NodeLoads, held_s
+from fleetcast.service.pipeline.tick import Tick
+from fleetcast.service.weather import WeatherStation, rule_of
 from tests.service.ticks import GPUS, tick_of
 
 NOW_MS = 1_789_000_000_000

@@ -7,15 +7,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.events import Finished, Resized, Started
-from fleet.jobs import JobAttempt
-from fleet.nodes import NodeRecord
-from fleet.placements import RunningPlaces
-from fleet.requests import RankPlacement
-from fleet.topology import NodeSpec, Topology
-from models.risk.score import ScoredFleet
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
-from service.pipeline.node_past import (
+from fleetcast.fleet.events import Finished, Resized, Started
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.nodes import NodeRecord
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
+from fleetcast.service.pipeline.node_past import (
     MOST_POINTS,
     MOST_SPELLS,
     MOST_STAYS,
@@ -25,7 +25,7 @@ from service.pipeline.node_past import (
     NodePasts,
     Shown,
 )
-from service.pipeline.tick import Tick
+from fleetcast.service.pipeline.tick import Tick
 from tests.service.ticks import tick_of
 
 NOW_MS = 1_789_000_000_000

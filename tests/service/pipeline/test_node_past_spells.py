@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from models.risk.node_risk import score_nodes
-from models.risk.scores import Reason
-from models.risk.signals import Signal, Signals
-from service.api.routes.timeline import Happening, _timeline
-from service.pipeline.node_past import NodePasts, Shown, Spell
+from fleetcast.models.risk.node_risk import score_nodes
+from fleetcast.models.risk.scores import Reason
+from fleetcast.models.risk.signals import Signal, Signals
+from fleetcast.service.api.routes.timeline import Happening, _timeline
+from fleetcast.service.pipeline.node_past import NodePasts, Shown, Spell
 from tests.service.pipeline.test_node_past import NOW_MS, TICK_MS, tick
 
 

@@ -3,13 +3,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.events import Finished, Started, Step, Submitted
-from fleet.held_gpus import held_milli
-from fleet.jobs import JobAttempt, JobTable
-from fleet.placements import RunningPlaces
-from fleet.requests import RankPlacement
-from fleet.topology import NodeSpec, Topology
-from service.pipeline.occupancy import Occupancy, OccupancyMemory, held_by_node, observe
+from fleetcast.fleet.events import Finished, Started, Step, Submitted
+from fleetcast.fleet.held_gpus import held_milli
+from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.service.pipeline.occupancy import Occupancy, OccupancyMemory, held_by_node, observe
 from tests.fuzz.bounds import examples
 
 TOPOLOGY = Topology.build([NodeSpec("a", gpus=4), NodeSpec("b", gpus=2)])

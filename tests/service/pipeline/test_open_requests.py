@@ -7,18 +7,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from features.demand_series import Target
-from fleet.clock import ManualClock
-from fleet.events import JobEvent, Queued, Started, Submitted
-from fleet.requests import PlacementRequest
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch
-from service.board.board import Board, BoardReader
-from service.config import Config, PlacerConfig
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.pipeline import Pipeline
-from service.placer.role import open_service
-from service.placer.service import PlacementService
+from fleetcast.features.demand_series import Target
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import JobEvent, Queued, Started, Submitted
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.config import Config, PlacerConfig
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.placer.role import open_service
+from fleetcast.service.placer.service import PlacementService
 
 NOW_MS = 1_789_000_000_000
 NODES = 4

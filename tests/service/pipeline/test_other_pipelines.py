@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.board.board import Board, BoardReader, Section, encode_board
-from service.pipeline.other_pipelines import OtherPipeline
+from fleetcast.service.board.board import Board, BoardReader, Section, encode_board
+from fleetcast.service.pipeline.other_pipelines import OtherPipeline
 from tests.service.board.test_two_pipelines import Run, placed
 
 

@@ -15,23 +15,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.clock import Clock, ManualClock, SystemClock
-from fleet.entities import Entities
-from fleet.errors import ConfigError, SourceError
-from fleet.events import Finished, NodeEvent, Started, Submitted
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import NodeSpec, Topology
-from ingest.inbox.inbox import InboxSource, InboxWriter
-from ingest.pages.recorded import PageReplay, ReplaySpeed
-from ingest.source import Batch, MemorySource, Source
-from models.risk.node_risk import RiskFit
-from service.board.board import BoardReader
-from service.board.urgent import XID
-from service.config import Config, PipelineConfig, PluginConfig, ScrapeConfig
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.pipeline import Pipeline
-from service.pipeline.role import allow_open_files, open_sources
-from service.pipeline.state import FleetState
+from fleetcast.fleet.clock import Clock, ManualClock, SystemClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.events import Finished, NodeEvent, Started, Submitted
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
+from fleetcast.ingest.pages.recorded import PageReplay, ReplaySpeed
+from fleetcast.ingest.source import Batch, MemorySource, Source
+from fleetcast.models.risk.node_risk import RiskFit
+from fleetcast.service.board.board import BoardReader
+from fleetcast.service.board.urgent import XID
+from fleetcast.service.config import Config, PipelineConfig, PluginConfig, ScrapeConfig
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.pipeline.role import allow_open_files, open_sources
+from fleetcast.service.pipeline.state import FleetState
 from tests.ingest.amd_pages import amd_page
 
 NOW_MS = 1_789_000_000_000
@@ -403,7 +403,7 @@ def test_a_source_that_is_away_is_told_once_and_when_it_is_back(
             return await super().next()
 
     pipeline = small(tmp_path)
-    with caplog.at_level("INFO", "service.pipeline.guarded_source"):
+    with caplog.at_level("INFO", "fleetcast.service.pipeline.guarded_source"):
         asyncio.run(pipeline._pump(Away([Batch()], ends=True)))
     assert [record.getMessage() for record in caplog.records] == [
         "memory: nobody answers, trying again every 0 s",

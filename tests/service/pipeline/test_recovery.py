@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.events import Finished, Started
-from fleet.metrics import metric_row
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import NodeSpec, Topology
-from ingest.inbox.inbox import InboxSource, InboxWriter
-from ingest.source import Batch, MemorySource
-from service.board.board import Board, BoardReader
-from service.config import Config, ScrapeConfig
-from service.pipeline.occupancy import UNKNOWN
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import Finished, Started
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.config import Config, ScrapeConfig
+from fleetcast.service.pipeline.occupancy import UNKNOWN
+from fleetcast.service.pipeline.pipeline import Pipeline
 
 NOW_MS = 1_789_000_000_000
 MINUTE, HOUR = 60_000, 3_600_000
@@ -329,7 +329,7 @@ def test_a_process_that_stood_still_accuses_nobody(
     live(work, 600)
     work.time.beat()
     still = __import__("time").monotonic() + 7200
-    monkeypatch.setattr("service.pipeline.pipeline_clock.time.monotonic", lambda: still)
+    monkeypatch.setattr("fleetcast.service.pipeline.pipeline_clock.time.monotonic", lambda: still)
     clock.advance(7200)
     work.time.beat()
     asyncio.run(work.tick())

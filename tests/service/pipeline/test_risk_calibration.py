@@ -3,11 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from fleet.clock import ManualClock
-from fleet.samples import SampleBatch
-from ingest.source import Batch
-from models.risk.hazard import PUBLISHED
-from service.api.app import create_app
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.samples import SampleBatch
+from fleetcast.ingest.source import Batch
+from fleetcast.models.risk.hazard import PUBLISHED
+from fleetcast.service.api.app import create_app
 from tests.service.api_world import Client
 from tests.service.pipeline.test_recovery import GPU, NOW_MS, XID, board, live, pipeline
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from placement.fragmentation import fragmentation
-from placement.reservation import windows
-from service.api.routes import drain
-from service.board.board import Board
-from service.board.free import describe_window
-from service.pipeline.unknown_use import UnknownUse
-from service.placer.queue_desk import QueueAdmin
-from service.placer.view import waiting_of
+from fleetcast.placement.ahead.reservation import windows
+from fleetcast.placement.machines.fragmentation import fragmentation
+from fleetcast.service.api.routes import drain
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.free import describe_window
+from fleetcast.service.pipeline.unknown_use import UnknownUse
+from fleetcast.service.placer.queue_desk import QueueAdmin
+from fleetcast.service.placer.view import waiting_of
 from tests.fuzz.bounds import EFFORT, examples
 from tests.service.pipeline.fleet_scenes import GPUS, NODES, QUEUES, JobScene, Scene, Site, scenes
 

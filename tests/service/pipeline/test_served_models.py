@@ -1,13 +1,13 @@
 import msgspec
 import pytest
 
-from features.serving import EDGES, ServedInstance, served_instances
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.metrics import TTFT_EDGES_MS, metric_row
-from fleet.samples import EntityKind, SampleBatch
-from service.answers.served_models import TimeToFirstToken
-from service.pipeline.served_models import quantile, served_document, served_page
+from fleetcast.features.serving import EDGES, ServedInstance, served_instances
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import TTFT_EDGES_MS, metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.service.answers.served_models import TimeToFirstToken
+from fleetcast.service.pipeline.served_models import quantile, served_document, served_page
 
 SERVED = EntityKind.SERVED_MODEL
 NOW_MS = 1_760_000_000_000

@@ -4,19 +4,19 @@ import logging
 
 import pytest
 
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.topology import NodeSpec, Topology
-from models.risk.hazard import HorizonFit
-from models.risk.record import RiskRecord
-from models.risk.score import FleetMoment, FoldedEvents
-from models.risk.site_risk import SITE_FILE, SiteFit
-from models.risk.watch import FleetWatch
-from models.versions.card import Card, GateVerdict
-from models.versions.drift import DriftLimits
-from models.versions.registry import Registry
-from service.pipeline.model_monitor import ModelMonitor
-from service.pipeline.served_risk import ServedRisk, recent_of_risk, shadow_of_risk
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.hazard import HorizonFit
+from fleetcast.models.risk.record import RiskRecord
+from fleetcast.models.risk.score import FleetMoment, FoldedEvents
+from fleetcast.models.risk.site_risk import SITE_FILE, SiteFit
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.models.versions.card import Card, GateVerdict
+from fleetcast.models.versions.drift import DriftLimits
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.pipeline.model_monitor import ModelMonitor
+from fleetcast.service.pipeline.served_risk import ServedRisk, recent_of_risk, shadow_of_risk
 
 NOW_MS = 1_900_000_000_000
 GATE = GateVerdict(True, "log loss 20 % below the shipped fit", "log_loss", "shipped", 0.8, 1.0, 500)

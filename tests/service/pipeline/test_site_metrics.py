@@ -1,14 +1,14 @@
 """The page of what a site is judged by: waits by queue and class, use by pool and model, failures by category."""
 
-from fleet.events import Failed, Finished, Preempted, Started, Submitted
-from fleet.jobs import JobAttempt
-from fleet.requests import RankPlacement
-from fleet.topology import NodeSpec, Topology
-from service.pipeline import site_metrics
-from service.pipeline.fleet_metrics import QUEUES_SHOWN
-from service.pipeline.gpu_states import gpu_states
-from service.pipeline.site_metrics import site_page
-from service.pipeline.tick import Tick
+from fleetcast.fleet.events import Failed, Finished, Preempted, Started, Submitted
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.service.pipeline import site_metrics
+from fleetcast.service.pipeline.fleet_metrics import QUEUES_SHOWN
+from fleetcast.service.pipeline.gpu_states import gpu_states
+from fleetcast.service.pipeline.site_metrics import site_page
+from fleetcast.service.pipeline.tick import Tick
 from tests.service.pipeline.test_fleet_metrics import NOW_MS, Crowd, make_tick, of, series
 from tests.service.ticks import tick_of
 

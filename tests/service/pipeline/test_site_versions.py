@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch, MemorySource
-from models.jobs.co_run_fit import CO_RUN_FILE, CoRunFit, PastCoRun
-from models.risk.hazard import HorizonFit
-from models.risk.site_risk import SITE_FILE, SiteFit
-from models.versions.card import Card, GateVerdict
-from models.versions.registry import Registry
-from service.api.app import create_app
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.models.jobs.co_run_fit import CO_RUN_FILE, CoRunFit, PastCoRun
+from fleetcast.models.risk.hazard import HorizonFit
+from fleetcast.models.risk.site_risk import SITE_FILE, SiteFit
+from fleetcast.models.versions.card import Card, GateVerdict
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.api.app import create_app
+from fleetcast.service.pipeline.pipeline import Pipeline
 from tests.service.api_world import Client, config
 
 NOW_MS = 1_789_000_000_000

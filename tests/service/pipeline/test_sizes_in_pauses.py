@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from features.demand_series import Target
-from fleet.events import Finished, Started, Submitted
-from service.pipeline.demand.forecasts import DemandForecasts
-from service.pipeline.jobs.fingerprints import Fingerprints
-from service.pipeline.unknown_use import UnknownUse
+from fleetcast.features.demand_series import Target
+from fleetcast.fleet.events import Finished, Started, Submitted
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
+from fleetcast.service.pipeline.unknown_use import UnknownUse
 from tests.service.bare_world import BUSY, GPUS, IDLE, BareWorld, page
 from tests.service.pipeline.test_jobs_of_steps import FIRST, step, take
 

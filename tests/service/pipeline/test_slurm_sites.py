@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.samples import EntityKind
-from fleet.topology import NodeSpec, Topology
-from ingest.slurm.source import SlurmSource
-from service.board.board import Board
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.slurm.source import SlurmSource
+from fleetcast.service.board.board import Board
 from tests.ingest.slurm_outputs import FakeSlurm, node, nodes, old_job, queue
 from tests.service.bare_world import BUSY, IDLE, NOW_MS, BareWorld, page
 

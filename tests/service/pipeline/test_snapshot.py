@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from features.co_runs import CoRuns
-from fleet.events import Finished, NodeEvent, Started
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch
-from service.config import Config
-from service.pipeline.node_past import NodePasts
-from service.pipeline.snapshot import SNAPSHOT_VERSION, SavedState, Snapshot
+from fleetcast.features.co_runs import CoRuns
+from fleetcast.fleet.events import Finished, NodeEvent, Started
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.node_past import NodePasts
+from fleetcast.service.pipeline.snapshot import SNAPSHOT_VERSION, SavedState, Snapshot
 
 NOW_MS = 1_789_000_000_000
 HOUR_MS = 3_600_000
@@ -133,7 +133,7 @@ def test_a_snapshot_of_another_version_is_not_read_and_the_log_says_what_happens
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     three_saves(tmp_path)
-    monkeypatch.setattr("service.pipeline.snapshot.SNAPSHOT_VERSION", SNAPSHOT_VERSION + 1)
+    monkeypatch.setattr("fleetcast.service.pipeline.snapshot.SNAPSHOT_VERSION", SNAPSHOT_VERSION + 1)
     kept = restored(tmp_path)
     assert (jobs(tmp_path), kept.positions, kept.number) == ([], {}, 0)
     assert f"it has version {SNAPSHOT_VERSION} and version {SNAPSHOT_VERSION + 1} is read here" in caplog.text

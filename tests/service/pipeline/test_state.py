@@ -1,16 +1,16 @@
 import numpy as np
 
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.errors import RecordError
-from fleet.events import Failed, Finished, JobEvent, NodeEvent, Resized, Started, Step, Submitted
-from fleet.metrics import metric_row
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch
-from service.config import LimitsConfig
-from service.pipeline.state import MAX_REASONS, FleetState, align
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import RecordError
+from fleetcast.fleet.events import Failed, Finished, JobEvent, NodeEvent, Resized, Started, Step, Submitted
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch
+from fleetcast.service.config import LimitsConfig
+from fleetcast.service.pipeline.state import MAX_REASONS, FleetState, align
 
 POWER = metric_row(EntityKind.GPU, "power_w")
 MINUTE = 60_000

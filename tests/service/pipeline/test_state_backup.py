@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet import failpoints
-from fleet.errors import ConfigError
-from ingest.inbox.segments import KEEP_LOCK
-from service.config import Config
-from service.state_backup import BackupError, back_up, restore, verify_backup
-from service.state_parts import survey
+from fleetcast.cli.main import app
+from fleetcast.fleet import failpoints
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.ingest.inbox.segments import KEEP_LOCK
+from fleetcast.service.config import Config
+from fleetcast.service.state_backup import BackupError, back_up, restore, verify_backup
+from fleetcast.service.state_parts import survey
 from tests.service.pipeline.test_lost_parts import NODES, Site, state
 
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from clients.kubernetes import Changes, Listing
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.events import Phase, Started, Submitted
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.kubernetes.source import KINDS, KubernetesSource
-from ingest.source import Batch, MemorySource
-from ingest.topology.load import load_topology
-from service.pipeline.guarded_source import GuardedSource
-from service.pipeline.inventory import FleetInventory
-from service.pipeline.tick import whole_of
+from fleetcast.clients.kubernetes import Changes, Listing
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Phase, Started, Submitted
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.kubernetes.source import KINDS, KubernetesSource
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.service.pipeline.guarded_source import GuardedSource
+from fleetcast.service.pipeline.inventory import FleetInventory
+from fleetcast.service.pipeline.tick import whole_of
 from tests.field.scraped_world import ScrapedWorld
 from tests.ingest.small_kubernetes import SmallKubernetes, job, pod, running
 from tests.service.bare_world import IDLE, NOW_MS, BareWorld, page
@@ -176,7 +176,7 @@ def test_a_machine_whose_names_are_learnt_after_its_telemetry_is_one_machine(
     world.run(60, {url: PAGE_OF_HOST})
     assert machines(world) == {"ip-10-0-0-5": 4}
     spec = NodeSpec("gpu-1", gpus=4, other_names=("ip-10-0-0-5",))
-    monkeypatch.setattr("service.pipeline.tick_inputs.stated_nodes", lambda _: {"gpu-1": spec})
+    monkeypatch.setattr("fleetcast.service.pipeline.tick_inputs.stated_nodes", lambda _: {"gpu-1": spec})
     world.run(60)
     assert machines(world) == {"gpu-1": 4}
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from features.co_runs import CoRuns
-from fleet.clock import ManualClock
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.stateful import Dump, Stateful
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch
-from service.config import Config
-from service.pipeline.node_past import NodePasts
-from service.pipeline.pipeline_clock import PipelineClock
-from service.pipeline.snapshot import SavedState, Snapshot
-from service.pipeline.stateful import STATEFUL, PartKind
+from fleetcast.features.co_runs import CoRuns
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.stateful import Dump, Stateful
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.node_past import NodePasts
+from fleetcast.service.pipeline.pipeline_clock import PipelineClock
+from fleetcast.service.pipeline.snapshot import SavedState, Snapshot
+from fleetcast.service.pipeline.stateful import STATEFUL, PartKind
 
 NOW_MS = 1_789_000_000_000
 TOPOLOGY = Topology.build([NodeSpec("n1", 8)])

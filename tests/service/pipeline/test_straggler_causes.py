@@ -2,8 +2,8 @@
 
 from typing import get_args
 
-from service.answers.jobs import StragglerCause
-from service.pipeline.fleet_metrics import CAUSES
+from fleetcast.service.answers.jobs import StragglerCause
+from fleetcast.service.pipeline.fleet_metrics import CAUSES
 
 
 def test_every_cause_that_the_api_tells_is_counted_as_itself() -> None:

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from fleet.jobs import JobAttempt
-from fleet.nodes import NodeRecord, NodeState
-from fleet.requests import RankPlacement
-from fleet.topology import NodeSpec, Topology
-from models.risk.score import ScoredFleet
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
-from service.pipeline.documents import STATES, state_codes
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.nodes import NodeRecord, NodeState
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
+from fleetcast.service.pipeline.documents import STATES, state_codes
 from tests.service.ticks import GPUS, tick_of
 
 NOW_MS = 1_789_000_000_000

@@ -8,25 +8,25 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.co_runs import CoRuns
-from fleet.events import Checkpoint, Failed, Finished, Phase, Resized, Started, Step, Submitted
-from fleet.jobs import JobAttempt, JobTable
-from fleet.placements import RunningPlaces
-from fleet.requests import RankPlacement
-from fleet.topology import NodeSpec, Topology
-from models.risk.score import ScoredFleet
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
-from service.board.board import Section
-from service.pipeline.fleet_metrics import fleet_page
-from service.pipeline.gpu_times import GpuTimes
-from service.pipeline.jobs.interference import Sharing
-from service.pipeline.jobs.isolation import isolation_sections
-from service.pipeline.node_past import NodePasts
-from service.pipeline.publish import encode, job_details, job_rows, score_sections
-from service.pipeline.run_times.record import IssuedRunTime
-from service.pipeline.site_metrics import site_page
-from service.pipeline.tick import Tick
-from service.pipeline.tick_memory import AttemptRows, TickMemory
+from fleetcast.features.co_runs import CoRuns
+from fleetcast.fleet.events import Checkpoint, Failed, Finished, Phase, Resized, Started, Step, Submitted
+from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.placements import RunningPlaces
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline.fleet_metrics import fleet_page
+from fleetcast.service.pipeline.gpu_times import GpuTimes
+from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.service.pipeline.jobs.isolation import isolation_sections
+from fleetcast.service.pipeline.node_past import NodePasts
+from fleetcast.service.pipeline.publish import encode, job_details, job_rows, score_sections
+from fleetcast.service.pipeline.run_times.record import IssuedRunTime
+from fleetcast.service.pipeline.site_metrics import site_page
+from fleetcast.service.pipeline.tick import Tick
+from fleetcast.service.pipeline.tick_memory import AttemptRows, TickMemory
 from tests.fuzz.bounds import examples
 from tests.service.ticks import tick_of
 

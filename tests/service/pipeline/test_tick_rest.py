@@ -7,15 +7,15 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.clock import SystemClock
-from fleet.entities import Entities
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch, MemorySource
-from service.config import Config, PipelineConfig
-from service.pipeline.pipeline import Pipeline
-from service.pipeline.tick_rest import TickRest
+from fleetcast.fleet.clock import SystemClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.service.config import Config, PipelineConfig
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.pipeline.tick_rest import TickRest
 from tests.fuzz.bounds import examples
 
 UP = metric_row(EntityKind.NODE, "scrape_up")

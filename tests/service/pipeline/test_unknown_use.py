@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from features.frame import FeatureFrame
-from fleet.samples import EntityKind
-from service.pipeline.unknown_use import UnknownUse, at_work
+from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.service.pipeline.unknown_use import UnknownUse, at_work
 
 NAMES = ("gpu_util", "sm_active", "fb_used_bytes", "power_w", "age_s")
 NODES = ("a",)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import SystemClock
-from fleet.entities import Entities
-from fleet.topology import Topology
-from ingest.pages.scrape import Scraper
-from ingest.source import Source
-from service.board.board import BoardReader
-from service.config import Config, ScrapeConfig
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import SystemClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.pages.scrape import Scraper
+from fleetcast.ingest.source import Source
+from fleetcast.service.board.board import BoardReader
+from fleetcast.service.config import Config, ScrapeConfig
+from fleetcast.service.pipeline.pipeline import Pipeline
 
 FIELD = Path(__file__).parents[2] / "field"
 

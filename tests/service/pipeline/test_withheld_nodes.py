@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.events import Finished, NodeEvent, Started
-from fleet.requests import PlacementRequest, RankPlacement
-from ingest.source import Batch
-from service.api.routes import drain
-from service.board.board import Board
-from service.board.cache import BoardCache
-from service.board.free import describe_window
+from fleetcast.fleet.events import Finished, NodeEvent, Started
+from fleetcast.fleet.requests import PlacementRequest, RankPlacement
+from fleetcast.ingest.source import Batch
+from fleetcast.service.api.routes import drain
+from fleetcast.service.board.board import Board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.board.free import describe_window
 from tests.service.pipeline.fleet_scenes import GPUS, QUEUES, Site
 
 FANS = "kept free by maintenance 'fans' until 2066-01-01 00:00 UTC"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fleet.events import Finished, Phase, Started
-from fleet.requests import RankPlacement
-from placement.ledger import IntentState
+from fleetcast.fleet.events import Finished, Phase, Started
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.placement.ledger.ledger import IntentState
 from tests.service.placer.test_charged_shares import SharedWorld
 from tests.service.placer_world import NOW_MS
 

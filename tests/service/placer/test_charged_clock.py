@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fleet.events import Finished, Started
-from fleet.requests import RankPlacement
-from service.placer.charged_clock import STEP_MS
+from fleetcast.fleet.events import Finished, Started
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.service.placer.charged_clock import STEP_MS
 from tests.fuzz.bounds import examples
 from tests.service.placer.test_charged_shares import SharedWorld, submitted
 from tests.service.placer.test_queues import HOUR_MS

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.events import Finished, Resized, Started, Submitted
-from fleet.held_gpus import held_milli
-from fleet.jobs import JobTable
-from fleet.requests import RankPlacement
+from fleetcast.fleet.events import Finished, Resized, Started, Submitted
+from fleetcast.fleet.held_gpus import held_milli
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.requests import RankPlacement
 from tests.fuzz.bounds import examples
 from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer.test_showback import ToldBoard

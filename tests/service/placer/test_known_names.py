@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.config import FleetConfig, load_config
+from fleetcast.service.config import FleetConfig, load_config
 from tests.service.placer_world import World
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.http.access import Access, load_access, parse_subjects, parse_tokens
-from service.placer import own_numbers
-from service.placer.http import make_app
+from fleetcast.service.http.access import Access, load_access, parse_subjects, parse_tokens
+from fleetcast.service.placer import own_numbers
+from fleetcast.service.placer.http import make_app
 from tests.service.placer.test_queues import QueueWorld
 
 TOKENS = """

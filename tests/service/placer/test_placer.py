@@ -10,18 +10,18 @@ import httpx
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.errors import ConfigError
-from fleet.requests import Decision
-from placement.ledger import LedgerError
-from placement.ledger_chain import NO_HASH
-from placement.ledger_verify import verify
-from service.config import Config, PlacerConfig
-from service.placer.http import MAX_BODY_BYTES
-from service.placer.role import open_service, publish_head_daily, serve
-from service.plugins import load_functions
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.requests import Decision
+from fleetcast.placement.ledger.chain import NO_HASH
+from fleetcast.placement.ledger.ledger import LedgerError
+from fleetcast.placement.ledger.verify import verify
+from fleetcast.service.config import Config, PlacerConfig
+from fleetcast.service.placer.http import MAX_BODY_BYTES
+from fleetcast.service.placer.role import open_service, publish_head_daily, serve
+from fleetcast.service.plugins import load_functions
 from tests.fuzz.asgi import Asked, ask
-from tests.placement.ledger_world import edit
+from tests.placement.ledger.ledger_world import edit
 from tests.service.placer_world import NOW_MS, World, rack_of_64
 
 
@@ -280,7 +280,7 @@ def test_the_head_is_logged_now_and_once_a_day(world: World, caplog: pytest.LogC
                 raise asyncio.CancelledError
 
     world.service.clock = Days()
-    caplog.set_level("INFO", "service.placer.role")
+    caplog.set_level("INFO", "fleetcast.service.placer.role")
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(publish_head_daily(world.service))
     heads = [record.getMessage() for record in caplog.records if "head" in record.getMessage()]
@@ -337,10 +337,10 @@ def test_a_damaged_ledger_refuses_to_start_and_names_the_file(tmp_path: Path) ->
 
 
 def test_operators_functions_are_loaded_by_import_path() -> None:
-    ((name, function),) = load_functions("placer.filters", ("placement.filters:drained",))
+    ((name, function),) = load_functions("placer.filters", ("fleetcast.placement.machines.filters:drained",))
     assert name == "drained"
     assert callable(function)
-    for path in ("placement.filters:nothing", "nowhere:x", "plain"):
+    for path in ("fleetcast.placement.machines.filters:nothing", "nowhere:x", "plain"):
         with pytest.raises(ConfigError, match=r"placer\.filters"):
             load_functions("placer.filters", (path,))
     assert PlacerConfig().filters == ()

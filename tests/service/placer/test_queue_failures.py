@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fleet.errors import ConfigError
-from placement.tree import QueueTree
-from service.placer import queue_file
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.placement.queues.tree import QueueTree
+from fleetcast.service.placer import queue_file
 from tests.service.placer.test_queues import FILE, QueueWorld
 
 HUGE = "[class.c]\npriority = 99999999999999999999\n[queue.a]\nclass = 'c'\n[queue.b]\n"
@@ -141,7 +141,7 @@ def test_a_tree_that_fails_without_one_before_leaves_one_line(tmp_path: Path, mo
 def test_a_pass_that_fails_ends_nothing_and_says_so(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(world)
     world.step()
-    monkeypatch.setattr("service.placer.queue_pass.plan", lambda *_: 1 / 0)
+    monkeypatch.setattr("fleetcast.service.placer.queue_pass.plan", lambda *_: 1 / 0)
     for _ in range(2):
         world.beat()
         world.step()
@@ -157,7 +157,7 @@ def test_a_pass_that_fails_ends_nothing_and_says_so(world: QueueWorld, monkeypat
 
 def test_start_times_that_fail_end_nothing(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(world)
-    monkeypatch.setattr("service.placer.start_times.timelines", lambda *_: 1 / 0)
+    monkeypatch.setattr("fleetcast.service.placer.start_times.timelines", lambda *_: 1 / 0)
 
     async def run() -> None:
         task = asyncio.create_task(world.starts.run())

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.requests import PlacementRequest
-from service.placer.queue_pass import QueuePass
-from service.placer.view import with_intents
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.service.placer.queue_pass import QueuePass
+from fleetcast.service.placer.view import with_intents
 from tests.service.placer_world import World
 
 NODE = {"gang": 1, "gpus_per_node": 8}

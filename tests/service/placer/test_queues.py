@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.errors import ConfigError
-from placement.charges import Charge, HeldGpus
-from service.config import PlacerConfig
-from service.placer import queue_file
-from service.placer.queue_desk import QueueAdmin
-from service.placer.queue_week import week_of
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.placement.queues.charges import Charge, HeldGpus
+from fleetcast.service.config import PlacerConfig
+from fleetcast.service.placer import queue_file
+from fleetcast.service.placer.queue_desk import QueueAdmin
+from fleetcast.service.placer.queue_week import week_of
 from tests.service.placer_world import NOW_MS, World
 
 HOUR_MS = 3_600_000

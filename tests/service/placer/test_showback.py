@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.events import Failed, Finished, JobEvent, Started, Submitted
-from fleet.held_gpus import held_milli
-from fleet.jobs import JobAttempt, JobTable
-from fleet.requests import RankPlacement
-from service.answers.jobs import RunningJobRow
-from service.pipeline.publish import _ended_row, _running_row
+from fleetcast.fleet.events import Failed, Finished, JobEvent, Started, Submitted
+from fleetcast.fleet.held_gpus import held_milli
+from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.service.answers.jobs import RunningJobRow
+from fleetcast.service.pipeline.publish import _ended_row, _running_row
 from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer_world import NOW_MS, HandBoard
 

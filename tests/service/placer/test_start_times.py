@@ -10,21 +10,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from features.similarity import kinds
-from fleet.errors import StaleError
-from fleet.events import Submitted
-from fleet.jobs import JobAttempt
-from fleet.requests import Gang, PlacementRequest
-from models.demand.rows import DemandRow
-from placement.timeline import RUN_LEVELS, RunTimeQuantiles
-from service.api.estimates import shape_of_request
-from service.board.board import BoardReader, BoardWriter, Section
-from service.board.kind_tables import LEVELS, RUN
-from service.pipeline.demand.sections import demand_sections
-from service.pipeline.publish import queued_row
-from service.placer.arrivals import arrivals_of
-from service.placer.start_times import REFRESH_S
-from service.placer.view import waiting_of
+from fleetcast.features.past_runs import shape_of_request
+from fleetcast.features.similarity import kinds
+from fleetcast.fleet.errors import StaleError
+from fleetcast.fleet.events import Submitted
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.requests import Gang, PlacementRequest
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.placement.plan.timeline import RUN_LEVELS, RunTimeQuantiles
+from fleetcast.service.board.board import BoardReader, BoardWriter, Section
+from fleetcast.service.board.kind_tables import LEVELS, RUN
+from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.pipeline.publish import queued_row
+from fleetcast.service.placer.arrivals import arrivals_of
+from fleetcast.service.placer.start_times import REFRESH_S
+from fleetcast.service.placer.view import waiting_of
 from tests.service.placer_world import NOW_MS, HandBoard, World
 
 NODE = PlacementRequest(request_id="x", gpus_per_node=8, user="ada")
@@ -352,7 +352,7 @@ def test_a_claim_that_futures_doubt_keeps_nothing_in_the_next_pass(
     told(world)
     assert world.ask("POST", "/queue", {"request_id": "head", "gang": 9, "gpus_per_node": 8}).status_code == 202
     world.service.work_queue()
-    monkeypatch.setattr("service.placer.start_times.holds_p", lambda claim, paths: 0.1)
+    monkeypatch.setattr("fleetcast.service.placer.start_times.holds_p", lambda claim, paths: 0.1)
     asyncio.run(world.starts.refresh())
     dropped = [begun.dropped for begun in (world.service.begin_pass(), world.service.begin_pass()) if begun]
     assert dropped == ["head", ""]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import ConfigError
-from placement.ledger import LedgerAway
-from service.config import ArchiveConfig, Config
-from service.placer.role import open_service
-from service.state_folder import StateError, folder_lock, prepare, role_lock
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.placement.ledger.ledger import LedgerAway
+from fleetcast.service.config import ArchiveConfig, Config
+from fleetcast.service.placer.role import open_service
+from fleetcast.service.state_folder import StateError, folder_lock, prepare, role_lock
 
 
 def test_the_folders_are_made_and_left_empty(tmp_path: Path) -> None:

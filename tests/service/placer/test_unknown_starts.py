@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.requests import PlacementRequest
+from fleetcast.fleet.requests import PlacementRequest
 from tests.service.placer_world import NOW_MS, HandBoard, World
 
 

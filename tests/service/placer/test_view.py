@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from fleet.topology import NodeSpec, Topology
-from models.risk.rules import ACTIONS
-from models.risk.score import ScoredFleet
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
-from placement.view import Advice
-from service.board.board import Board, encode_board
-from service.pipeline.fleet_scores import FleetScores
-from service.placer.view import ViewDecoder
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.rules import ACTIONS
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
+from fleetcast.placement.machines.view import Advice
+from fleetcast.service.board.board import Board, encode_board
+from fleetcast.service.pipeline.fleet_scores import FleetScores
+from fleetcast.service.placer.view import ViewDecoder
 from tests.service.ticks import GPUS, tick_of
 
 NOW_MS = 1_589_310_000_000

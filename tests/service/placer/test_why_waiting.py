@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.http.access import Access, parse_tokens
-from service.placer.http import make_app
+from fleetcast.service.http.access import Access, parse_tokens
+from fleetcast.service.placer.http import make_app
 from tests.service.placer.test_own_queues import ACCESS, LEAD
 from tests.service.placer.test_queues import FILE, HOUR_MS, QueueWorld
 from tests.service.placer_world import World

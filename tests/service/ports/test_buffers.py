@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from clients import kube_api
-from clients.kube_api import KubeAccount, KubeApi
-from fleet.errors import ConfigError, SourceError
-from schedulers.adapter import Seen, Write, WriteOutcome
-from schedulers.buffers import GPUS, LEAST, POOL, REPLICAS, THEIRS
-from service.doors import make_door
-from service.ports.buffers import BuffersPort, annotated_buffer
+from fleetcast.clients import kube_api
+from fleetcast.clients.kube_api import KubeAccount, KubeApi
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.schedulers.adapter import Seen, Write, WriteOutcome
+from fleetcast.schedulers.buffers import GPUS, LEAST, POOL, REPLICAS, THEIRS
+from fleetcast.service.doors import make_door
+from fleetcast.service.ports.buffers import BuffersPort, annotated_buffer
 
 HOLDS = {"f:spec": {"f:replicas": {}}}
 OURS = {"manager": "fleetcast", "operation": "Apply", "fieldsV1": HOLDS}

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from clients import kube_api
-from clients.kube_api import KubeAccount, KubeApi
-from fleet.errors import ConfigError, SourceError
-from schedulers.adapter import Write, WriteOutcome
-from schedulers.kueue import ACTIVE, CHECK, GPUS, HELD, HOLD, JOB, NODES, NOTE, PENDING, WAITS
-from schedulers.nodes import THEIRS
-from service.doors import make_door
-from service.ports import kube_objects
-from service.ports.kueue import CONTROLLER, KueuePort, answer_steps
-from service.ports.kueue_objects import KueueWorkload, kueue_check, kueue_workload
-from service.ports.topology import TopologyPort, labelled_node
+from fleetcast.clients import kube_api
+from fleetcast.clients.kube_api import KubeAccount, KubeApi
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.schedulers.adapter import Write, WriteOutcome
+from fleetcast.schedulers.kueue import ACTIVE, CHECK, GPUS, HELD, HOLD, JOB, NODES, NOTE, PENDING, WAITS
+from fleetcast.schedulers.nodes import THEIRS
+from fleetcast.service.doors import make_door
+from fleetcast.service.ports import kube_objects
+from fleetcast.service.ports.kueue import CONTROLLER, KueuePort, answer_steps
+from fleetcast.service.ports.kueue_objects import KueueWorkload, kueue_check, kueue_workload
+from fleetcast.service.ports.topology import TopologyPort, labelled_node
 
 GROUP = "/apis/kueue.x-k8s.io"
 OURS = frozenset({"fleetcast"})

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from clients import kube_api
-from clients.kube_api import KubeAccount, KubeApi
-from fleet.errors import ConfigError, SourceError
-from schedulers.adapter import Write, WriteOutcome
-from schedulers.nodes import CONDITION, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS
-from service.doors import make_door
-from service.ports import kube_objects
-from service.ports.nodes import NodesPort, marked_node, taint_steps
+from fleetcast.clients import kube_api
+from fleetcast.clients.kube_api import KubeAccount, KubeApi
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.schedulers.adapter import Write, WriteOutcome
+from fleetcast.schedulers.nodes import CONDITION, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS
+from fleetcast.service.doors import make_door
+from fleetcast.service.ports import kube_objects
+from fleetcast.service.ports.nodes import NodesPort, marked_node, taint_steps
 
 APPLIED = {"manager": "fleetcast", "operation": "Apply"}
 OURS_LABEL = {**APPLIED, "fieldsV1": {"f:metadata": {"f:labels": {f"f:{MARK}": {}}}}}

@@ -9,13 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.slurm_control import ControlledJob, ControlledNode, NodeChange, SlurmRefused
-from fleet.errors import ConfigError, SourceError
-from schedulers.adapter import Write, WriteOutcome
-from schedulers.slurm import COMMENT, DRAIN, EXTRA, FEATURE, FEATURES, HOLD, OURS, REQUEUE, SlurmAims, SlurmMarks
-from service.doors import make_door
-from service.ports import slurm
-from service.ports.slurm import SlurmPort
+from fleetcast.clients.slurm_control import ControlledJob, ControlledNode, NodeChange, SlurmRefused
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.schedulers.adapter import Write, WriteOutcome
+from fleetcast.schedulers.slurm import (
+    COMMENT,
+    DRAIN,
+    EXTRA,
+    FEATURE,
+    FEATURES,
+    HOLD,
+    OURS,
+    REQUEUE,
+    SlurmAims,
+    SlurmMarks,
+)
+from fleetcast.service.doors import make_door
+from fleetcast.service.ports import slurm
+from fleetcast.service.ports.slurm import SlurmPort
 from tests.fuzz.bounds import examples
 from tests.schedulers.small_fleet import weather
 

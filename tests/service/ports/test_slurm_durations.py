@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from fleet.entities import MAX_NAME_LENGTH
-from schedulers.adapter import Write, WriteOutcome
-from schedulers.slurm_durations import FILE, MINUTES, UNTIL
-from service.ports.slurm_durations import MOST_BYTES, DurationsPort, bucket_of
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.schedulers.adapter import Write, WriteOutcome
+from fleetcast.schedulers.slurm_durations import FILE, MINUTES, UNTIL
+from fleetcast.service.ports.slurm_durations import MOST_BYTES, DurationsPort, bucket_of
 
 DONE, CONFLICT, REFUSED = WriteOutcome.DONE, WriteOutcome.CONFLICT, WriteOutcome.REFUSED
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from distributed import LocalCluster
 
-from fleet.errors import FleetcastError
-from models.demand.trees import Settings
-from models.forecast import Panel
-from training.fits.backtest import backtest, demand_windows, duration_windows, judge_demand, merged, verdict
-from training.reports.results import ResultRow, Results
-from training.sets.demand_sets import DemandSet
-from training.sets.job_sets import HistoryJobs
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.models.demand.trees import Settings
+from fleetcast.models.forecast import Panel
+from fleetcast.training.fits.backtest import backtest, demand_windows, duration_windows, judge_demand, merged, verdict
+from fleetcast.training.reports.results import ResultRow, Results
+from fleetcast.training.sets.demand_sets import DemandSet
+from fleetcast.training.sets.job_sets import HistoryJobs
 
 DAY = 144
 
@@ -52,11 +52,11 @@ def made_jobs(rows: int = 200) -> HistoryJobs:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few trees on few rows, in one thread."""
     fast = Settings(trees=5, rows=1000, leaf_rows=20, threads=1)
-    monkeypatch.setattr("training.judges.demand.DemandTrees", lambda seed, settings: _trees(seed, fast))
+    monkeypatch.setattr("fleetcast.training.judges.demand.DemandTrees", lambda seed, settings: _trees(seed, fast))
 
 
 def _trees(seed: int, settings: Settings) -> object:
-    from models.demand.trees import DemandTrees
+    from fleetcast.models.demand.trees import DemandTrees
 
     return DemandTrees(seed, settings)
 

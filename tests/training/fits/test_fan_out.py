@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from distributed import LocalCluster
 
-from fleet.errors import ConfigError, FleetcastError
-from training.fits.fan_out import map_jobs
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.training.fits.fan_out import map_jobs
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,6 @@ def test_processes_of_this_machine() -> None:
 
 
 def test_a_scheduler_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.fits.fan_out.CONNECT_S", 0.2)
+    monkeypatch.setattr("fleetcast.training.fits.fan_out.CONNECT_S", 0.2)
     with pytest.raises(FleetcastError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1"):
         map_jobs(square, [1], "tcp://127.0.0.1:1")

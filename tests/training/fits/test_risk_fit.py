@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from fleet.topology import NodeSpec, Topology
-from models.risk.node_risk import fitted_excess
-from models.risk.rules import ROW, RULES
-from models.risk.scores import RISK_KINDS
-from training.fits.fit import by_run, fit_risk, judge
-from training.replay.dataset import ExporterPage, LabelledFault, PageObserver, RiskRows, label
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.node_risk import fitted_excess
+from fleetcast.models.risk.rules import ROW, RULES
+from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.training.fits.fit import by_run, fit_risk, judge
+from fleetcast.training.replay.dataset import ExporterPage, LabelledFault, PageObserver, RiskRows, label
 
 SLOW, FAIL = RISK_KINDS.index("slow"), RISK_KINDS.index("fail")
 

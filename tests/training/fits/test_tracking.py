@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.errors import ConfigError, FleetcastError
-from models.versions.card import Card, metrics_of
-from models.versions.registry import Registry
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.models.versions.card import Card, metrics_of
+from fleetcast.models.versions.registry import Registry
+from fleetcast.training.fits import tracking
+from fleetcast.training.fits.tracking import ENVIRONMENT, params_of, track_run
 from tests.models.versions.test_registry import LOST, card, write
 from tests.training.made_results import demand_results
-from training.fits import tracking
-from training.fits.tracking import ENVIRONMENT, params_of, track_run
 
 
 @pytest.fixture(autouse=True)

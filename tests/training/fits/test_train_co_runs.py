@@ -4,26 +4,26 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from features.co_runs import CoRun, CoRuns
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.events import Finished, Started, Step, Submitted
-from fleet.metrics import metric_row
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Topology
-from ingest.archive.archive import Archive, ArchiveLimits
-from ingest.archive.files import ArchiveFiles
-from ingest.source import Batch
-from models.jobs.co_run_fit import CoRunFit, PastCoRun
-from models.versions.card import Card
-from models.versions.registry import Registry
-from service.pipeline.jobs.co_run_versions import ServedCoRuns
-from service.pipeline.jobs.interference import Sharing
-from service.pipeline.state import FleetState
-from training.fits.retrain import TrainingPlan
-from training.fits.train_co_runs import SeenCoRun, SiteCoRuns, errors, judge, read_co_runs, train_interference
+from fleetcast.cli.main import app
+from fleetcast.features.co_runs import CoRun, CoRuns
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Finished, Started, Step, Submitted
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
+from fleetcast.ingest.archive.files import ArchiveFiles
+from fleetcast.ingest.source import Batch
+from fleetcast.models.jobs.co_run_fit import CoRunFit, PastCoRun
+from fleetcast.models.versions.card import Card
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.pipeline.jobs.co_run_versions import ServedCoRuns
+from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.training.fits.retrain import TrainingPlan
+from fleetcast.training.fits.train_co_runs import SeenCoRun, SiteCoRuns, errors, judge, read_co_runs, train_interference
 
 T0 = 1_795_219_200_000
 MINUTE_MS = 60_000

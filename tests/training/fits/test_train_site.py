@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from models.risk.scores import RISK_KINDS
-from models.risk.site_risk import SiteFit
-from models.versions.registry import Registry
-from training.fits.retrain import TrainingPlan
-from training.fits.site_risk import fit_site
-from training.fits.train_site import train_risk, verdict
-from training.judges.site_risk import judge_windows, mean_ratio, metrics, results_of, windows_of
-from training.reports.results import ResultRow, Results
-from training.sets.simulated_year import plan_of, simulated_year
+from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.models.risk.site_risk import SiteFit
+from fleetcast.models.versions.registry import Registry
+from fleetcast.training.fits.retrain import TrainingPlan
+from fleetcast.training.fits.site_risk import fit_site
+from fleetcast.training.fits.train_site import train_risk, verdict
+from fleetcast.training.judges.site_risk import judge_windows, mean_ratio, metrics, results_of, windows_of
+from fleetcast.training.reports.results import ResultRow, Results
+from fleetcast.training.sets.simulated_year import plan_of, simulated_year
 
 PLAN = TrainingPlan("risk", "a test", windows=2)
 NOW_MS = 1_900_000_000_000

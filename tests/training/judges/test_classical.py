@@ -6,9 +6,9 @@ from statsmodels.tsa.ar_model import AutoReg
 from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 from statsmodels.tsa.seasonal import MSTL
 
-from fleetcast_checks import check_forecaster
-from models.forecast import Panel
-from training.judges.classical import METHODS, Refitted, SeriesSpan, autoreg, ets, mstl
+from fleetcast.checks import check_forecaster
+from fleetcast.models.forecast import Panel
+from fleetcast.training.judges.classical import METHODS, Refitted, SeriesSpan, autoreg, ets, mstl
 
 DAY, HOUR = 144, 6
 

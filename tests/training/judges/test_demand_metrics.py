@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from models.forecast import QUANTILES, Panel
-from training.judges.demand_metrics import JudgedForecasts, judge
-from training.reports.results import Results
+from fleetcast.models.forecast import QUANTILES, Panel
+from fleetcast.training.judges.demand_metrics import JudgedForecasts, judge
+from fleetcast.training.reports.results import Results
 
 
 def shares(outcomes: list[float], low: float, high: float) -> tuple[float, float]:

@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from models.demand.boosting import Settings
+from fleetcast.cli.main import app
+from fleetcast.models.demand.boosting import Settings
+from fleetcast.training.judges import demand as evaluate_demand
+from fleetcast.training.judges.demand import evaluate
+from fleetcast.training.judges.demand_metrics import METRICS
+from fleetcast.training.sets import demand_sets
 from tests.training.demand_folders import flows, nodes, times, write, write_split
-from training.judges import demand as evaluate_demand
-from training.judges.demand import evaluate
-from training.judges.demand_metrics import METRICS
-from training.sets import demand_sets
 
 DAY = 144
 

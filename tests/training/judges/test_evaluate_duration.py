@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from features.past_runs import PastRuns
-from features.run_past import LEVELS
-from training.judges.duration import evaluate_sets, predict
-from training.judges.duration_metrics import judge_run
-from training.reports.results import Results
-from training.sets.duration_rows import replay, shape_of
-from training.sets.job_sets import HistoryJobs, JobHistory
+from fleetcast.features.past_runs import PastRuns
+from fleetcast.features.run_past import LEVELS
+from fleetcast.training.judges.duration import evaluate_sets, predict
+from fleetcast.training.judges.duration_metrics import judge_run
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.duration_rows import replay, shape_of
+from fleetcast.training.sets.job_sets import HistoryJobs, JobHistory
 
 DAY_S = 86_400.0
 TRAIN_END_S, SIX_DAYS_S = 8 * DAY_S, 6 * DAY_S
@@ -79,7 +79,7 @@ def test_a_job_that_runs_at_a_moment_tells_nothing_before_its_end() -> None:
 
 @pytest.fixture(autouse=True)
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.run_times.boosted_quantiles.TREES", 8)
+    monkeypatch.setattr("fleetcast.models.run_times.boosted_quantiles.TREES", 8)
 
 
 @pytest.fixture(scope="module")

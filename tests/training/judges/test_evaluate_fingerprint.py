@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from training.judges.fingerprint import evaluate
+from fleetcast.training.judges.fingerprint import evaluate
 
 
 def made(folder: Path) -> Path:

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from training.judges import interference as evaluate_interference
-from training.judges.interference import CO_RUNS, evaluate, of_each_model, revealed, splits
-from training.reports.results import Results
-from training.sets.co_run_sets import read_co_run_sets
+from fleetcast.training.judges import interference as evaluate_interference
+from fleetcast.training.judges.interference import CO_RUNS, evaluate, of_each_model, revealed, splits
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.co_run_sets import read_co_run_sets
 
 MODELS = {"Wide": 0.9, "Calm": 0.3, "Tiny": 0.1, "Deep50": 0.7, "Deep18": 0.6}
 DATA = Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.fault_file import DrawTable, FaultFile, FleetTable
-from simulator.instrument import simulate_faults
-from training.judges.node_load import OURS, Watched, evaluate, judged
+from fleetcast.simulator.faults.fault_file import DrawTable, FaultFile, FleetTable
+from fleetcast.simulator.instrument import simulate_faults
+from fleetcast.training.judges.node_load import OURS, Watched, evaluate, judged
 
 METHODS = {OURS, "last_value", "last_value_spread", "mean_30m_spread"}
 

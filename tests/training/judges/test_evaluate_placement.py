@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fleet.errors import RecordError
-from placement.potential import fragmented, potential, stranded, usable, ways
-from placement.shapes import MemberShape, RecentShapes, demand_of
-from training.judges.packing import PackedFleet, arrivals, pack
-from training.judges.placement import evaluate, policies
-from training.reports.results import Results
-from training.sets.packing_sets import PackingSet, machines_of, pods_of
+from fleetcast.fleet.errors import RecordError
+from fleetcast.placement.machines.potential import fragmented, potential, stranded, usable, ways
+from fleetcast.placement.machines.shapes import MemberShape, RecentShapes, demand_of
+from fleetcast.training.judges.packing import PackedFleet, arrivals, pack
+from fleetcast.training.judges.placement import evaluate, policies
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.packing_sets import PackingSet, machines_of, pods_of
 
 METHODS = {"ours", "fgd", "best_fit", "dot_prod", "packing", "random"}
 NODES = pd.DataFrame(

@@ -5,14 +5,14 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet.errors import ConfigError
-from placement.capacity import CountAsk
-from placement.replay import Trace
-from placement.seen_runs import SeenRuns
-from training.judges.queue import METHODS, ON_LIMITS, evaluate, jain
-from training.judges.queue_policies import kinds_of
-from training.reports.results import Results
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.placement.play.capacity import CountAsk
+from fleetcast.placement.play.replay import Trace
+from fleetcast.placement.play.seen_runs import SeenRuns
+from fleetcast.training.judges.queue import METHODS, ON_LIMITS, evaluate, jain
+from fleetcast.training.judges.queue_policies import kinds_of
+from fleetcast.training.reports.results import Results
 
 DAY_S = 86_400
 

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet.errors import ConfigError
-from models.risk.hazard import (
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.models.risk.hazard import (
     PUBLISHED,
     FaultHistory,
     HorizonFit,
@@ -17,10 +17,10 @@ from models.risk.hazard import (
     load_history,
     logistic,
 )
-from training.judges import risk as evaluate_risk
-from training.judges.risk import CENSORED_DAYS, evaluate
-from training.judges.risk_metrics import NodeDays, Ranked, reliability, top_precision
-from training.reports.report import report_html
+from fleetcast.training.judges import risk as evaluate_risk
+from fleetcast.training.judges.risk import CENSORED_DAYS, evaluate
+from fleetcast.training.judges.risk_metrics import NodeDays, Ranked, reliability, top_precision
+from fleetcast.training.reports.report import report_html
 
 NAME = "faults/infinitehbd"
 DAY_S = 86_400
@@ -47,7 +47,7 @@ def split(table, folder, at=80):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(evaluate_risk, "STATED_NODES", {NAME: 60})
-    monkeypatch.setattr("training.judges.risk_metrics.DRAWS", 10)
+    monkeypatch.setattr("fleetcast.training.judges.risk_metrics.DRAWS", 10)
 
 
 def test_repeats_are_found_beside_the_baselines_with_intervals(tmp_path):

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from training.fits.run_pools import RunPools, spread
-from training.judges import start as evaluate_start
-from training.judges.start import DAY_S, Scene, evaluate, watch
-from training.judges.wait_ratios import WaitRatios
+from fleetcast.training.fits.run_pools import RunPools, spread
+from fleetcast.training.judges import start as evaluate_start
+from fleetcast.training.judges.start import DAY_S, Scene, evaluate, watch
+from fleetcast.training.judges.wait_ratios import WaitRatios
 
 SPLIT_S = 40 * DAY_S
 CONTRACT = ("dataset", "target", "series", "horizon_s", "quantile", "value", "actual", "model")

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from training.judges.straggler import evaluate
-from training.judges.straggler_metrics import rate_bounds, share_bounds
-from training.reports.results import Results
-from training.sets.operation_traces import read_traces
-from training.sets.straggler_steps import (
+from fleetcast.training.judges.straggler import evaluate
+from fleetcast.training.judges.straggler_metrics import rate_bounds, share_bounds
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.operation_traces import read_traces
+from fleetcast.training.sets.straggler_steps import (
     FILE,
     continued,
     draw_slowdowns,
@@ -72,8 +72,8 @@ def test_a_job_whose_authors_blame_nobody_has_no_culprit(tmp_path):
 
 
 def test_slowdowns_are_seen_and_natural_ones_counted_apart(monkeypatch):
-    monkeypatch.setattr("training.sets.straggler_steps.CONTINUED", 90)
-    monkeypatch.setattr("training.sets.straggler_steps.LONGEST", 40)
+    monkeypatch.setattr("fleetcast.training.sets.straggler_steps.CONTINUED", 90)
+    monkeypatch.setattr("fleetcast.training.sets.straggler_steps.LONGEST", 40)
     rng = np.random.default_rng(1)
     series = {f"run-{number}": np.exp(rng.normal(0, 0.01, 70)) for number in range(6)}
     for seconds in series.values():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet.errors import ConfigError, RecordError
-from training.judges.risk import evaluate_log
-from training.sets.fault_logs import read_fault_log
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError, RecordError
+from fleetcast.training.judges.risk import evaluate_log
+from fleetcast.training.sets.fault_logs import read_fault_log
 
 DAY_MS = 86_400_000
 EPOCH_MS = 1_767_225_600_000  # 2026-01-01
@@ -17,7 +17,7 @@ EPOCH_MS = 1_767_225_600_000  # 2026-01-01
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    monkeypatch.setattr("training.judges.risk_metrics.DRAWS", 10)
+    monkeypatch.setattr("fleetcast.training.judges.risk_metrics.DRAWS", 10)
 
 
 def lemons(days=160, nodes=40, seed=0):

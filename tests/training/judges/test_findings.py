@@ -2,10 +2,18 @@
 
 import numpy as np
 
-from training.judges.findings import Findings, FlagSpell, at_random, false_on_jobs, healthy_time, score, shuffled
-from training.judges.straggler_metrics import Table
-from training.reports.results import Results
-from training.sets.fault_runs import RunTruth
+from fleetcast.training.judges.findings import (
+    Findings,
+    FlagSpell,
+    at_random,
+    false_on_jobs,
+    healthy_time,
+    score,
+    shuffled,
+)
+from fleetcast.training.judges.straggler_metrics import Table
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.fault_runs import RunTruth
 
 NODES = ("n1", "n2", "n3", "n4")
 

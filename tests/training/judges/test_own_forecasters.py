@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet.errors import ConfigError, FleetcastError
-from fleetcast_checks import walks
-from models.demand.boosting import Settings
-from models.demand.naive import Persistence
-from models.forecast import QUANTILES
+from fleetcast.checks import walks
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.models.demand.boosting import Settings
+from fleetcast.models.demand.naive import Persistence
+from fleetcast.models.forecast import QUANTILES
+from fleetcast.training.judges.own_forecasters import OwnForecaster
 from tests.training.demand_folders import nodes, write_split
-from training.judges.own_forecasters import OwnForecaster
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 HERE = __name__
@@ -57,9 +57,9 @@ class Theta(Persistence):
 @pytest.fixture
 def small(monkeypatch):
     fast = Settings(trees=2, rows=300, threads=1)
-    monkeypatch.setattr("training.judges.demand.TREES", fast)
-    monkeypatch.setattr("training.judges.demand.WARM_TREES", fast)
-    monkeypatch.setattr("training.judges.demand.HORIZONS_S", (3600,))
+    monkeypatch.setattr("fleetcast.training.judges.demand.TREES", fast)
+    monkeypatch.setattr("fleetcast.training.judges.demand.WARM_TREES", fast)
+    monkeypatch.setattr("fleetcast.training.judges.demand.HORIZONS_S", (3600,))
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
@@ -121,7 +121,7 @@ def test_it_is_judged_by_a_backtest_and_in_training(command, tmp_path, monkeypat
         "backtest": ("--windows", "1", "--json", tmp_path / "found.json"),
         "train": ("--models", tmp_path / "models", "--no-promote"),
     }
-    monkeypatch.setattr("models.demand.trees.Settings", lambda: Settings(trees=2, rows=300, threads=1))
+    monkeypatch.setattr("fleetcast.models.demand.trees.Settings", lambda: Settings(trees=2, rows=300, threads=1))
     mine = ("--forecaster", "own_forecaster:LastWeek")
     done = invoke(command, "demand", "--data", tmp_path / "train", *words[command], *mine)
     assert done.exit_code == 0, done.output
@@ -133,7 +133,7 @@ def test_the_contract_is_checked_before_anything_is_judged(tmp_path):
     train, test = write_split(nodes(np.arange(288.0)), tmp_path, "demand/a", 200)
     done = invoke("evaluate", "demand", "--train", train, "--test", test, "--forecaster", f"{HERE}:Crosses")
     assert isinstance(done.exception, ConfigError)
-    assert f"{HERE}:Crosses: fleetcast_checks.check_forecaster says: quantiles cross" in str(done.exception)
+    assert f"{HERE}:Crosses: fleetcast.checks.check_forecaster says: quantiles cross" in str(done.exception)
 
 
 @pytest.mark.parametrize(

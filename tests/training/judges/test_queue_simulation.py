@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
+from fleetcast.training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
 
 Rows = Sequence[tuple[int, int, int, int]]  # submit_s, cores, limit_s, run_s
 
@@ -85,7 +85,7 @@ def test_nobody_starts_before_his_submit_and_the_cluster_is_never_overfull(seed:
 @pytest.mark.parametrize("seed", range(3))
 def test_with_exact_run_times_the_plan_comes_true(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is planned at the submission is what happens, whoever comes later."""
-    monkeypatch.setattr("training.judges.queue_simulation.PASS_S", 0)
+    monkeypatch.setattr("fleetcast.training.judges.queue_simulation.PASS_S", 0)
     jobs, run_s = busy(seed, scale=997)
     exact = QueuedJobs(jobs.submit_s, jobs.cores, run_s)
     state = QueueSimulation(exact, run_s.tolist(), 16)
@@ -102,7 +102,7 @@ def test_with_exact_run_times_the_plan_comes_true(seed: int, monkeypatch: pytest
 def test_played_with_the_real_run_times_the_last_start_is_the_replays(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.judges.queue_simulation.COARSER", 0.0)
+    monkeypatch.setattr("fleetcast.training.judges.queue_simulation.COARSER", 0.0)
     jobs, run_s = busy(seed)
     state = QueueSimulation(jobs, run_s.tolist(), 16)
     for job, submit_s in enumerate(jobs.submit_s.tolist()):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from training.judges.risk_runs import EVERY_MS, WatchedRun, judge_run
-from training.reports.results import Results
-from training.sets.fault_runs import RunTruth
+from fleetcast.training.judges.risk_runs import EVERY_MS, WatchedRun, judge_run
+from fleetcast.training.reports.results import Results
+from fleetcast.training.sets.fault_runs import RunTruth
 
 HOUR_MS = 3_600_000
 NODES = ("n0", "n1", "n2")

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from training.judges.site_year import YOUNG, end_of_youth, evaluate_year
-from training.sets.simulated_year import plan_of, simulated_year
+from fleetcast.training.judges.site_year import YOUNG, end_of_youth, evaluate_year
+from fleetcast.training.sets.simulated_year import plan_of, simulated_year
 
 
 def test_a_seed_gives_the_same_year_again_and_another_one_other_rates():
@@ -22,7 +22,9 @@ def test_failures_end_and_nodes_that_are_away_have_no_row():
 
 
 def test_the_judge_says_when_the_gate_opens_and_when_it_does_not(monkeypatch):
-    monkeypatch.setattr("training.judges.site_year.plan_of", lambda nodes, seed: plan_of(nodes, 150, seed, faults=6.0))
+    monkeypatch.setattr(
+        "fleetcast.training.judges.site_year.plan_of", lambda nodes, seed: plan_of(nodes, 150, seed, faults=6.0)
+    )
     said = []
     results = evaluate_year(40, 1, said.append)
     assert any(line.startswith("gate, whole year: serves: log loss") for line in said)

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from fleet.samples import EntityKind
-from fleet.topology import NodeSpec, Topology
-from models.risk.score import ScoredFleet
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.training.replay.dataset import ExporterPage, PageObserver
 from tests.ingest.amd_pages import amd_page
-from training.replay.dataset import ExporterPage, PageObserver
 
 START_MS = 1_789_000_000_000
 SCRAPE_MS = 15_000

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from cli.train import simulate_rows
-from cli.watch import SimulatedJobs
-from models.risk.node_risk import score_nodes
-from simulator.faults import FaultSettings
-from simulator.magnitudes import DECOY_KINDS
-from training.replay.dataset import PageObserver
+from fleetcast.cli.lab.train import simulate_rows
+from fleetcast.cli.lab.watch import SimulatedJobs
+from fleetcast.models.risk.node_risk import score_nodes
+from fleetcast.simulator.faults.faults import FaultSettings
+from fleetcast.simulator.faults.magnitudes import DECOY_KINDS
+from fleetcast.training.replay.dataset import PageObserver
 
 START_MS = 1_750_000_000_000
 SCRAPE_MS = 15_000

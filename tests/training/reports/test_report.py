@@ -6,13 +6,13 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from fleetcast.training.reports.contests import MAIN, contests, lead, level, lost, pooled, sentences, won, words_of
+from fleetcast.training.reports.fans import courses, served
+from fleetcast.training.reports.page import Raw, table, text_of
+from fleetcast.training.reports.plots import STANDS_FOR, calibration_svg, lines_svg
+from fleetcast.training.reports.report import report_html
+from fleetcast.training.reports.results import ResultRow, Results
 from tests.training.made_results import demand_results, duration_results, start_results
-from training.reports.contests import MAIN, contests, lead, level, lost, pooled, sentences, won, words_of
-from training.reports.fans import courses, served
-from training.reports.page import Raw, table, text_of
-from training.reports.plots import STANDS_FOR, calibration_svg, lines_svg
-from training.reports.report import report_html
-from training.reports.results import ResultRow, Results
 
 VOID = {"meta", "path", "use", "rect", "br"}
 

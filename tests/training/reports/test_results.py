@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fleetcast.training.reports.results import FEWEST, interval
 from tests.fuzz.bounds import examples
-from training.reports.results import FEWEST, interval
 
 numbers = st.floats(0, 1e6) | st.just(0.0)
 pairs = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=120)

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
+from fleetcast.training.sets.demand_sets import capped, read_panels
 from tests.training.demand_folders import flows, nodes, times, write, write_split
-from training.sets.demand_sets import capped, read_panels
 
 
 def by_target(sets):

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from fleet.entities import Entities
-from fleet.errors import ConfigError
-from fleet.metrics import METRICS, metric_row
-from fleet.samples import EntityKind
-from simulator.fault_file import parse_fault_file
-from simulator.instrument import simulate_faults
-from training.sets.dropped import DEFAULT_COUNTERS, DROPS, SCRAPES, dropped_metrics
-from training.sets.fault_runs import FaultRun, read_fault_runs
+from fleetcast.cli.main import app
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.simulator.faults.fault_file import parse_fault_file
+from fleetcast.simulator.instrument import simulate_faults
+from fleetcast.training.sets.dropped import DEFAULT_COUNTERS, DROPS, SCRAPES, dropped_metrics
+from fleetcast.training.sets.fault_runs import FaultRun, read_fault_runs
 
 WORLD = 'name = "bare"\nhours = 0.1\ninterval_s = 60\n[fleet]\nnodes = 2\n[draw]\nscale = 0.0\n'
 GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE

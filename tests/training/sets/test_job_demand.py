@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from training.sets.demand_sets import read_panels
+from fleetcast.cli.main import app
+from fleetcast.training.sets.demand_sets import read_panels
 
 HEADER = "JobIDRaw|JobID|User|State|Submit|Start|End|AllocTRES|Partition|NNodes"
 # bins of ten minutes:  10:00  10:10  10:20  10:30  10:40
@@ -86,13 +86,13 @@ def sacct_of_days(days: int) -> str:
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "backtest"])
 def test_one_sacct_file_trains_and_judges_demand(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from models.demand.boosting import Settings
+    from fleetcast.models.demand.boosting import Settings
 
     small = Settings(trees=2, rows=300, threads=1)
-    monkeypatch.setattr("training.judges.demand.TREES", small)
-    monkeypatch.setattr("training.judges.demand.WARM_TREES", small)
-    monkeypatch.setattr("training.judges.demand.HORIZONS_S", (3600,))
-    monkeypatch.setattr("training.fits.retrain.fit_demand", lambda sets, seed, say: fitted(sets, seed, small))
+    monkeypatch.setattr("fleetcast.training.judges.demand.TREES", small)
+    monkeypatch.setattr("fleetcast.training.judges.demand.WARM_TREES", small)
+    monkeypatch.setattr("fleetcast.training.judges.demand.HORIZONS_S", (3600,))
+    monkeypatch.setattr("fleetcast.training.fits.retrain.fit_demand", lambda sets, seed, say: fitted(sets, seed, small))
     data, models, split = imported(tmp_path, sacct_of_days(8)), str(tmp_path / "models"), tmp_path / "split"
     words = {
         "train": ["train", "demand", "--data", str(data), "--models", models, "--no-promote"],
@@ -116,9 +116,9 @@ def test_one_sacct_file_trains_and_judges_demand(command: str, tmp_path: Path, m
 
 
 def fitted(sets, seed, settings):  # type: ignore[no-untyped-def]
-    from models.demand.features import FEATURES
-    from models.demand.trees import DemandTrees
-    from training.fits.retrain import FitResult
+    from fleetcast.models.demand.features import FEATURES
+    from fleetcast.models.demand.trees import DemandTrees
+    from fleetcast.training.fits.retrain import FitResult
 
     panels = [row.panel for row in sets]
     model = DemandTrees(seed, settings).fit(panels, [panel.bins for panel in panels])

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from training.sets.job_sets import read_job_sets, read_jobs, slurm_limit_s
+from fleetcast.training.sets.job_sets import read_job_sets, read_jobs, slurm_limit_s
 
 SWF = {"wait_s": 5, "procs_alloc": 2, "procs_req": 4, "time_req_s": 600, "status": 1, "user": 7, "group": -1}
 

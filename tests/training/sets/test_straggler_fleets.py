@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from simulator.fault_file import parse_fault_file
-from simulator.instrument import simulate_faults
-from training.judges.findings import Findings
-from training.reports.results import ResultRow, Results
-from training.sets import straggler_fleets
-from training.sets.fault_runs import RunTruth, read_fault_runs
-from training.sets.straggler_fleets import BLAMED, OURS, FlaggedRun, judge_fleets
+from fleetcast.simulator.faults.fault_file import parse_fault_file
+from fleetcast.simulator.instrument import simulate_faults
+from fleetcast.training.judges.findings import Findings
+from fleetcast.training.reports.results import ResultRow, Results
+from fleetcast.training.sets import straggler_fleets
+from fleetcast.training.sets.fault_runs import RunTruth, read_fault_runs
+from fleetcast.training.sets.straggler_fleets import BLAMED, OURS, FlaggedRun, judge_fleets
 
 WORLD = """name = "{name}"
 hours = 0.8

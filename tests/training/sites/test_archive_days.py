@@ -4,24 +4,24 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from features.store import WindowStore
-from fleet.entities import Entities
-from fleet.errors import FleetcastError
-from fleet.events import NodeEvent
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Topology
-from ingest.archive.archive import Archive, ArchiveLimits
-from ingest.archive.files import DAY_MS, ArchiveFiles
-from ingest.archive.read import ArchiveSpan
-from ingest.source import Batch
-from models.risk.rules import ROW
-from models.risk.site_risk import SITE_FEATURES
-from models.versions.registry import Registry
-from service.pipeline.state import FleetState
-from training.sites.archive_days import node_names, read_days, scrape_interval_s
-from training.sites.site_days import SiteDays
+from fleetcast.cli.main import app
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.fleet.events import NodeEvent
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Topology
+from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
+from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles
+from fleetcast.ingest.archive.read import ArchiveSpan
+from fleetcast.ingest.source import Batch
+from fleetcast.models.risk.rules import ROW
+from fleetcast.models.risk.site_risk import SITE_FEATURES
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.pipeline.state import FleetState
+from fleetcast.training.sites.archive_days import node_names, read_days, scrape_interval_s
+from fleetcast.training.sites.site_days import SiteDays
 
 T0 = 1_795_219_200_000 // DAY_MS * DAY_MS
 MINUTE_MS = 60_000

@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from features.demand_series import TARGETS
-from fleet.errors import FleetcastError
-from fleet.events import Started, Submitted
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from ingest.archive.archive import Archive, ArchiveLimits
-from ingest.archive.files import DAY_MS, ArchiveFiles
-from ingest.archive.read import ArchiveSpan
+from fleetcast.features.demand_series import TARGETS
+from fleetcast.fleet.errors import FleetcastError
+from fleetcast.fleet.events import Started, Submitted
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
+from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles
+from fleetcast.ingest.archive.read import ArchiveSpan
+from fleetcast.training.sites.archive_history import full_bins, read_history
 from tests.training.made_archive import T0, events_of, live
-from training.sites.archive_history import full_bins, read_history
 
 
 def test_the_panel_of_an_archive_is_the_one_that_the_live_series_had(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fleet.errors import ConfigError, FleetcastError
-from fleet.events import Finished, Preempted, Started, Submitted
-from fleet.jobs import JobTable
-from training.sites.histories import LAST_MS, TrainingInputs, job_table, moment_ms
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+from fleetcast.fleet.events import Finished, Preempted, Started, Submitted
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.training.sites.histories import LAST_MS, TrainingInputs, job_table, moment_ms
 
 T0 = 1_760_000_000_000
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.nodes import FAILURE_EXPECTED
-from schedulers.nodes import MARK, SLINKY
-from service.board.board import BoardWriter, Section
+from fleetcast.fleet.nodes import FAILURE_EXPECTED
+from fleetcast.schedulers.nodes import MARK, SLINKY
+from fleetcast.service.board.board import BoardWriter, Section
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.outside.helm.chart import ADAPTERS, CHART, NAMESPACE, RELEASE, HelmChart, adapters, only
 from tests.integration.outside.helm.cluster import ACCOUNT, MERGE, NODES, applied, defined, downloaded, may
@@ -111,7 +111,7 @@ class MarkingRelease:
 
     def _fleetcast(self, *words: str) -> list[str]:
         state = ["--config", str(self.folder / "config.toml"), "--state", str(self.folder / "state")]
-        return [sys.executable, "-m", "cli.main", *words, *state]
+        return [sys.executable, "-m", "fleetcast.cli.main", *words, *state]
 
     def publish(self, **risk: float) -> None:
         now_ms = time.time_ns() // 1_000_000

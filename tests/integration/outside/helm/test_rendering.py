@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.errors import ConfigError
-from service.config import GRPC_SERVICES, Config, load_config
-from service.doors import WRITERS, open_doors
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.service.config import GRPC_SERVICES, Config, load_config
+from fleetcast.service.doors import WRITERS, open_doors
 from tests.integration.outside.helm.chart import ADAPTERS, CHART, HelmChart, adapters, only
 
 pytestmark = pytest.mark.outside

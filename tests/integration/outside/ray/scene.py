@@ -16,8 +16,8 @@ from typing import Any
 
 import tomli_w
 
-from fleet.clock import SystemClock
-from schedulers.weather import DemandKey
+from fleetcast.fleet.clock import SystemClock
+from fleetcast.schedulers.weather import DemandKey
 from tests.integration.forecast_board import ForecastBoard
 from tests.integration.outside.namespace import Namespace
 
@@ -56,7 +56,7 @@ class Scene:
         return process
 
     def start_api(self) -> subprocess.Popen[str]:
-        run = (sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", self._config)
+        run = (sys.executable, "-m", "fleetcast.cli.main", "run", "--role", "api", "--config", self._config)
         return self.start("api", *run)
 
     def start_bad(self, what: str) -> subprocess.Popen[str]:

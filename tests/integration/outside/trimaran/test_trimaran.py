@@ -17,7 +17,7 @@ import pytest
 import tomli_w
 import yaml
 
-from service.board.board import BoardWriter, Section
+from fleetcast.service.board.board import BoardWriter, Section
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane
@@ -54,7 +54,7 @@ class Forecaster:
                 [
                     sys.executable,
                     "-m",
-                    "cli.main",
+                    "fleetcast.cli.main",
                     "run",
                     "--role",
                     "api",

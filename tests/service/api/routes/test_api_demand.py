@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from service.api.routes import demand_examples
-from service.board.board import BoardWriter
-from service.pipeline.demand.sections import demand_sections
+from fleetcast.service.api.routes import demand_examples
+from fleetcast.service.board.board import BoardWriter
+from fleetcast.service.pipeline.demand.sections import demand_sections
 from tests.service import api_world
 from tests.service.api.test_api import Client, client, problem  # noqa: F401
 from tests.service.api_world import NOW_MS, demand_row

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from features.run_past import LEVELS
-from features.similarity import kinds
-from fleet.clock import ManualClock
-from fleet.requests import PlacementRequest
-from service.api.app import create_app
-from service.api.estimates import NO_READINGS, NO_RUNS, Start, sentence, shape_of_request, span
-from service.board.board import BoardWriter, Section
-from service.board.kind_tables import PEAK, RUN, RUNS_SEEN, RunTime, table_sections
+from fleetcast.features.past_runs import shape_of_request
+from fleetcast.features.run_past import LEVELS
+from fleetcast.features.similarity import kinds
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.estimates import NO_READINGS, NO_RUNS, Start, sentence, span
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.board.kind_tables import PEAK, RUN, RUNS_SEEN, RunTime, table_sections
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, job_row, running, sections
 
 REQUEST = {"request_id": "train-7", "user": "ada", "queue": "train", "gang": 2, "gpus_per_node": 8}

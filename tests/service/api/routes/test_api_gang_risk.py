@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from service.api.app import create_app
-from service.api.routes import gang_risk
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.routes import gang_risk
 from tests.service.api_world import NODES, NOW_MS, Client, config, publish
 
 

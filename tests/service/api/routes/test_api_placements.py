@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.clock import ManualClock
-from service.api.app import create_app
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.service.api.app import create_app
 from tests.fuzz.bounds import examples
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running
 

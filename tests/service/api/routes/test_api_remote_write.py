@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from ingest.inbox.inbox import InboxSource
-from ingest.pages.exporters import ExporterResolver
-from ingest.remote_write.decoder import WriteDecoder
-from ingest.source import Batch
-from service.api.app import create_app
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.source import Batch
+from fleetcast.service.api.app import create_app
 from tests.ingest.write_requests import T0, Row, gpu, message_v1, message_v2, packed
 from tests.service.api_world import NOW_MS, Client, config
 

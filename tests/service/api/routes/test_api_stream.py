@@ -4,9 +4,9 @@ import asyncio
 import json
 from pathlib import Path
 
-from service.api.broadcaster import EventBroadcaster
-from service.board.board import Section
-from service.board.cache import BoardCache
+from fleetcast.service.api.broadcaster import EventBroadcaster
+from fleetcast.service.board.board import Section
+from fleetcast.service.board.cache import BoardCache
 from tests.service.api_world import NOW_MS, publish, sections
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.events import NodeEvent, Started, Submitted
-from fleet.requests import Gang, RankPlacement
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch, MemorySource
-from service.api.app import create_app
-from service.api.routes.drain import Drain, _since_checkpoint
-from service.api.routes.timeline import NodeTimeline
-from service.pipeline.node_past import NodePasts
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import NodeEvent, Started, Submitted
+from fleetcast.fleet.requests import Gang, RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.service.api.app import create_app
+from fleetcast.service.api.routes.drain import Drain, _since_checkpoint
+from fleetcast.service.api.routes.timeline import NodeTimeline
+from fleetcast.service.pipeline.node_past import NodePasts
+from fleetcast.service.pipeline.pipeline import Pipeline
 from tests.service.api_world import Client, FakePlacer, config, publish, running
 
 NOW_MS = 1_789_000_000_000

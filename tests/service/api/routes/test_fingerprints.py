@@ -8,23 +8,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from features import job_window
-from features.store import WindowStore
-from fleet.clock import ManualClock
-from fleet.entities import Entities
-from fleet.events import Checkpoint, JobEvent, Phase, Started, Step, StepParts, Submitted
-from fleet.jobs import decode_job, encode_job
-from fleet.metrics import metric_row
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind, SampleBatch
-from fleet.topology import Level, NodeSpec, Topology
-from ingest.source import Batch
-from service.answers.fingerprints import Fingerprint
-from service.api.app import create_app
-from service.pipeline.jobs import fingerprints
-from service.pipeline.jobs.fingerprint_answers import JobCopy, fingerprint_of
-from service.pipeline.jobs.fingerprints import Fingerprints
-from service.pipeline.state import FleetState
+from fleetcast.features import job_window
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Checkpoint, JobEvent, Phase, Started, Step, StepParts, Submitted
+from fleetcast.fleet.jobs import decode_job, encode_job
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.source import Batch
+from fleetcast.service.answers.fingerprints import Fingerprint
+from fleetcast.service.api.app import create_app
+from fleetcast.service.pipeline.jobs import fingerprints
+from fleetcast.service.pipeline.jobs.fingerprint_answers import JobCopy, fingerprint_of
+from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
+from fleetcast.service.pipeline.state import FleetState
 from tests.service.api_world import Client, config, publish
 
 NOW_MS = 1_760_000_000_000

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.entities import MAX_NAME_LENGTH
-from fleet.events import Finished, Started, Step, StepParts, Submitted
-from fleet.metrics import metric_row
-from fleet.requests import RankPlacement
-from fleet.samples import EntityKind, SampleBatch
-from ingest.source import Batch
-from service.api.app import create_app
-from service.pipeline.jobs.interference import Known, blamed
-from service.pipeline.jobs.isolation import IsolationExpectation, ObservedGpu, checks, gib_of_profile, verdict
-from service.pipeline.pipeline import Pipeline
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import MAX_NAME_LENGTH
+from fleetcast.fleet.events import Finished, Started, Step, StepParts, Submitted
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.ingest.source import Batch
+from fleetcast.service.api.app import create_app
+from fleetcast.service.pipeline.jobs.interference import Known, blamed
+from fleetcast.service.pipeline.jobs.isolation import IsolationExpectation, ObservedGpu, checks, gib_of_profile, verdict
+from fleetcast.service.pipeline.pipeline import Pipeline
 from tests.service.api_world import Client, config
 from tests.service.runs_world import GIB, NOW_MS, pipeline_in
 

@@ -8,28 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from features import demand_series
-from features.pool_inventory import PoolInventory
-from features.serving import ServedInstance
-from fleet.clock import ManualClock, SystemClock
-from fleet.events import Finished, Queued, Started, Submitted
-from fleet.jobs import JobAttempt
-from fleet.tellers import REQUESTED
-from fleet.topology import NodeSpec, Topology
-from ingest.source import Batch
-from models.demand.forecaster import BIN_MS, HORIZONS_S, DemandForecaster, SeriesKey
-from models.forecast import QUANTILES
-from models.versions.card import Card
-from models.versions.registry import Registry
-from service.board.board import Board, Section, encode_board
-from service.config import Config
-from service.pipeline.demand import forecasts
-from service.pipeline.demand.forecasts import PERIOD_S, DemandForecasts, TickStamp
-from service.pipeline.demand.histories import everybody, last_ten, read_histories
-from service.pipeline.demand.metrics import parts_page, trees_page
-from service.pipeline.demand.sections import SECTIONS, demand_fan, demand_keys, demand_rows, demand_sections
-from service.pipeline.demand.served_trees import ServedTrees
-from service.pipeline.snapshot import SavedState, Snapshot
+from fleetcast.features import demand_series
+from fleetcast.features.pool_inventory import PoolInventory
+from fleetcast.features.serving import ServedInstance
+from fleetcast.fleet.clock import ManualClock, SystemClock
+from fleetcast.fleet.events import Finished, Queued, Started, Submitted
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.tellers import REQUESTED
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.ingest.source import Batch
+from fleetcast.models.demand.forecaster import BIN_MS, HORIZONS_S, DemandForecaster, SeriesKey
+from fleetcast.models.forecast import QUANTILES
+from fleetcast.models.versions.card import Card
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.board.board import Board, Section, encode_board
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.demand import forecasts
+from fleetcast.service.pipeline.demand.forecasts import PERIOD_S, DemandForecasts, TickStamp
+from fleetcast.service.pipeline.demand.histories import everybody, last_ten, read_histories
+from fleetcast.service.pipeline.demand.metrics import parts_page, trees_page
+from fleetcast.service.pipeline.demand.sections import SECTIONS, demand_fan, demand_keys, demand_rows, demand_sections
+from fleetcast.service.pipeline.demand.served_trees import ServedTrees
+from fleetcast.service.pipeline.snapshot import SavedState, Snapshot
 
 NOW_MS = 2_916_000 * BIN_MS
 MINUTE_MS = 60_000
@@ -199,7 +199,7 @@ def test_while_gates_have_a_history_to_learn_forecasts_follow_faster(
             raise asyncio.CancelledError
 
     monkeypatch.setattr(made, "forecast", nothing)
-    monkeypatch.setattr("service.pipeline.demand.forecasts.asyncio.sleep", rest)
+    monkeypatch.setattr("fleetcast.service.pipeline.demand.forecasts.asyncio.sleep", rest)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(made.work(it.state))
     assert rests[0] < PERIOD_S / 2 < rests[1]
@@ -315,9 +315,11 @@ def test_trees_forecast_after_what_they_learnt_and_sick_ones_do_not(
     assert np.isnan(trees.forecast(panel, origins, (1, 6))).all()
     monkeypatch.setattr(Registry, "current_version", lambda self, kind: "0007")
     monkeypatch.setattr(Registry, "current", lambda self, kind: tmp_path / "0007")
-    monkeypatch.setattr("service.pipeline.demand.served_trees.load_trees", lambda folder: (model, NOW_MS - 10 * BIN_MS))
+    monkeypatch.setattr(
+        "fleetcast.service.pipeline.demand.served_trees.load_trees", lambda folder: (model, NOW_MS - 10 * BIN_MS)
+    )
     card = Card(kind="demand", created_ms=0, made_by="a test", seed=0, fitted_until_ms=0)
-    monkeypatch.setattr("service.pipeline.demand.served_trees.read_card", lambda folder: card)
+    monkeypatch.setattr("fleetcast.service.pipeline.demand.served_trees.read_card", lambda folder: card)
     assert trees.refresh()
     assert not trees.refresh()
     assert trees.version == "demand-0007"

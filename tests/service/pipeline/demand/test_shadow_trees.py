@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.forecast import QUANTILES, Panel
-from models.versions.card import Card, GateVerdict, TargetVerdict
-from models.versions.registry import Registry
-from service.answers.fitted_models import ShadowModel
-from service.config import Config
-from service.pipeline.demand import served_trees
-from service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, shadow_of
-from service.pipeline.model_monitor import ModelMonitor
-from service.pipeline.stateful import demand_forecaster
+from fleetcast.models.forecast import QUANTILES, Panel
+from fleetcast.models.versions.card import Card, GateVerdict, TargetVerdict
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.answers.fitted_models import ShadowModel
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.demand import served_trees
+from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, shadow_of
+from fleetcast.service.pipeline.model_monitor import ModelMonitor
+from fleetcast.service.pipeline.stateful import demand_forecaster
 
 CARD = Card(kind="demand", created_ms=0, made_by="a test", seed=0, fitted_until_ms=0)
 PANEL = Panel("running", ("a",), 600, 0, np.arange(300.0)[None], np.full(1, np.nan))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from features.co_runs import CoRuns
-from service.pipeline.jobs import interference
+from fleetcast.features.co_runs import CoRuns
+from fleetcast.service.pipeline.jobs import interference
 from tests.service.api.routes.test_interference import Fleet
 
 

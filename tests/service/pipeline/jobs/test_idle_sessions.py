@@ -5,11 +5,11 @@ import asyncio
 import numpy as np
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from service.pipeline.jobs.fingerprints import Fingerprints
-from service.pipeline.state import FleetState
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
+from fleetcast.service.pipeline.state import FleetState
 from tests.service.api.routes.test_fingerprints import NOW_MS, start, tell, world
 
 

@@ -6,14 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from features.job_past import LONGEST_MS, JobPast, extend_past
-from features.job_window import GPU_METRICS, JobWindow
-from fleet.clock import ManualClock
-from fleet.events import Checkpoint
-from fleet.metrics import metric_row
-from fleet.samples import EntityKind, SampleBatch
-from service.answers.fingerprints import Fingerprint
-from service.pipeline.jobs.fingerprints import Fingerprints
+from fleetcast.features.job_past import LONGEST_MS, JobPast, extend_past
+from fleetcast.features.job_window import GPU_METRICS, JobWindow
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import Checkpoint
+from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.service.answers.fingerprints import Fingerprint
+from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
 from tests.service.api.routes.test_fingerprints import NOW_MS, start, tell, world
 
 DEFAULT = ("tensor_active", "gpu_util", "power_w", "energy_j")  # what exporters send without a list of their own

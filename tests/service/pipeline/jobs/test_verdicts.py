@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from features.ended_jobs import ENDED_RETENTION_MS
-from fleet.events import Finished, Started
-from fleet.jobs import JobAttempt
-from fleet.topology import NodeSpec, Topology
-from models.risk.score import ScoredFleet
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
-from service.pipeline.jobs import verdicts
-from service.pipeline.jobs.verdicts import SLOW_RETENTION_MS, Verdicts
-from service.pipeline.tick import Tick
+from fleetcast.features.ended_jobs import ENDED_RETENTION_MS
+from fleetcast.fleet.events import Finished, Started
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.models.risk.score import ScoredFleet
+from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
+from fleetcast.service.pipeline.jobs import verdicts
+from fleetcast.service.pipeline.jobs.verdicts import SLOW_RETENTION_MS, Verdicts
+from fleetcast.service.pipeline.tick import Tick
 from tests.service.ticks import tick_of
 
 NOW_MS = 1_589_310_000_000

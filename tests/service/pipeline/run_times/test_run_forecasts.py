@@ -10,21 +10,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from features.past_runs import COLUMN, FEATURES, JobShape
-from features.run_past import LEVELS
-from features.similarity import kinds
-from fleet.errors import ModelError
-from fleet.samples import EntityKind
-from ingest.source import Batch
-from models.run_times.duration import DurationModel
-from models.run_times.rows import RunRows
-from models.versions.card import Card
-from models.versions.registry import Registry
-from service.board.kind_tables import needs, run_time
-from service.pipeline.pipeline import Pipeline
-from service.pipeline.run_times.forecasts import RunForecasts
-from service.pipeline.run_times.model import BASELINE, ServedRunModel
-from service.pipeline.run_times.record import RunTimeRecord, issue_run_time
+from fleetcast.features.past_runs import COLUMN, FEATURES, JobShape
+from fleetcast.features.run_past import LEVELS
+from fleetcast.features.similarity import kinds
+from fleetcast.fleet.errors import ModelError
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.source import Batch
+from fleetcast.models.run_times.duration import DurationModel
+from fleetcast.models.run_times.rows import RunRows
+from fleetcast.models.versions.card import Card
+from fleetcast.models.versions.registry import Registry
+from fleetcast.service.board.kind_tables import needs, run_time
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.pipeline.run_times.forecasts import RunForecasts
+from fleetcast.service.pipeline.run_times.model import BASELINE, ServedRunModel
+from fleetcast.service.pipeline.run_times.record import RunTimeRecord, issue_run_time
 from tests.service.runs_world import (
     NOW_MS,
     batch,
@@ -195,7 +195,7 @@ def test_a_kind_is_not_capped_by_the_limit_of_its_newest_job(tmp_path: Path) -> 
 def test_submissions_without_a_run_do_not_push_out_what_is_known_of_kinds_with_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.pipeline.run_times.record.MOST_KINDS", 8)
+    monkeypatch.setattr("fleetcast.service.pipeline.run_times.record.MOST_KINDS", 8)
     ada, record = JobShape(user="ada", name="train-5", queue="train", gpus=2), RunTimeRecord()
     record.mark_due(ada)
     record.mark_due(ada, is_over=True)
@@ -330,7 +330,7 @@ def served(monkeypatch: pytest.MonkeyPatch, folder: Path, **models: Any) -> tupl
             raise ModelError(f"{path.name} is damaged")
         return models[path.name]
 
-    monkeypatch.setattr("service.pipeline.run_times.model.load_model", load)
+    monkeypatch.setattr("fleetcast.service.pipeline.run_times.model.load_model", load)
     registry = Registered(folder)
     return registry, ServedRunModel(registry)
 
@@ -388,7 +388,7 @@ def test_many_jobs_are_told_of_in_one_call(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_gpu_memory_travels_between_pipelines() -> None:
-    from service.pipeline.reports import SHOWN
+    from fleetcast.service.pipeline.reports import SHOWN
 
     assert {"fb_used_bytes", "power_w"} <= set(SHOWN[EntityKind.GPU])
 

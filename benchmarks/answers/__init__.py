@@ -1,0 +1,1 @@
+"""Benchmarks of answers: the API, decisions, queues and adapters."""

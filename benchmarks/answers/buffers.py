@@ -1,0 +1,148 @@
+"""Idle node-hours and cold starts, with a forecast buffer, a static buffer and none.
+
+A play has two weeks of history, then SIZES days in bins of ten minutes. A machine has eight GPUs, and
+is there one bin after it was ordered: that is its cold start. A machine that is not wanted goes at the
+end of a bin. A node cold-starts if GPUs are wanted in a bin for which no machine is there. The forecast
+buffer is the adapter `buffers` with the product's own forecasts. The static buffers keep 0, 1, 2, …
+machines ready. There are two demands: a pool of served models, drawn from a seed, and demand/earth
+below FLEETCAST_DATA (GPUs that run and wait, of all its clusters).
+
+    cold starts           the peer has no buffer
+    cold starts, as dear  the peer is the largest static buffer with no more idle node-hours
+    idle, as good         idle node-hours; the peer is the smallest static buffer with no more cold starts
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.benchmarks.kit.case import record
+from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
+from fleetcast.schedulers.buffers import GPUS, POOL, REPLICAS, CapacityBuffers
+from fleetcast.schedulers.weather import DemandKey, Weather
+
+SIZES = (7,)  # days that are played
+DAY, WINDOW, MINUTES = 144, 28 * 144, 1440
+HISTORY_DAYS = 14
+NODE_GPUS, BIN_H = 8, 1 / 6
+FIRST_BIN = 2_916_000
+EARTH = "demand/earth"
+MOST_STATIC = 200
+Array = NDArray[np.float64]
+
+
+class BufferPlay(NamedTuple):
+    """The result of a whole play. cold: nodes that were wanted before they were there."""
+
+    cold: int
+    idle_h: float
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Yield three records for each demand and each number of days."""
+    for name, wanted in demands():
+        for days in sizes:
+            yield from _compared(name, wanted[: (HISTORY_DAYS + days) * DAY], days)
+
+
+def _compared(name: str, wanted: Array, days: int) -> Iterator[dict[str, Any]]:
+    cpu_s = time.process_time()
+    ahead = play(wanted, days, ForecastBuffer(wanted))
+    cpu_s = time.process_time() - cpu_s
+    static = [play(wanted, days, always(nodes)) for nodes in range(MOST_STATIC)]
+    none = static[0]
+    assert ahead.cold < none.cold, f"{ahead} avoids nothing of {none}"
+    as_dear = max((one for one in enumerate(static) if one[1].idle_h <= ahead.idle_h), default=(0, none))
+    as_good = next((one for one in enumerate(static) if one[1].cold <= ahead.cold), (MOST_STATIC - 1, static[-1]))
+    size = {"days": days, "none_idle_h": round(none.idle_h), "static_idle_h": round(as_dear[1].idle_h)}
+    for case, peer in (
+        ("cold starts", ("no buffer", float(none.cold))),
+        ("cold starts, as dear", (f"{as_dear[0]} nodes always", float(as_dear[1].cold))),
+    ):
+        yield record("buffers", f"{name}: {case}", size, [float(ahead.cold)], "nodes", cpu_s=cpu_s, peer=peer)
+    peer = (f"{as_good[0]} nodes always", as_good[1].idle_h)
+    yield record("buffers", f"{name}: idle, as good", size, [ahead.idle_h], "node-h", cpu_s=cpu_s, peer=peer)
+
+
+def play(wanted: Array, days: int, buffer: Callable[[int], int]) -> BufferPlay:
+    """buffer: machines to have ready beyond those wanted, at the end of a bin of `wanted`."""
+    nodes = np.ceil(wanted / NODE_GPUS).astype(int)
+    first = len(wanted) - days * DAY
+    there, cold, idle = int(nodes[first - 1]) + buffer(first - 1), 0, 0
+    for at in range(first, len(wanted)):
+        cold += max(0, int(nodes[at]) - there)
+        idle += max(0, there - int(nodes[at]))
+        there = int(nodes[at]) + buffer(at)
+    return BufferPlay(cold, idle * BIN_H)
+
+
+def always(nodes: int) -> Callable[[int], int]:
+    """Return a static buffer."""
+    return lambda _bin: nodes
+
+
+class ForecastBuffer:
+    """Replicas of one buffer, by the adapter and the forecasts of a pipeline that has seen the history."""
+
+    def __init__(self, wanted: Array) -> None:
+        self._wanted = wanted
+        self._forecaster = DemandForecaster()
+        self._adapter, self._seen = CapacityBuffers(), {"serve/ahead": {POOL: "serve", GPUS: str(NODE_GPUS)}}
+
+    def __call__(self, bin: int) -> int:
+        now_ms = (FIRST_BIN + bin + 1) * BIN_MS - 1
+        histories = [self._histories(bin)]
+        rows = self._forecaster.update(histories, now_ms)
+        while self._forecaster.is_behind:  # the first call of all finds a history to learn
+            rows = self._forecaster.update(histories, now_ms)
+        demand = {DemandKey(row.queue, row.class_, row.group, row.target): row for row in rows}
+        values = self._seen["serve/ahead"]
+        for write in self._adapter.wishes(Weather(bin, now_ms, now_ms, None, demand), self._seen):
+            values.pop(REPLICAS, None)
+            values |= {} if write.value is None else {REPLICAS: write.value}
+        return int(values.get(REPLICAS, 0))
+
+    def _histories(self, bin: int) -> Histories:
+        known = self._wanted[max(0, bin + 1 - WINDOW) : bin + 1]
+        ten_minute = np.full((1, WINDOW), np.nan)
+        ten_minute[0, WINDOW - len(known) :] = known
+        minutes = np.repeat(ten_minute[:, -MINUTES // 10 :], 10, axis=1)
+        covariates = {name: np.full_like(ten_minute, np.nan) for name in ("running", "queued", "arriving")}
+        return Histories("wanted", (SeriesKey("serve"),), minutes, ten_minute, np.full(1, np.nan), covariates)
+
+
+def demands() -> Iterator[tuple[str, Array]]:
+    """(name, GPUs wanted at the end of each bin of ten minutes)."""
+    yield "made up", made_up(HISTORY_DAYS + max(SIZES), seed=1)
+    folder = Path(os.environ.get("FLEETCAST_DATA", "../shared/data")) / EARTH
+    if folder.is_dir():
+        yield EARTH, earth(folder)
+
+
+def made_up(days: int, seed: int) -> Array:
+    """Return the demand of served models: a day's wave, quiet weekends, more from nine o'clock on, bursts."""
+    rng = np.random.default_rng(seed)
+    hour = np.arange(days * DAY) * BIN_H
+    wave = 1 + 0.5 * np.sin(2 * np.pi * (hour % 24 - 8) / 24)
+    week = np.where(hour // 24 % 7 >= 5, 0.7, 1.0)
+    office = np.where((hour % 24 >= 9) & (hour % 24 < 18), 1.25, 1.0)
+    bursts = np.zeros(len(hour))
+    for at in rng.choice(len(hour), len(hour) // 48, replace=False).tolist():
+        bursts[at : at + rng.integers(2, 9)] += 64
+    level = 256 * wave * week * office * np.exp(rng.normal(0, 0.02, len(hour)))
+    return np.round(level + bursts)
+
+
+def earth(folder: Path) -> Array:
+    from fleetcast.training.sets.data_folders import is_table, read_table
+
+    (table,) = [read_table(path) for path in sorted(folder.iterdir()) if is_table(path)]
+    summed = table.groupby("time")[["running_gpu_num", "pending_gpu_num"]].sum().sum(axis=1)
+    by_bin = np.asarray(summed.sort_index(), np.float64)[9::10]
+    assert len(by_bin) > HISTORY_DAYS * DAY, f"{EARTH} has only {len(by_bin)} bins"
+    return by_bin

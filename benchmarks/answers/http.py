@@ -1,0 +1,155 @@
+"""`GET /v1/nodes/{node}` of a real api process: as many as it can on one core, and the tail at 2,000 a second.
+
+One body in a hundred is checked. In the closed loop the board is swapped every second; beside the open loop a pipeline
+ticks. The generator has a core of its own; with two cores the pipeline shares the server's. The peer is a FastAPI
+handler that returns the same document. `cpu_s` is the server's, in the best run.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.load import Ask, Check, LoadResult, closed_loop, get, open_loop
+from fleetcast.benchmarks.kit.service import BoardProcess, ServerProcess, beside_the_server, free_port
+from fleetcast.service.board.board import Board, BoardReader
+
+SIZES = (1_000, 10_000, 80_000)
+GPUS_PER_NODE = 8
+CONNECTIONS = 32
+CHECK_EVERY = 100
+CLOSED_S, OPEN_S = 3.0, 5.0
+RATE = 2_000.0
+REPEATS, MOST_REPEATS = 3, 12
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Three records a size in GPUs; 80,000 are 10,000 nodes."""
+    for gpus in sizes:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            with BoardProcess(folder, gpus) as board, beside_the_server():
+                yield from _cases(folder, board, {"gpus": gpus, "nodes": board.nodes})
+
+
+def _cases(folder: Path, board: BoardProcess, size: dict[str, int]) -> Iterator[dict[str, Any]]:
+    names = _latest(folder).names("names.node")
+    draw = NodeRequests(names)
+    board.say("swap")
+    with _peer(folder) as server:
+        server.wait(f"/v1/nodes/{names[0]}")
+        peer, _ = _closed(server, draw)
+    with ServerProcess.role("api", folder) as server:
+        server.wait(f"/v1/nodes/{names[0]}")
+        rates, cpu_s = _closed(server, draw)
+        assert len(draw.boards) > CLOSED_S, f"only {len(draw.boards)} boards were seen"
+        beside = ("FastAPI handler that returns a dict", max(peer))
+        yield record("http", "node, closed loop", size, rates, "requests/s", cpu_s=cpu_s[0], peer=beside)
+        yield record("http", "node, server CPU", size, cpu_s[1], "us/request", cpu_s=cpu_s[0])
+        swapped = _latest(folder).sequence
+        board.say("tick")
+        yield _open(server, draw, size | {"rate": round(RATE)}, lambda: _latest(folder).sequence > swapped)
+        board.say("rest")
+
+
+def _latest(folder: Path) -> Board:
+    board = BoardReader(folder / "board").latest()
+    assert board is not None
+    return board
+
+
+class NodeRequests:
+    """Requests for nodes drawn uniformly; `boards`: those that checked answers came from."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        rng = np.random.default_rng(1)
+        self._asks = [get(f"/v1/nodes/{name}") for name in names]
+        self._checked = [get(f"/v1/nodes/{name}", self._check(name)) for name in names]
+        self._rows: list[int] = rng.integers(0, len(names), 100_000).tolist()
+        self._next = 0
+        self.boards: set[bytes] = set()
+
+    def __call__(self) -> Ask:
+        self._next += 1
+        row = self._rows[self._next % len(self._rows)]
+        return self._asks[row] if self._next % CHECK_EVERY else self._checked[row]
+
+    def _check(self, name: str) -> Check:
+        def check(head: bytes, body: bytes) -> None:
+            document = json.loads(body)
+            assert document["node"] == name, document
+            assert len(document["gpus"]) == GPUS_PER_NODE, document
+            self.boards.add(head.partition(b"x-fleetcast-board: ")[2].partition(b"\r")[0])
+
+        return check
+
+
+def _closed(server: ServerProcess, draw: Callable[[], Ask]) -> tuple[list[float], tuple[float, list[float]]]:
+    """Return the requests per second of each run, CPU seconds of the best one, and microseconds per request of each."""
+    rates, cpu_s, each_us = [], [], []
+    for _ in range(REPEATS):
+        before = server.cpu_s()
+        load = closed_loop(server.port, draw, connections=CONNECTIONS, seconds=CLOSED_S)
+        _checked(load)
+        rates.append(load.rate)
+        cpu_s.append(server.cpu_s() - before)
+        each_us.append(cpu_s[-1] / len(load.latency_s) * 1e6)
+    return rates, (cpu_s[rates.index(max(rates))], each_us)
+
+
+def _open(
+    server: ServerProcess, draw: NodeRequests, size: dict[str, int], has_ticked: Callable[[], bool]
+) -> dict[str, Any]:
+    """Goes on until a whole tick lay within."""
+    tails: list[float] = []
+    cpu_s: list[float] = []
+    while len(tails) < REPEATS or not has_ticked():
+        assert len(tails) < MOST_REPEATS, "the pipeline did not tick"
+        before = server.cpu_s()
+        load = open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
+        _checked(load)
+        tails.append(load.quantile_ms(0.99))
+        cpu_s.append(server.cpu_s() - before)
+    return record("http", "node, p99 of an open loop", size, tails, "ms", cpu_s=cpu_s[tails.index(min(tails))])
+
+
+def _checked(load: LoadResult) -> None:
+    assert load.checked >= len(load.latency_s) // CHECK_EVERY > 0, f"{load.checked} bodies were checked"
+
+
+def _peer(folder: Path) -> ServerProcess:
+    port = free_port()
+    return ServerProcess(port, [sys.executable, "-m", "fleetcast.benchmarks.answers.http", str(folder), str(port)])
+
+
+def _serve_peer(folder: Path, port: int) -> None:
+    """Serve what one would write first: a FastAPI handler that returns the document. It finds nodes by a dictionary."""
+    import uvicorn
+    from fastapi import FastAPI
+
+    app, reader = FastAPI(), BoardReader(folder / "board")
+    known: tuple[tuple[str, ...], dict[str, int]] = (), {}
+
+    @app.get("/v1/nodes/{node}")
+    async def node(node: str) -> dict[str, Any]:
+        board = reader.latest()
+        assert board is not None
+        nonlocal known
+        names = board.names("names.node")
+        if names is not known[0]:
+            known = names, {name: row for row, name in enumerate(names)}
+        row = known[1][node]
+        offsets = board.array("answers.node.offsets")
+        document: dict[str, Any] = json.loads(bytes(board.raw("answers.node")[offsets[row] : offsets[row + 1]]))
+        return document
+
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    _serve_peer(Path(sys.argv[1]), int(sys.argv[2]))

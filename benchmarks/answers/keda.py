@@ -1,0 +1,200 @@
+"""KEDA's questions to a real api process by gRPC, and what a forecast beside a reactive trigger gains.
+
+`kept` and `new`: GetMetrics in a closed loop, on one connection, and on a new one a call, while a board is published
+each second; the 99th percentile of each round. `cold starts` and `replica hours`: days of a served model by the minute,
+with the rule of the autoscaler (benchmarks/kit/autoscale.py). The forecast is that of the pipeline, made anew each
+minute
+of what was heard until then, and read by the adapter that KEDA asks. The peers are reactive alone, and the same with
+a lower target, which costs as many hours. `lacking`: the share of requests above what warm replicas serve. The trace
+`ramp` is made by seed; `week` is serving/servegen, where it is.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from fleetcast.benchmarks.kit.autoscale import COLD_S, DAY, Autoscaled, Rates, as_costly, autoscaled, ramp, served_week
+from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server, free_port
+from fleetcast.features.request_series import RequestSeries
+from fleetcast.models.demand.forecaster import DemandForecaster
+from fleetcast.models.demand.rows import DemandRow
+from fleetcast.models.demand.sparse import Sparse
+from fleetcast.schedulers.adapter import NotKnown
+from fleetcast.schedulers.keda import read_trigger, wanted
+from fleetcast.schedulers.weather import DemandKey, Weather
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.pipeline.demand.histories import read_requests
+from fleetcast.service.pipeline.demand.sections import demand_sections
+
+SIZES = (200,)  # series on the board
+ROUNDS, CALLS, NEW_CALLS = 5, 1000, 200
+BOARD_S = 1.0
+QUANTILES = (0.5, 0.75, 0.9)
+SEED = 7
+PLAYED_DAYS = 2
+RAMP_DAYS = 16
+REPLICAS_AT_PEAK = 40
+FIRST_MS = 1_760_313_600_000  # a Monday
+MINUTE_MS = 60_000
+KEY = ("serve", "llm")
+METHOD = "/externalscaler.ExternalScaler/GetMetrics"
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Two records a size in series, then four of each trace and quantile."""
+    for series in sizes:
+        yield from _answers(series)
+    yield from _played("ramp", ramp(RAMP_DAYS, SEED))
+    week = served_week(SEED)
+    if week is not None:
+        yield from _played("week", week)
+
+
+def _answers(series: int) -> Iterator[dict[str, Any]]:
+    import grpc
+
+    port = free_port()
+    with TemporaryDirectory() as name, beside_the_server():
+        writer = BoardWriter(Path(name) / "board")
+        writer.publish(*_board(series))
+        with ServerProcess.role("api", Path(name), api={"grpc_port": port}) as server:
+            server.wait("/v1/demand?queue=pool0&target=running")
+            address = f"127.0.0.1:{port}"
+            with grpc.insecure_channel(address) as channel:
+                kept = _Asker(writer, series, lambda body: _ask(channel, body))
+                yield _tail("kept", kept, server, CALLS)
+
+            def on_a_new_one(body: bytes) -> bytes:
+                with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as own:
+                    return _ask(own, body)
+
+            yield _tail("new", _Asker(writer, series, on_a_new_one), server, NEW_CALLS)
+
+
+def _ask(channel: Any, body: bytes) -> bytes:
+    answer: bytes = channel.unary_unary(METHOD)(body, timeout=10)
+    return answer
+
+
+class _Asker:
+    """Asks for pools in turn, and publishes a board each BOARD_S between two calls."""
+
+    def __init__(self, writer: BoardWriter, series: int, ask: Any) -> None:
+        self.series = series
+        self._writer, self._ask = writer, ask
+        self._published_s = time.monotonic()
+
+    def round_ms(self, calls: int) -> list[float]:
+        from fleetcast.clients.grpc_stubs.externalscaler_pb2 import (
+            GetMetricsRequest,
+            GetMetricsResponse,
+            ScaledObjectRef,
+        )
+
+        took_ms = []
+        for n in range(calls):
+            if time.monotonic() - self._published_s > BOARD_S:
+                self._writer.publish(*_board(self.series))
+                self._published_s = time.monotonic()
+            metadata = {"queue": f"pool{n % self.series}", "target": "running", "targetPerReplica": "8"}
+            ref = ScaledObjectRef(name="web", scalerMetadata=metadata | {"horizonSeconds": "300"})
+            body = GetMetricsRequest(scaledObjectRef=ref).SerializeToString()
+            began = time.perf_counter()
+            answer = GetMetricsResponse.FromString(self._ask(body))
+            took_ms.append(1000 * (time.perf_counter() - began))
+            assert answer.metricValues[0].metricValueFloat == 100.0 + n % self.series, "another pool was served"
+        return took_ms
+
+
+def _tail(case: str, asker: _Asker, server: ServerProcess, calls: int) -> dict[str, Any]:
+    asker.round_ms(calls // 10)
+    before = server.cpu_s()
+    rounds = [asker.round_ms(calls) for _ in range(ROUNDS)]
+    tails = [float(np.quantile(took_ms, 0.99)) for took_ms in rounds]
+    size = {"series": asker.series, "calls": calls}
+    cpu_s = (server.cpu_s() - before) / ROUNDS
+    return record("keda", f"GetMetrics {case}, p99", size, tails, "ms", cpu_s=cpu_s)
+
+
+def _board(series: int) -> tuple[list[Section], int]:
+    now_ms = time.time_ns() // 1_000_000
+    rows = [_row(f"pool{n}", 100.0 + n, now_ms) for n in range(series)]
+    return demand_sections(rows, {}, [], now_ms), now_ms
+
+
+def _row(pool: str, value: float, now_ms: int) -> DemandRow:
+    return DemandRow(
+        queue=pool,
+        class_="all",
+        group="all",
+        target="running",
+        now=value,
+        model="persistence",
+        issued_ms=now_ms,
+        horizons_s=[60, 300, 600, 3600],
+        quantiles=[0.5, 0.9],
+        values=[[value / 2] * 4, [value] * 4],
+        record=None,
+    )
+
+
+def _played(trace: str, rates: Rates) -> Iterator[dict[str, Any]]:
+    """Four records a quantile, over the last days of a trace."""
+    first = len(rates) - PLAYED_DAYS * DAY
+    cpu = time.process_time()
+    forecasts = served_forecasts(rates, first)
+    cpu_s = time.process_time() - cpu
+    shown = rates[first:]
+    per_replica = float(shown.max()) / REPLICAS_AT_PEAK
+    alone = autoscaled(shown, None, per_replica)
+    assert alone.cold_s > 0, "no ramp was too steep for the reactive rule"
+    for quantile, served in forecasts.items():
+        both = autoscaled(shown, served, per_replica)
+        yield from _lines(trace, quantile, both, alone, cpu_s)
+        headroom = as_costly(shown, per_replica, both.replica_hours)
+        size = {"quantile": round(100 * quantile), "days": PLAYED_DAYS}
+        peer = ("more headroom, as many hours", headroom.cold_s)
+        yield record("keda", f"{trace}: cold starts", size, [both.cold_s], "s", cpu_s=cpu_s, peer=peer)
+
+
+def _lines(trace: str, quantile: float, both: Autoscaled, alone: Autoscaled, cpu_s: float) -> Iterator[dict[str, Any]]:
+    size = {"quantile": round(100 * quantile), "days": PLAYED_DAYS}
+    for case, unit, value, peer in (
+        ("cold starts", "s", both.cold_s, alone.cold_s),
+        ("replica hours", "h", both.replica_hours, alone.replica_hours),
+        ("lacking", "%", 100 * both.short, 100 * alone.short),
+    ):
+        yield record("keda", f"{trace}: {case}", size, [value], unit, cpu_s=cpu_s, peer=("reactive alone", peer))
+
+
+def served_forecasts(rates: Rates, first: int) -> dict[float, Rates]:
+    """Quantile -> (minute,) from minute `first` on: what KEDA is told at the end of each, COLD_S ahead; NaN unknown."""
+    requests, forecaster = RequestSeries(), DemandForecaster([Sparse()], [Sparse()])
+    served: dict[float, list[float]] = {quantile: [] for quantile in QUANTILES}
+    for minute in range(len(rates)):
+        now_ms = FIRST_MS + minute * MINUTE_MS
+        requests.record(now_ms, {KEY: (float(rates[minute]), 1)})
+        if minute >= first - DAY // 24:  # an hour for the gates to learn the history, as a pipeline does after a start
+            rows = forecaster.update([read_requests(requests, now_ms)], now_ms)
+            for quantile, values in served.items() if minute >= first else ():
+                values.append(_served_value(rows, now_ms, quantile))
+    return {quantile: np.array(values) for quantile, values in served.items()}
+
+
+def _served_value(rows: Sequence[DemandRow], now_ms: int, quantile: float) -> float:
+    trigger = read_trigger(
+        {
+            **{"queue": KEY[0], "group": KEY[1], "target": "request_rate", "targetPerReplica": "1"},
+            **{"quantile": str(quantile), "horizonSeconds": str(COLD_S)},
+        }
+    )
+    demand = {DemandKey(row.queue, row.class_, row.group, row.target): row for row in rows}
+    try:
+        return wanted(Weather(0, now_ms, now_ms, demand=demand), trigger)
+    except NotKnown:
+        return float("nan")

@@ -1,0 +1,82 @@
+"""Placements over HTTP: each decided, written into the ledger and fsynced before the answer.
+
+A real placer gets requests for one GPU from one client and from eight; the ledger must hold all that were answered.
+The peer is the same placer asked for dry runs, which leave no trace. `cpu_s` is the placer's.
+"""
+
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, synthetic_view
+from fleetcast.benchmarks.answers.queue import NOW_MS, board_sections
+from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.load import Ask, LoadResult, closed_loop, post
+from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.service.board.board import BoardWriter, Section
+
+SIZES = (10_000,)
+CONNECTIONS = (1, 8)
+REPEATS = 4
+ASKED = 300  # placements of a run
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """One record for each size in GPUs and number of clients."""
+    for gpus in sizes:
+        for connections in CONNECTIONS:
+            with tempfile.TemporaryDirectory() as folder, beside_the_server():
+                yield _case(Path(folder), gpus, connections)
+
+
+def _case(folder: Path, gpus: int, connections: int) -> dict[str, Any]:
+    view = synthetic_view(gpus // GPUS_PER_NODE)
+    holders = np.where(view.free, -1, np.arange(len(view))[:, None]).astype(np.int32)
+    BoardWriter(folder / "board").publish([*board_sections(view), Section("gpu.job", holders, NOW_MS)], NOW_MS)
+    clock = {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0}
+    rates, cpu_s, dry = [], [], []
+    with ServerProcess.role("placer", folder, clock=clock, api={"stale_after_s": 3600.0}) as server:
+        server.wait("/healthz", b'"warming":false')
+        _ask(server.port, connections, "warm", dry_run=True)
+        for repeat in range(REPEATS):
+            before = server.cpu_s()
+            rates.append(_rate(_ask(server.port, connections, f"p{repeat}-", dry_run=False)))
+            cpu_s.append(server.cpu_s() - before)
+            dry.append(_rate(_ask(server.port, connections, f"d{repeat}-", dry_run=True)))
+    assert _decisions(folder) == REPEATS * ASKED
+    size = {"gpus": gpus, "nodes": len(view), "connections": connections}
+    best = rates.index(max(rates))
+    peer = ("dry runs, without a ledger", max(dry))
+    return record("placements", "one GPU", size, rates, "placements/s", cpu_s=cpu_s[best], peer=peer)
+
+
+def _ask(port: int, connections: int, name: str, *, dry_run: bool) -> LoadResult:
+    bodies = ({"request_id": f"{name}{number}", "dry_run": dry_run} for number in range(ASKED))
+    asks = (Ask(post("/placements", msgspec.json.encode(body)).wire, check=_is_placed) for body in bodies)
+    ask: Callable[[], Ask | None] = lambda: next(asks, None)  # noqa: E731
+    load = closed_loop(port, ask, connections=connections, seconds=120)
+    assert len(load.latency_s) == ASKED
+    return load
+
+
+def _rate(load: LoadResult) -> float:
+    return ASKED / load.seconds
+
+
+def _is_placed(head: bytes, body: bytes) -> None:
+    assert msgspec.json.decode(body)["outcome"] == "placed", body
+
+
+def _decisions(folder: Path) -> int:
+    database = sqlite3.connect(folder / "ledger.sqlite")
+    try:
+        (count,) = database.execute("SELECT count(*) FROM decisions").fetchone()
+    finally:
+        database.close()
+    return int(count)

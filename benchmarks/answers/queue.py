@@ -1,0 +1,155 @@
+"""The queue: how long a pass thinks, and how little others wait for it meanwhile.
+
+`pass`: alone, over 10,000 requests; the head needs more than is free, and many shapes wait behind it. `pass with
+queues`: of six teams with a guarantee each, half of them shared among users. Both are seconds of CPU of one pass after
+another over the same requests, as a placer has them. `placing beside it`, with 1,000 requests: p99 of requests
+for one GPU, 20 due a second, while pass follows pass in a real placer; the peer is the same placer with an empty queue.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, synthetic_view
+from fleetcast.benchmarks.kit.case import measure, record
+from fleetcast.benchmarks.kit.load import Ask, LoadResult, closed_loop, open_loop, post
+from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.queue import Waiting, plan
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
+from fleetcast.placement.plan.turns import TreeTurns
+from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.placement.queues.tree import QueueTree
+from fleetcast.service.answers.jobs import RunningJobRow
+from fleetcast.service.board.board import BoardWriter, Section
+from fleetcast.service.pipeline.publish import topology_sections
+
+SIZES = (1_000, 10_000, 80_000)
+WAITING = 10_000
+QUEUED = 1_000
+TEAMS, USERS = 6, 11
+SHAPES = 37
+RATE, SECONDS = 20.0, 6.0
+CONNECTIONS = 8
+NOW_MS = 1_760_000_000_000
+
+encode = msgspec.json.encode
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Three records a size in GPUs."""
+    for gpus in sizes:
+        view = synthetic_view(gpus // GPUS_PER_NODE)
+        long = {"gpus": gpus, "nodes": len(view), "queued": WAITING}
+        yield measure("queue", "pass", long, _make_pass(view, None), "ms", repeats=5)
+        yield measure("queue", "pass with queues", long, _make_pass(view, tree_of(view)), "ms", repeats=5)
+        size = long | {"queued": QUEUED}
+        with tempfile.TemporaryDirectory() as folder, beside_the_server():
+            yield _beside(Path(folder), view, size)
+
+
+def _make_pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
+    """Return a pass whose head is of a higher class, so that it is first either way."""
+    options, unknown = Options(now_ms=NOW_MS), RunTimeQuantiles({})
+    head = PlacementRequest(request_id="head", gang=len(view) * 19 // 20, gpus_per_node=8, priority=9, queue="urgent")
+    queue = [Waiting(request, NOW_MS - 1000 * at) for at, request in enumerate((head, *map(_one, range(WAITING - 1))))]
+
+    def one() -> int:
+        turns = TreeTurns(tree, {}, view, unknown, NOW_MS) if tree is not None else None
+        result = plan(queue, view, {}, unknown, options, turns)
+        assert result.waiting[0].entry.request is head
+        assert result.waiting[0].start_ms is not None
+        return len(queue)
+
+    return one
+
+
+def _one(number: int) -> PlacementRequest:
+    queue = f"team{number % TEAMS}/{'shared' if number // TEAMS % 2 else 'own'}"
+    return PlacementRequest(
+        request_id=f"j{number}", gang=1 + number % SHAPES, gpus_per_node=8, queue=queue, user=f"u{number % USERS}"
+    )
+
+
+def tree_of(view: ClusterView) -> QueueTree:
+    """Teams with a fortieth of the fleet each; one of the two queues of a team is shared among its users."""
+    each = len(view) * GPUS_PER_NODE // 40
+    teams = "".join(
+        f"[queue.team{team}]\nweight = {10 + team}\nguaranteed = {{gpu = {each}}}\n"
+        f'[queue."team{team}/own"]\n[queue."team{team}/shared"]\nper_user = true\n'
+        for team in range(TEAMS)
+    )
+    return read_queues(f"[class.urgent]\npriority = 1\n[queue.urgent]\n{teams}")
+
+
+def _beside(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
+    BoardWriter(folder / "board").publish(board_sections(view), NOW_MS)
+    clock = {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0}
+    patient = {"stale_after_s": 3600.0}
+    with ServerProcess.role("placer", folder, clock=clock, api=patient, placer={"queue_period_s": 0.1}) as server:
+        server.wait("/healthz", b'"warming":false')
+        calm = _place(server.port)
+        _fill(server.port, len(view))
+        before = server.cpu_s()
+        busy = _place(server.port)
+        cpu_s = server.cpu_s() - before
+    alone = ("the same without a queue", calm.quantile_ms(0.99))
+    return record("queue", "placing beside it, p99", size, [busy.quantile_ms(0.99)], "ms", cpu_s=cpu_s, peer=alone)
+
+
+def _place(port: int) -> LoadResult:
+    number = iter(range(10**9))
+
+    def ask() -> Ask:
+        body = encode({"request_id": f"probe{next(number)}", "dry_run": True})
+        return Ask(post("/placements", body).wire, check=_is_placed)
+
+    return open_loop(port, ask, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
+
+
+def _is_placed(head: bytes, body: bytes) -> None:
+    assert msgspec.json.decode(body)["outcome"] == "placed", body
+
+
+def _fill(port: int, nodes: int) -> None:
+    """Fill a queue with whole nodes: the head wants as many as there are, and none is free for the others behind it."""
+    gangs = [nodes, *(1 + number % SHAPES for number in range(QUEUED - 1))]
+    bodies = [
+        encode({"request_id": f"w{number}", "gang": gang, "gpus_per_node": GPUS_PER_NODE, "priority": int(number == 0)})
+        for number, gang in enumerate(gangs)
+    ]
+    asks = iter([post("/queue", body, b"202") for body in bodies])
+    load = closed_loop(port, lambda: next(asks, None), connections=CONNECTIONS, seconds=120)
+    assert len(load.latency_s) == QUEUED
+
+
+def board_sections(view: ClusterView) -> list[Section]:
+    """Return a board of that fleet with the whole free nodes in use, too: jobs of one node each."""
+    nodes = len(view)
+    whole = np.all(view.free, axis=1, keepdims=True)
+    holders = np.where(view.free & ~whole, -1, np.arange(nodes)[:, None]).astype(np.int32)
+    jobs = [f"job{row}" for row in range(nodes)]
+    data: dict[str, Any] = {
+        "node.state": view.state,
+        "node.risk": np.full((3, 4, nodes), 0.001),
+        "risk.reason": b"{}",
+        "gpu.usable": view.usable,
+        "gpu.job": holders,
+        "names.job": "\n".join(jobs).encode(),
+        "node.free_cpus": view.free_cpus.astype(np.float32),
+        "node.free_host_memory_gib": view.free_host_memory_gib.astype(np.float32),
+        "occupancy": encode({"position": 0, "running": [(job, 1) for job in jobs], "ended": []}),
+        "durations": encode({"by_gpus": {}, "all": {"p50": 1800, "p90": 86_400, "n": 50}}),
+        "jobs.running": encode(
+            [RunningJobRow(job, 1, GPUS_PER_NODE, NOW_MS - 1000 * row) for row, job in enumerate(jobs)]
+        ),
+        "meta": encode({"generation": view.generation, "models": {}}),
+    }
+    return [*topology_sections(view.topology, NOW_MS), *(Section(name, part, NOW_MS) for name, part in data.items())]

@@ -1,0 +1,80 @@
+"""Questions about node risk over HTTP: the ranking of all nodes, and the risk of a gang of most of them.
+
+One api process on the board of a fleet at work. While the ranking is asked for, the board changes every second. `p99`
+is of single requests, one after the other; `cpu_s` is the server's. The size says the bytes of an answer.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.load import Ask, closed_loop, get, post
+from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.benchmarks.ticks.working_tick import Size, WorkingFleet
+
+SIZES = (10_000,)
+GANG_SHARE = 0.8  # of the nodes
+SECONDS, REPEATS = 2.0, 3
+SWAP_S = 1.0
+HORIZON_S = 86_400
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Two records a size in GPUs."""
+    for gpus in sizes:
+        with tempfile.TemporaryDirectory() as name, beside_the_server():
+            fleet = WorkingFleet(Size(gpus, scrapes=4), Path(name))
+            fleet.tick()
+            with ServerProcess.role("api", Path(name)) as server:
+                server.wait("/v1/risk/nodes?limit=1")
+                for case, ask in cases(fleet.nodes).items():
+                    yield _measured(server, fleet, case, ask)
+
+
+def cases(nodes: int) -> dict[str, Ask]:
+    """Name of a case -> the request, whose answer must be right."""
+    names = [f"n{node:05d}" for node in range(round(GANG_SHARE * nodes))]
+    gang = post("/v1/risk/gang", json.dumps({"nodes": names, "duration_s": HORIZON_S}).encode())
+    checks = {
+        "GET risk/nodes": (get(f"/v1/risk/nodes?horizon_s={HORIZON_S}"), lambda answer: len(answer["rows"]) == nodes),
+        "POST risk/gang": (gang, lambda answer: answer["nodes"] == len(names) and bool(answer["domains"])),
+    }
+    return {name: Ask(ask.wire, check=_check(is_right)) for name, (ask, is_right) in checks.items()}
+
+
+def _check(is_right: Callable[[Any], bool]) -> Callable[[bytes, bytes], None]:
+    def check(head: bytes, body: bytes) -> None:
+        assert is_right(json.loads(body)), body[:200]
+
+    return check
+
+
+def _measured(server: ServerProcess, fleet: WorkingFleet, case: str, ask: Ask) -> dict[str, Any]:
+    tails, cpu_s, size = [], [], [0]
+    swapped = time.monotonic()
+
+    def next_one() -> Ask:
+        nonlocal swapped
+        if time.monotonic() - swapped > SWAP_S:
+            swapped = time.monotonic()
+            fleet.clock.advance(1)
+            fleet.pipeline.board.publish([], fleet.clock.now_ms())
+        return ask
+
+    def look(head: bytes, body: bytes) -> None:
+        size[0] = len(body)
+
+    closed_loop(server.port, lambda: Ask(ask.wire, check=look), connections=1, seconds=0.2)
+    for _ in range(REPEATS):
+        before = server.cpu_s()
+        load = closed_loop(server.port, next_one, connections=1, seconds=SECONDS)
+        cpu_s.append((server.cpu_s() - before) / len(load.latency_s))
+        tails.append(float(np.quantile(load.latency_s, 0.99)) * 1000)
+    about = {"nodes": fleet.nodes, "bytes": size[0]}
+    return record("risk_routes", f"{case}, p99", about, tails, "ms", cpu_s=min(cpu_s))

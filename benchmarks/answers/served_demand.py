@@ -1,0 +1,172 @@
+"""Demand of a whole fleet: one refresh of its forecasts, and the tail of `GET /v1/demand` of a real api process.
+
+Of the pools a quarter have two classes, half have two user groups; all have arriving, running, queued and wanted GPUs
+over 28 days by ten minutes, groups a third of the time. A refresh is what a pipeline does every minute in a thread,
+here while the gates still learn the history, which is when it has most to do; in CPU seconds of the thread. Answers are
+of random pools, in an open loop, while the board is replaced twice a second. `body`: CPU time of the part of an answer
+that is made from the board, each on an unread board. `dump`: how long the event loop stands still at most while a
+snapshot copies the gates in a thread; its peer copies in the loop.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.load import Ask, get, open_loop
+from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
+from fleetcast.models.demand.sparse import Sparse
+from fleetcast.service.api.routes.demand import demand_body
+from fleetcast.service.board.board import BoardWriter, Section, encode_board
+from fleetcast.service.board.cache import BoardCache
+from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.thread_work import in_thread
+
+SIZES = (20, 200)
+BINS, MINUTES = 28 * 144, 1440
+TARGETS = ("arriving", "running", "queued", "wanted")
+NOW_MS = 2_916_000 * BIN_MS
+REFRESHES, REPEATS, BODIES = 3, 3, 200
+RATE, OPEN_S, SWAP_S, CONNECTIONS = 200.0, 4.0, 0.5, 8
+CHECK_EVERY = 20
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Four records a size in pools."""
+    for pools in sizes:
+        histories = fleet(pools)
+        forecaster, cpu_s = DemandForecaster([Sparse()], [Sparse()]), []
+        sections: list[Section] = []
+        for minute in range(REFRESHES + 1):
+            began = time.thread_time()
+            rows = forecaster.update(histories, NOW_MS + minute * 60_000)
+            sections = demand_sections(rows, forecaster.record(), [], NOW_MS)
+            cpu_s.append(time.thread_time() - began)
+        assert len(rows) == sum(len(history.keys) for history in histories), f"{len(rows)} rows"
+        size = {"pools": pools, "series": len(rows)}
+        yield record("served_demand", "refresh, behind", size, cpu_s[1:], "s", cpu_s=min(cpu_s[1:]))
+        yield _dump(forecaster, size)
+        yield _bodies(sections, pools, size)
+        yield _answers(sections, pools, size)
+
+
+def fleet(pools: int) -> list[Histories]:
+    """Return walks around a day, of pools with classes and groups, whose demand comes and goes."""
+    rng = np.random.default_rng(0)
+    names = [f"pool{n}" for n in range(pools)]
+    keys = (
+        *map(SeriesKey, names),
+        *(SeriesKey(name, class_) for name in names[: pools // 4] for class_ in ("training", "inference")),
+        *(SeriesKey(name, group=group) for name in names[: pools // 2] for group in ("g", "other")),
+    )
+    day = 20 * np.sin(np.arange(BINS) * 2 * np.pi / 144)
+    made = []
+    for target in TARGETS:
+        ten_minute = np.maximum(200 + day + np.cumsum(rng.normal(0, 3, (len(keys), BINS)), axis=1), 0.0)
+        ten_minute[[one.is_part for one in keys]] *= comes_and_goes(2 * (pools // 2), rng)
+        minutes = np.repeat(ten_minute[:, -MINUTES // 10 :], 10, axis=1)
+        made.append(Histories(target, keys, minutes, ten_minute, np.full(len(keys), np.nan)))
+    return made
+
+
+def comes_and_goes(series: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(series, bin) 0 or 1 for eight hours on average, and 1 a third of the time."""
+    turns = np.cumsum(rng.random((series, BINS)) < 1 / 48, axis=1)
+    return np.asarray(turns % 3 == 0, np.float64)
+
+
+def _dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[str, Any]:
+    """Measure the longest gap between two turns of a loop that has nothing else to do."""
+
+    async def longest() -> float:
+        work, gap_s = asyncio.ensure_future(in_thread(forecaster.dump)), 0.0
+        while not work.done():
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            gap_s = max(gap_s, time.perf_counter() - began - 0.001)
+        assert len((await work)[1]) > 1, "nothing was kept"
+        return 1000 * gap_s
+
+    began, cpu = time.perf_counter(), time.thread_time()
+    forecaster.dump()
+    alone_ms, cpu_s = (time.perf_counter() - began) * 1000, time.thread_time() - cpu
+    gaps_ms = [asyncio.run(longest()) for _ in range(REPEATS)]
+    return record("served_demand", "dump", size, gaps_ms, "ms", cpu_s=cpu_s, peer=("in the loop", alone_ms))
+
+
+def _bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
+    """Measure the 99th percentile over bodies, one per board."""
+    query = {"class": "all", "group": "all", "target": "running", "horizon_s": None}
+    with TemporaryDirectory() as name:
+        writer, cache = BoardWriter(Path(name)), BoardCache(Path(name), hold_s=0.0)
+        took_ms = []
+        for n in range(BODIES):
+            writer.publish(sections, NOW_MS)
+            began = time.thread_time()
+            body = demand_body(cache, cache.board(), query | {"queue": f"pool{n % pools}"}, NOW_MS)
+            took_ms.append((time.thread_time() - began) * 1000)
+            assert body.count(b'"running"') == 1, "not one row was found"
+    return record(
+        "served_demand", "body, p99", size, [float(np.quantile(took_ms, 0.99))], "ms", cpu_s=sum(took_ms) / 1000
+    )
+
+
+def _answers(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
+    tails, cpu_s = [], []
+    with TemporaryDirectory() as name, beside_the_server():
+        folder = Path(name)
+        BoardWriter(folder / "board").publish(sections, NOW_MS)
+        with ServerProcess.role("api", folder) as server:
+            server.wait("/v1/demand?queue=pool0&target=running")
+            for _ in range(REPEATS):
+                draw, before = PoolRequests(folder / "board", sections, pools), server.cpu_s()
+                load = open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
+                assert load.checked >= len(load.latency_s) // CHECK_EVERY > 0, f"{load.checked} bodies were checked"
+                assert draw.boards > OPEN_S, f"only {draw.boards} boards were put there"
+                tails.append(load.quantile_ms(0.99))
+                cpu_s.append(server.cpu_s() - before)
+    at = tails.index(min(tails))
+    return record("served_demand", "answer, p99", size | {"rate": round(RATE)}, tails, "ms", cpu_s=cpu_s[at])
+
+
+class PoolRequests:
+    """Requests for pools drawn uniformly; puts a new board there every SWAP_S, written beforehand."""
+
+    def __init__(self, folder: Path, sections: Sequence[Section], pools: int) -> None:
+        self.boards = 0
+        self._folder = folder
+        self._rng = np.random.default_rng(1)
+        self._pools = pools
+        self._due = time.perf_counter()
+        first = time.time_ns() // 1_000_000
+        self._ready = [folder / f"ready{n}" for n in range(round(2 * OPEN_S / SWAP_S))]
+        for n, path in enumerate(self._ready):
+            path.write_bytes(encode_board(sections, first + n, NOW_MS))
+
+    def __call__(self) -> Ask:
+        if time.perf_counter() >= self._due and self._ready:
+            os.replace(self._ready.pop(0), self._folder / "board")
+            self.boards += 1
+            self._due += SWAP_S
+        pool = f"pool{int(self._rng.integers(self._pools))}"
+        checked = self._rng.random() < 2 / CHECK_EVERY
+        path = f"/v1/demand?queue={pool}&target=running&class=all&group=all"
+        return get(path, _check(pool) if checked else None)
+
+
+def _check(pool: str) -> Any:
+    def check(head: bytes, body: bytes) -> None:
+        (row,) = msgspec.json.decode(body)["series"]
+        assert row["queue"] == pool, f"{row['queue']} was served for {pool}"
+        assert len(row["values"]) == len(row["quantiles"])
+
+    return check

@@ -1,0 +1,147 @@
+"""Start times at 1,000 nodes of 8 GPUs that are all busy, with 10,000 requests that wait.
+
+`estimate`: p99 of a request that inserts itself into sampled paths; its constraints are left out in turn, too.
+`refresh`: sampling those paths anew, in the background. `answer`: p99 of `POST /v1/jobs/estimate` of a real api and
+placer from when each was due, in an open loop. `cpu_s` is the placer's.
+"""
+
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, synthetic_view
+from fleetcast.benchmarks.answers.queue import board_sections
+from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.load import Ask, open_loop, post
+from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.fleet.requests import LevelName, PlacementRequest, TopologyConstraint
+from fleetcast.placement.ahead.paths import Timelines, timelines
+from fleetcast.placement.ahead.start_time import estimate_start
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.service.board.board import BoardWriter, Section
+
+SIZES = (8_000,)
+QUEUED = 10_000
+ESTIMATES = 100
+RATE, SECONDS, CONNECTIONS = 5.0, 20.0, 4
+PATIENCE_S = 180.0
+NOW_MS = 1_760_000_000_000
+SHAPES: tuple[tuple[int, int, LevelName | None], ...] = (
+    (1, 1, None),
+    (1, 8, "node"),
+    (2, 8, "rack"),
+    (4, 4, None),
+    (8, 8, "rack"),
+    (16, 8, "rail_group"),
+    (4, 2, "node"),
+)
+
+
+def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
+    """Three records a size in GPUs."""
+    for gpus in sizes:
+        view = busy_view(gpus // GPUS_PER_NODE)
+        size = {"gpus": gpus, "nodes": len(view), "queued": QUEUED}
+        began, cpu = time.perf_counter(), time.process_time()
+        paths = sampled(view, QUEUED)
+        took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+        cpu = time.process_time()
+        values = [_estimate_ms(paths, number) for number in range(ESTIMATES)]
+        each_s = (time.process_time() - cpu) / ESTIMATES
+        yield record("start_time", "estimate, p99", size, [float(np.quantile(values, 0.99))], "ms", cpu_s=each_s)
+        yield record("start_time", "refresh", size, [took_s], "s", cpu_s=cpu_s)
+        with tempfile.TemporaryDirectory() as folder, beside_the_server():
+            yield _answers(Path(folder), view, size)
+
+
+def busy_view(nodes: int) -> ClusterView:
+    """Every node held by a job of its own."""
+    view = synthetic_view(nodes)
+    holders = np.repeat(np.arange(nodes, dtype=np.int32)[:, None], view.free.shape[1], axis=1)
+    jobs = tuple(f"job{row}" for row in range(nodes))
+    return replace(view, milli=np.zeros_like(view.milli), holders=holders, jobs=jobs)
+
+
+def sampled(view: ClusterView, queued: int) -> Timelines:
+    running = {job: RunningJob(NOW_MS - row * 60_000, GPUS_PER_NODE) for row, job in enumerate(view.jobs)}
+    queue = [Waiting(request(number), NOW_MS - queued + number) for number in range(queued)]
+    return timelines(queue, view, running, RunTimeQuantiles({0: (1800.0, 36_000.0)}), Options(now_ms=NOW_MS))
+
+
+def request(number: int, name: str = "waiting") -> PlacementRequest:
+    gang, each, level = SHAPES[number % len(SHAPES)]
+    topology = TopologyConstraint(required=level)
+    return PlacementRequest(request_id=f"{name}{number}", gang=gang, gpus_per_node=each, topology=topology)
+
+
+def _estimate_ms(paths: Timelines, number: int) -> float:
+    wanted = request(number, "asked")
+    began = time.perf_counter()
+    estimate = estimate_start(wanted, paths)
+    took_ms = (time.perf_counter() - began) * 1000
+    assert estimate.start_ms is not None, estimate.sentence
+    assert estimate.start_ms["p90"] > NOW_MS
+    return took_ms
+
+
+def _answers(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
+    BoardWriter(folder / "board").publish(_sections(view), NOW_MS)
+    about: dict[str, Any] = {
+        "clock": {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0},
+        "api": {"stale_after_s": 3600.0},
+    }
+    with ServerProcess.role("placer", folder, **about) as placer:
+        placer.wait("/healthz", b'"warming":false')
+        with ServerProcess.role("api", folder, **about, placer={"port": placer.port}) as api:
+            api.wait("/healthz")
+            _until_sampled(api.port)
+            numbers, before = iter(range(10**9)), placer.cpu_s()
+            load = open_loop(api.port, lambda: _ask(next(numbers)), connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
+            cpu_s = placer.cpu_s() - before
+    assert load.checked == len(load.latency_s) == RATE * SECONDS
+    return record("start_time", "answer, p99", size, [load.quantile_ms(0.99)], "ms", cpu_s=cpu_s)
+
+
+def _sections(view: ClusterView) -> list[Section]:
+    """Return the board of a full fleet with jobs that wait."""
+    rows = [
+        {"submitted_ms": NOW_MS - QUEUED + number, "request": msgspec.to_builtins(request(number))}
+        for number in range(QUEUED)
+    ]
+    changed: dict[str, Any] = {"gpu.job": view.holders, "jobs.queued": msgspec.json.encode(rows)}
+    unchanged = [section for section in board_sections(view) if section.name not in changed]
+    return [*unchanged, *(Section(name, data, NOW_MS) for name, data in changed.items())]
+
+
+def _ask(number: int) -> Ask:
+    return Ask(post("/v1/jobs/estimate", msgspec.json.encode(request(number, "asked"))).wire, check=_check_start)
+
+
+def _check_start(head: bytes, body: bytes) -> None:
+    start_ms = msgspec.json.decode(body)["start_ms"]
+    assert start_ms is not None, body
+    assert start_ms["p90"] > NOW_MS + 3_600_000, "there is no queue"
+
+
+def _until_sampled(port: int) -> None:
+    """Until there are paths to read; the first ones are sampled while the first caller waits."""
+    body = msgspec.json.encode(request(0, "first"))
+    url = f"http://127.0.0.1:{port}/v1/jobs/estimate"
+    asked = urllib.request.Request(url, body, {"content-type": "application/json"})
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
+            if msgspec.json.decode(response.read())["start_ms"] is not None:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"no start time within {PATIENCE_S:.0f} s")

@@ -1,0 +1,1 @@
+"""Benchmarks of what comes in: pages, events, records and the archive."""

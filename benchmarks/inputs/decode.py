@@ -1,0 +1,166 @@
+"""Exporter pages → samples: a scrape round over n nodes with 8 GPUs × 40 fields each.
+
+Cases: `steady` (only numbers change), `steady, into the ring` (and written to the window store), `changed` (a GPU
+vanished or came back), `reordered` (the metrics in another order), `cold` (new series). The peer is prometheus_client's
+parser, which stops at labels and numbers.
+
+Decoding is a small part of what a sample costs. Excluded: fetching pages, waking up for each of them, ticks, forecasts,
+the archive and the board. `fleetcast bench ingest` measures all of it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleetcast.benchmarks.kit.case import Peer, fits_memory, measure
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.pages.dcgm import FIELD_IDS
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.pages.text import PageDecoder, Target
+from fleetcast.ingest.source import Batch
+
+GPUS = 8
+RARE = frozenset({164, 206, 207, 235, 236, 253, 390, 391, 392, 395})
+FIELDS = [field for field in sorted(set(FIELD_IDS.values())) if field not in RARE]
+PEER_NODES, CHANGED_NODES, COLD_NODES = 4, 1250, 50
+PAGES_A_BATCH = 40  # what 100,000 GPUs send in the 50 ms that the scraper gathers for
+INTERVAL_MS = 15_000
+T0 = 1_700_000_100_000
+ORDERS = 3
+VARIANTS = 64  # pages with numbers of their own; nodes share them, but for their names
+BYTES_PER_GPU = 90_000  # pages, decoders and rings
+NODE = "@@@@@@"
+
+Pages = Mapping[str, bytes]
+Value = Callable[[int, np.random.Generator], str]  # (field, …) → what the page says
+
+
+def wide(field: int, rng: np.random.Generator) -> str:
+    """Return a number as wide as a busy GPU's can be. On a real page most counters of errors are 0."""
+    if field == 155 or 1001 <= field <= 1008:  # power, ratios
+        return f"{67 + rng.random() * 633 if field == 155 else rng.random():.6f}"
+    if field in (140, 150, 203, 204):  # degrees, percent
+        return str(rng.integers(1, 101))
+    if field in (100, 101, 237, 238):  # clocks, links
+        return str(rng.integers(345, 1981) if field < 200 else rng.integers(1, 6))
+    widest = 10**12 if field == 156 else 5 * 10**10 if field > 1008 else 100_000  # energy; bytes a second; the rest
+    return str(rng.integers(1, widest))
+
+
+def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> bytes:
+    """Return a page as dcgm-exporter 4.x prints it."""
+    names = {field: name for name, field in reversed(FIELD_IDS.items())}
+    lines = []
+    for field in FIELDS:
+        name = names[field]
+        lines.append(f"# HELP {name} A field of the benchmark.\n# TYPE {name} gauge\n")
+        for gpu in range(gpus):
+            labels = (
+                f'gpu="{gpu}",UUID="GPU-{gpu:08d}-0000-0000-0000-{node:>12}",pci_bus_id="00000000:{gpu}A:00.0",'
+                f'device="nvidia{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="{node}",'
+                'DCGM_FI_DRIVER_VERSION="535.129.03"'
+            )
+            lines.append(f"{name}{{{labels}}} {value(field, rng)}\n")
+    return "".join(lines).encode()
+
+
+def round_of(nodes: int, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> dict[str, bytes]:
+    """Node → page. The numbers of VARIANTS pages go round: to make all anew takes longer than to measure."""
+    variants = [page_of(NODE, rng, gpus, value) for _ in range(min(nodes, VARIANTS))]
+    names = [f"n{node:05d}" for node in range(nodes)]
+    return {name: variants[row % len(variants)].replace(NODE.encode(), name.encode()) for row, name in enumerate(names)}
+
+
+def reordered(page: bytes, rng: np.random.Generator) -> bytes:
+    """Return the page with its metrics in another order."""
+    metrics = page.split(b"# HELP ")[1:]
+    return b"".join(b"# HELP " + metrics[row] for row in rng.permutation(len(metrics)))
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Five records a size in GPUs; sizes that do not fit the memory are left out."""
+    for gpus in sizes:
+        if fits_memory(gpus, BYTES_PER_GPU):
+            yield from _cases(max(1, gpus // GPUS), np.random.default_rng(1))
+
+
+def _cases(nodes: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    rounds = [round_of(nodes, rng) for _ in range(2)]
+    entities = Entities()
+    decoders = _decoders(rounds[0], entities)
+    size = _size(nodes)
+    yield measure("decode", "steady", size, _steady(decoders, rounds), "samples/s", peer=_peer(rounds[0]))
+    written = _written(decoders, rounds, WindowStore(entities))
+    yield measure("decode", "steady, into the ring", size, written, "samples/s")
+    few = round_of(min(nodes, CHANGED_NODES), rng, GPUS - 1)
+    without_one = [{node: rounds[0][node] for node in few}, few]
+    yield measure("decode", "changed", _size(len(few)), _steady(decoders, without_one), "samples/s")
+    orders = [{node: reordered(page, rng) for node, page in few.items()} for _ in range(ORDERS)]
+    yield measure("decode", "reordered", _size(len(few)), _steady(decoders, orders), "samples/s")
+    yield _cold(rounds[0])
+
+
+def _size(nodes: int) -> dict[str, int]:
+    return {"nodes": nodes, "gpus": nodes * GPUS, "series": nodes * GPUS * len(FIELDS)}
+
+
+def _decoders(pages: Pages, entities: Entities) -> dict[str, PageDecoder]:
+    resolver = ExporterResolver(entities)
+    decoders = {node: PageDecoder(resolver, Target(node)) for node in pages}
+    for node, decoder in decoders.items():
+        batch = decoder.decode(pages[node], T0)
+        assert len(batch) == GPUS * len(FIELDS), f"{len(batch)} samples of {GPUS * len(FIELDS)}"
+        assert not batch.bad, batch.bad[0]
+    return decoders
+
+
+def _steady(decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages]) -> Callable[[], int]:
+    turn = iter(range(10**9))
+
+    def once() -> int:
+        pages = rounds[next(turn) % len(rounds)]
+        return sum(len(decoders[node].decode(page, T0)) for node, page in pages.items())
+
+    return once
+
+
+def _written(decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages], store: WindowStore) -> Callable[[], int]:
+    """Decode, merge and write; every sample is newer than the last of its series."""
+    turn = iter(range(10**9))
+
+    def once() -> int:
+        number = next(turn)
+        now_ms = T0 + number * INTERVAL_MS
+        pages = list(rounds[number % len(rounds)].items())
+        applied = 0
+        for first in range(0, len(pages), PAGES_A_BATCH):
+            part = pages[first : first + PAGES_A_BATCH]
+            batch = Batch.merge([decoders[node].decode(page, now_ms) for node, page in part])
+            applied += sum(store.write(samples, now_ms).applied for samples in batch.samples)
+        assert applied == len(pages) * GPUS * len(FIELDS), f"only {applied} samples were new"
+        return applied
+
+    return once
+
+
+def _cold(pages: Pages) -> dict[str, Any]:
+    few = dict(list(pages.items())[:COLD_NODES])
+    samples = len(few) * GPUS * len(FIELDS)
+
+    def once() -> int:
+        _decoders(few, Entities())
+        return samples
+
+    return measure("decode", "cold", _size(len(few)), once, "samples/s", repeats=3)
+
+
+def _peer(pages: Pages) -> Peer:
+    texts = [page.decode() for page in list(pages.values())[:PEER_NODES]]
+
+    def once() -> int:
+        return sum(len(family.samples) for text in texts for family in text_string_to_metric_families(text))
+
+    return Peer("prometheus_client.parser", once)

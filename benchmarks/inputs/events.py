@@ -1,0 +1,101 @@
+"""Events into the inbox over HTTP: decoded, checked for duplicates, written and fsynced before the answer.
+
+`batch`: 100 events a request, as a collector sends them; `single`: one, as a training loop does. As many records must
+lie on disk as were acknowledged. The peer writes such events into SQLite (WAL, synchronous=FULL), one transaction a
+request, without HTTP. `cpu_s` is the server's. A fleet's size plays no part.
+"""
+
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleetcast.benchmarks.kit.case import Peer, beside, record
+from fleetcast.benchmarks.kit.load import Ask, closed_loop, post
+from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.ingest.inbox.segments import HEADER, SUFFIX, scan_records
+
+JOBS = 64
+SECONDS = 3.0
+REPEATS = 3
+CASES = {"batch": (100, 16), "single": (1, 64)}  # events a request, connections
+PEER_ROWS = 20_000
+
+
+def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
+    """One record a case."""
+    for name, (events, connections) in CASES.items():
+        with tempfile.TemporaryDirectory() as folder, beside_the_server():
+            yield _case(Path(folder), name, events, connections)
+
+
+def _case(folder: Path, name: str, events: int, connections: int) -> dict[str, Any]:
+    rates, cpu_s = [], []
+    with ServerProcess.role("api", folder) as server:
+        server.wait("/healthz")
+        stream = Stream(events)
+        for _ in range(REPEATS):
+            before, asked = server.cpu_s(), stream.sent
+            load = closed_loop(server.port, stream, connections=connections, seconds=SECONDS)
+            assert len(load.latency_s) * events == stream.sent - asked
+            rates.append((stream.sent - asked) / load.seconds)
+            cpu_s.append(server.cpu_s() - before)
+            assert records_on_disk(folder / "inbox") == stream.sent
+    peer = beside(Peer("sqlite3, synchronous=FULL, no HTTP", lambda: _sqlite(folder, stream, events)), "events/s")
+    size = {"events_a_request": events, "connections": connections}
+    best = rates.index(max(rates))
+    return record("events", name, size, rates, "events/s", cpu_s=cpu_s[best], peer=peer)
+
+
+class Stream:
+    """Requests with events that nobody has sent before: steps of some jobs."""
+
+    def __init__(self, events: int) -> None:
+        self.sent = 0
+        self._events = events
+        self._began_ms = time.time_ns() // 1_000_000
+
+    def rows(self, events: int) -> list[bytes]:
+        """Return the next events, without counting them as sent."""
+        numbers = (divmod(number, JOBS) for number in range(self.sent, self.sent + events))
+        return [
+            b'{"job":"train-%d","attempt":1,"sequence":%d,"time_ms":%d,"type":"step","step":%d,"rank":0,'
+            b'"duration_s":1.625,"tokens":65536}' % (job, sequence, self._began_ms, sequence)
+            for sequence, job in numbers
+        ]
+
+    def body(self) -> bytes:
+        rows = self.rows(self._events)
+        self.sent += self._events
+        return b"[" + b",".join(rows) + b"]" if self._events > 1 else rows[0]
+
+    def __call__(self) -> Ask:
+        return post("/v1/events", self.body(), b"202")
+
+
+def records_on_disk(folder: Path) -> int:
+    """Whole records in the segments of an inbox, each with the checksum it was written with."""
+    total = 0
+    for path in folder.glob(f"*{SUFFIX}"):
+        data = path.read_bytes()[len(HEADER) :]
+        records, whole = scan_records(data)
+        assert whole == len(data), f"{path.name} is torn"
+        total += len(records)
+    return total
+
+
+def _sqlite(folder: Path, stream: Stream, events: int) -> int:
+    path = folder / f"peer{time.monotonic_ns()}.sqlite"
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    database.execute("CREATE TABLE inbox (payload BLOB)")
+    rows = [(row,) for row in stream.rows(events)]
+    total = PEER_ROWS if events > 1 else PEER_ROWS // 20
+    for _ in range(total // events):
+        database.executemany("INSERT INTO inbox VALUES (?)", rows)
+        database.commit()
+    database.close()
+    return total

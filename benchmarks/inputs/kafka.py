@@ -1,0 +1,286 @@
+"""Columnar records: decoding alone, and from a real broker with all that a consumer does for it.
+
+    decode            records in memory → samples; beside Arrow's stream format, and JSON beside the standard library
+    from a broker     poll, checksum, unpack, decode; per second of this process' CPU time, which is what a core does;
+                      beside the client alone, which looks into no record
+    after a stop      seconds until nothing is behind, after a fleet wrote for 60 s and goes on writing
+
+The broker is the one that FLEETCAST_KAFKA names (HOST:PORT), else one that is started as in the integration tests.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.benchmarks.inputs.decode import GPUS
+from fleetcast.benchmarks.kit.case import Peer, measure, record
+from fleetcast.benchmarks.kit.child import ChildProcess
+from fleetcast.clients.kafka import KafkaReader, KafkaWriter
+from fleetcast.clients.kafka_access import KafkaAccess
+from fleetcast.clients.kafka_records import FetchLimits, Outgoing, Place
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.clock import SystemClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.samples import EntityKind
+from fleetcast.ingest.kafka.columnar import (
+    BINARY_TYPE,
+    ColumnarRecord,
+    Header,
+    RecordDecoder,
+    RecordNames,
+    encode_binary,
+    encode_json,
+)
+from fleetcast.ingest.kafka.source import KafkaSource
+
+VARIABLE = "FLEETCAST_KAFKA"
+SIZES = (1_000, 10_000)
+PARTITIONS = 8
+INTERVAL_S = 15.0
+STOP_S = 60.0
+MOST_BACKLOG = 60_000  # records
+NAMES = RecordNames(tuple(metric.name for metric in METRICS[EntityKind.GPU]), tuple(map(str, range(GPUS))))
+SAMPLES = len(NAMES.metrics) * GPUS  # of a record
+HEADERS = (("content-type", BINARY_TYPE.encode()),)
+Encode = Callable[[ColumnarRecord], bytes]
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Measure decoding at each size in GPUs, and the broker's cases at the largest."""
+    for gpus in sizes:
+        yield from _decoding(max(1, gpus // GPUS))
+    with _broker() as brokers:
+        if brokers is not None:
+            nodes = max(1, max(sizes) // GPUS)
+            yield from _from_a_broker(brokers, nodes)
+            yield _after_a_stop(brokers, nodes)
+
+
+def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
+    """(metric, GPU) numbers that each metric of the catalogue can have."""
+    limits = [METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, name)].limits for name in metrics]
+    low = np.array([0.0 if found is None else found.low for found in limits])[:, None]
+    high = np.array([100.0 if found is None else min(100.0, found.high) for found in limits])[:, None]
+    values: NDArray[np.float64] = low + (high - low) * rng.random((len(metrics), GPUS))
+    return values.round(4)
+
+
+def node_record(node: int, time_ms: int, rng: np.random.Generator) -> ColumnarRecord:
+    """Make a record of one node: all of the catalogue's metrics of its eight GPUs, with random values."""
+    values = gpu_values(NAMES.metrics, rng)
+    return ColumnarRecord(Header(f"n{node:05d}", {"gpu": NAMES}, "H100"), time_ms, (values,))
+
+
+def _size(nodes: int) -> dict[str, int]:
+    return {"nodes": nodes, "gpus": nodes * GPUS, "samples": nodes * SAMPLES}
+
+
+def _decoding(nodes: int) -> Iterator[dict[str, Any]]:
+    rng, now_ms = np.random.default_rng(1), SystemClock().now_ms()
+    records = [node_record(node, now_ms, rng) for node in range(nodes)]
+    peers = {"compact": _arrow(records[:200]), "json": _standard_json(records[:200])}
+    encoders: dict[str, Encode] = {"compact": encode_binary, "json": encode_json}
+    for form, encode in encoders.items():
+        values, decoder = [encode(row) for row in records], RecordDecoder(Entities())
+
+        def once(values: list[bytes] = values, decoder: RecordDecoder = decoder) -> int:
+            return sum(len(decoder.decode(value, now_ms)) for value in values)
+
+        assert once() == nodes * SAMPLES
+        yield measure("kafka", f"decode, {form}", _size(nodes), once, "samples/s", peer=peers[form], repeats=3)
+
+
+def _arrow(records: Sequence[ColumnarRecord]) -> Peer:
+    """Return the same records in Arrow's stream format, in the long form that it is made for."""
+    import pyarrow as pa
+
+    streams = []
+    for row in records:
+        metric = np.repeat(np.array(NAMES.metrics), GPUS)
+        entity = np.tile(np.array([f"{row.header.node}/{gpu}" for gpu in NAMES.entities]), len(NAMES.metrics))
+        columns = {
+            "metric": pa.array(metric).dictionary_encode(),
+            "entity": pa.array(entity).dictionary_encode(),
+            "time_ms": pa.array(np.full(SAMPLES, row.time_ms)),
+            "value": pa.array(row.values[0].ravel()),
+        }
+        batch, sink = pa.RecordBatch.from_pydict(columns), pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        streams.append(sink.getvalue().to_pybytes())
+
+    def once() -> int:
+        return sum(len(pa.ipc.open_stream(stream).read_all()["value"].to_numpy()) for stream in streams)
+
+    return Peer("pyarrow.ipc", once)
+
+
+def _standard_json(records: Sequence[ColumnarRecord]) -> Peer:
+    texts = [encode_json(row) for row in records]
+
+    def once() -> int:
+        return sum(SAMPLES for text in texts if json.loads(text))
+
+    return Peer("json.loads", once)
+
+
+@contextlib.contextmanager
+def _broker() -> Iterator[list[str] | None]:
+    """Addresses; None, and a line that says why, where no broker can be had."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        yield named.split(",")
+        return
+    try:
+        from tests.integration.built import BuildError
+        from tests.integration.kafka.build import kafka
+        from tests.integration.kafka.cluster import Cluster
+
+        program = kafka(lambda line: print(line, file=sys.stderr, flush=True))
+    except (ImportError, BuildError) as error:
+        print(f"kafka: no broker to measure with: {error}; name one: {VARIABLE}=HOST:PORT", file=sys.stderr)
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = Cluster(program, Path(folder))
+        try:
+            yield cluster.addresses
+        finally:
+            cluster.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """A topic of our own, filled by hand."""
+
+    access: KafkaAccess
+    name: str
+
+    @classmethod
+    def made(cls, brokers: list[str]) -> "_Topic":
+        topic = cls(KafkaAccess(brokers=brokers), f"bench-{uuid.uuid4().hex[:8]}")
+        writer = KafkaWriter(topic.access)
+        writer.create({topic.name: PARTITIONS})
+        writer.close()
+        return topic
+
+    def source(self) -> KafkaSource:
+        options = {"telemetry": self.name, "events": "", "dead_letters": "", "group": ""}
+        return KafkaSource(Entities(), SystemClock(), {"brokers": self.access.addresses, **options})
+
+    def fill(self, nodes: int, moments: int) -> int:
+        """Write a record per node and moment, and return how many."""
+        writer, rng = KafkaWriter(self.access), np.random.default_rng(1)
+        first_ms = SystemClock().now_ms() - int(moments * INTERVAL_S * 1000)
+        for moment in range(moments):
+            _write(writer, self.name, range(nodes), first_ms + int(moment * INTERVAL_S * 1000), rng)
+        writer.close()
+        return nodes * moments
+
+
+def _write(writer: KafkaWriter, topic: str, nodes: range, time_ms: int, rng: np.random.Generator) -> None:
+    for first in range(nodes.start, nodes.stop, 500):
+        part = range(first, min(first + 500, nodes.stop))
+        values = [(node, encode_binary(node_record(node, time_ms, rng))) for node in part]
+        writer.write([Outgoing(topic, b"block-%d" % (node // 64), value, HEADERS) for node, value in values])
+
+
+def _from_a_broker(brokers: list[str], nodes: int) -> Iterator[dict[str, Any]]:
+    """Into samples, and into the rings."""
+    topic = _Topic.made(brokers)
+    moments = max(1, min(4, 20_000 // nodes))
+    count = topic.fill(nodes, moments)
+    size = _size(nodes) | {"records": count}
+    alone = max(SAMPLES * count / asyncio.run(_poll_alone(topic, count)) for _ in range(2))
+    for case, rings in (("from a broker", False), ("from a broker, into the ring", True)):
+        cpu_s = [asyncio.run(_read(topic, count, rings)) for _ in range(3)]
+        rates = [SAMPLES * count / one for one in cpu_s]
+        peer = ("kafka-python alone", alone)
+        yield record("kafka", case, size, rates, "samples/core/s", cpu_s=min(cpu_s), peer=peer)
+
+
+async def _read(topic: _Topic, records: int, rings: bool) -> float:
+    """CPU seconds of this process to read them all."""
+    source = topic.source()
+    store = WindowStore(source.decoder._columnar.entities)
+    began, samples = time.process_time(), 0
+    while samples < records * SAMPLES:
+        batch = await source.next()
+        assert not batch.bad, batch.bad[0]
+        samples += len(batch)
+        for part in batch.samples if rings else ():
+            store.write(part, SystemClock().now_ms())
+    took = time.process_time() - began
+    await source.close()
+    return took
+
+
+async def _poll_alone(topic: _Topic, records: int) -> float:
+    """CPU seconds to have them all and look at none."""
+    reader = KafkaReader(topic.access, "", FetchLimits(200, 8 * 2**20, 2**20))
+    places: dict[Place, int | None] = {(topic.name, number): None for number in await reader.partitions(topic.name)}
+    await reader.assign(places)
+    began, seen = time.process_time(), 0
+    while seen < records:
+        seen += len((await reader.poll(1.0))[0])
+    took = time.process_time() - began
+    await reader.close()
+    return took
+
+
+def _after_a_stop(brokers: list[str], nodes: int) -> dict[str, Any]:
+    """Write what a stop leaves behind at once. Then the fleet goes on in its own rhythm, in another process."""
+    topic = _Topic.made(brokers)
+    backlog = topic.fill(nodes, max(1, min(int(STOP_S / INTERVAL_S), MOST_BACKLOG // nodes)))
+    command = [sys.executable, "-m", "fleetcast.benchmarks.inputs.kafka", ",".join(brokers), topic.name, str(nodes)]
+    fleet = ChildProcess("the writing fleet", command)
+    try:
+        time.sleep(3.0)
+        began, cpu_s = time.perf_counter(), time.process_time()
+        taken = asyncio.run(_catch_up(topic))
+        took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
+    finally:
+        fleet.stop()
+    assert taken >= backlog, f"only {taken} of {backlog} records were taken"
+    size = _size(nodes) | {"records": backlog}
+    return record("kafka", "lag zero after a stop of 60 s", size, [took_s], "s", cpu_s=cpu_s)
+
+
+async def _catch_up(topic: _Topic) -> int:
+    """Into the rings until nothing is behind; records taken."""
+    source = topic.source()
+    store = WindowStore(source.decoder._columnar.entities)
+    while True:
+        batch = await source.next()
+        for part in batch.samples:
+            store.write(part, SystemClock().now_ms())
+        if source.health()["lag_records"] == 0:
+            await source.close()
+            return sum(source._next.values())
+
+
+def write_on(brokers: str, topic: str, nodes: int) -> None:
+    """Write a fleet in its rhythm: every node once in INTERVAL_S, for two minutes at most."""
+    writer, rng = KafkaWriter(KafkaAccess(brokers=brokers)), np.random.default_rng(2)
+    began, slices = time.monotonic(), 30
+    for turn in range(slices * 8):
+        part = turn % slices
+        _write(writer, topic, range(nodes * part // slices, nodes * (part + 1) // slices), SystemClock().now_ms(), rng)
+        time.sleep(max(0.0, began + (turn + 1) * INTERVAL_S / slices - time.monotonic()))
+
+
+if __name__ == "__main__":
+    write_on(sys.argv[1], sys.argv[2], int(sys.argv[3]))

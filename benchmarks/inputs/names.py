@@ -1,0 +1,194 @@
+"""Names by the thousand: what a flood of new jobs and unknown nodes costs all roles, as real processes on loopback.
+
+REQUESTS bodies tell of `size` unknown jobs and as many unknown nodes with a failed GPU, beside placements and a job of
+the fleet:
+
+    flood       the bounds as they are
+    at bounds   a caller may tell of any number of names, so that live jobs and unknown nodes are at their bounds
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.child import ChildProcess
+from fleetcast.benchmarks.kit.service import free_port, process_cpu_s
+
+SIZES = (100_000,)  # jobs, and as many nodes
+REQUESTS = 100
+FLEET_NODES = 100
+WATCHED_S = 60.0  # after the flood
+CHECK_INTERVAL_S = 0.5
+BEHIND_MS = 1000  # what was acknowledged is folded by then
+START_S, STOP_S, PATIENCE_S = 60.0, 30.0, 60.0
+ROLES = ("pipeline", "api", "placer")
+CASES: Mapping[str, Mapping[str, int]] = {"flood": {}, "at bounds": {"names_at_once": 1_000_000}}
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Each case at each size; the value is the age of the oldest board that was seen, fleet time being wall time."""
+    for size in sizes:
+        for case, limits in CASES.items():
+            with tempfile.TemporaryDirectory() as folder, _Fleet(Path(folder), limits) as fleet:
+                seen = flood(fleet, size)
+                cpu_s = fleet.cpu_s()
+            assert seen.placements[200], f"no placement was answered: {seen.placements}"
+            assert set(seen.known) == {202}, f"what is known was refused: {seen.known}"
+            line = record("names", f"{case}: oldest board", {"names": size}, [seen.oldest_s], "s", cpu_s=cpu_s)
+            yield line | {
+                "answers": dict(seen.answers),
+                "known": dict(seen.known),
+                "placements": dict(seen.placements),
+                "peak_mib": seen.peak_mib,
+                "used": seen.used,
+            }
+
+
+@dataclass(slots=True)
+class FloodAnswers:
+    """Answers by status: to the flood, to events of a known job, to placements. oldest_s: of all boards."""
+
+    answers: Counter[int] = field(default_factory=Counter)
+    known: Counter[int] = field(default_factory=Counter)
+    placements: Counter[int] = field(default_factory=Counter)
+    oldest_s: float = 0.0
+    peak_mib: dict[str, int] = field(default_factory=dict)
+    used: dict[str, Any] = field(default_factory=dict)
+
+
+def flood(fleet: "_Fleet", size: int) -> FloodAnswers:
+    """Send it, and look at the fleet meanwhile and for WATCHED_S after it."""
+    seen, over = FloodAnswers(), threading.Event()
+    watch = threading.Thread(target=_watch, args=(fleet, seen, over))
+    watch.start()
+    try:
+        for number in range(REQUESTS):
+            status, _ = fleet.ask("POST", "/v1/events", _names(number, size // REQUESTS))
+            seen.answers[status] += 1
+        sent_ms = time.time_ns() // 1_000_000
+        time.sleep(WATCHED_S)
+        seen.used = fleet.used(sent_ms)
+    finally:
+        over.set()
+        watch.join()
+    seen.peak_mib = fleet.peak_mib()
+    return seen
+
+
+def _names(number: int, count: int) -> bytes:
+    """Return a body of so many unknown jobs and nodes."""
+    now_ms = time.time_ns() // 1_000_000
+    names = [f"{number}-{row}" for row in range(count)]
+    jobs = [{"job": f"job-{name}", "sequence": 1, "time_ms": now_ms, "type": "submitted"} for name in names]
+    said = {"source": "s", "sequence": 1, "time_ms": now_ms, "type": "xid", "code": 79, "gpu": 0}
+    return json.dumps([*jobs, *({"node": f"node-{name}", **said} for name in names)]).encode()
+
+
+def _watch(fleet: "_Fleet", seen: FloodAnswers, over: threading.Event) -> None:
+    step = 0
+    while not over.wait(CHECK_INTERVAL_S):
+        step += 1
+        answer = {"job": "ours", "sequence": step + 1, "time_ms": time.time_ns() // 1_000_000, "type": "step"}
+        seen.known[
+            fleet.ask("POST", "/v1/events", json.dumps({**answer, "step": step, "duration_s": 1.0}).encode())[0]
+        ] += 1
+        asked = {"request_id": f"r{step}", "gang": 1, "gpus_per_node": 1, "dry_run": True}
+        seen.placements[fleet.ask("POST", "/v1/placements", json.dumps(asked).encode())[0]] += 1
+        seen.oldest_s = max(seen.oldest_s, fleet.board_age_s())
+
+
+class _Fleet:
+    """A Fleetcast of its own: FLEET_NODES nodes by a topology, one running job, no telemetry."""
+
+    def __init__(self, folder: Path, limits: Mapping[str, int]) -> None:
+        self.folder, self.port = folder, free_port()
+        (folder / "topology.toml").write_text(f'[[rack]]\nname = "r1"\nnodes = "n[001-{FLEET_NODES:03d}]"\ngpus = 8\n')
+        config = {
+            "state": str(folder / "state"),
+            "fleet": {"topology": str(folder / "topology.toml")},
+            "api": {"port": self.port},
+            "placer": {"port": free_port()},
+            "limits": dict(limits),
+        }
+        (folder / "config.toml").write_text(tomli_w.dumps(config))
+        command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(folder / "config.toml")]
+        self._process = ChildProcess("fleetcast", command)
+
+    def __enter__(self) -> "_Fleet":
+        deadline = time.monotonic() + START_S
+        while self.ask("GET", "/readyz")[0] != 200:
+            self._process.check(unless=f"not ready within {START_S:.0f} s" if time.monotonic() > deadline else "")
+            time.sleep(CHECK_INTERVAL_S)
+        ranks = [{"rank": 0, "node": "n001", "gpus": [0]}]
+        ours = {"job": "ours", "sequence": 1, "time_ms": time.time_ns() // 1_000_000, "type": "started", "ranks": ranks}
+        assert self.ask("POST", "/v1/events", json.dumps(ours).encode())[0] == 202
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pids = self._pids()
+        self._process.stop(STOP_S)
+        for pid in pids.values():  # none is left, unless the supervisor had to be killed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        """Status and JSON; 0 where nobody answers."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, method=method)
+        request.add_header("content-type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read() or b"{}")
+        except OSError:
+            return 0, {}
+
+    def used(self, since_ms: int) -> Any:
+        """Return how much of each bound is used, by a board that was made since then."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (answer := self.ask("GET", "/v1/ingestion")[1])["as_of_ms"] <= since_ms + BEHIND_MS:
+            assert time.monotonic() < deadline, f"no board was made within {PATIENCE_S:.0f} s"
+            time.sleep(CHECK_INTERVAL_S)
+        return answer["limits"]
+
+    def board_age_s(self) -> float:
+        """Age of the board, by the time in the ingestion document."""
+        status, answer = self.ask("GET", "/v1/ingestion")
+        return time.time() - answer["as_of_ms"] / 1000 if status == 200 else 0.0
+
+    def peak_mib(self) -> dict[str, int]:
+        """Return the most memory that each role ever held."""
+        return {role: _field(pid, "VmHWM") // 1024 for role, pid in self._pids().items() if role in ROLES}
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all roles."""
+        return sum(process_cpu_s(pid) for role, pid in self._pids().items() if role in ROLES)
+
+    def _pids(self) -> dict[str, int]:
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.folder / "state" / "pids").read_text(encoding="utf-8").splitlines()
+            return {role: int(pid) for role, pid in (line.split() for line in lines)}
+        return {}
+
+
+def _field(pid: int, name: str) -> int:
+    """Return a number of /proc/PID/status, KiB where it is memory."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    return 0

@@ -1,0 +1,142 @@
+"""Remote write, both versions: decoding alone, and all of it.
+
+decode           bodies in memory → samples of the catalogue, series known
+door to ring     our api over HTTP (unpack, walk, write, fsync), then the inbox, decoding and the window store here;
+                 samples a second of all that CPU time, beside the CPU time of a real Prometheus for the same bodies
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fleetcast.benchmarks.inputs.decode import FIELDS, GPUS
+from fleetcast.benchmarks.kit.case import measure, record
+from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, cpu_s, find_prometheus
+from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.benchmarks.kit.written import Requests, WriteConnection, series_of
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.ingest.inbox.inbox import InboxSource
+from fleetcast.ingest.pages.exporters import ExporterResolver
+from fleetcast.ingest.remote_write.decoder import WriteDecoder
+from fleetcast.ingest.remote_write.request import Version
+from fleetcast.service.process_memory import use_one_heap
+
+SIZES = (1_000,)
+ROUNDS, REPEATS = 10, 3
+INTERVAL_MS = 1000
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Two records a version and size in GPUs."""
+    use_one_heap()  # as the processes of api and pipeline do
+    for gpus in sizes:
+        nodes = max(1, gpus // GPUS)
+        size = {"nodes": nodes, "gpus": nodes * GPUS, "series": nodes * GPUS * len(FIELDS)}
+        for version in Version:
+            requests = Requests(series_of(nodes), version, np.random.default_rng(1))
+            yield _decode(requests, version, size)
+            with tempfile.TemporaryDirectory() as folder, beside_the_server():
+                yield _whole(requests, version, size, Path(folder))
+
+
+def _decode(requests: Requests, version: Version, size: dict[str, int]) -> dict[str, Any]:
+    decoder = WriteDecoder(ExporterResolver(Entities()))
+    bodies = requests.round(_now_ms())
+
+    def once() -> int:
+        batches = [decoder.decode(body, version, _now_ms()) for body in bodies]
+        assert not any(batch.bad for batch in batches)
+        assert sum(map(len, batches)) == requests.samples
+        return requests.samples
+
+    return measure("remote_write", f"decode {version}.0", size, once, "samples/s")
+
+
+def _whole(requests: Requests, version: Version, size: dict[str, int], folder: Path) -> dict[str, Any]:
+    began_ms = _now_ms() - (REPEATS * ROUNDS + 1) * INTERVAL_MS
+    entities = Entities()
+    ring = InboxPipeline(folder / "inbox", entities)
+    rates, spent_s = [], []
+    with ServerProcess.role("api", folder) as server:
+        server.wait("/healthz")
+        sender = WriteConnection(server.port, version)
+        _send(sender, requests.round(began_ms))
+        ring.take(requests.samples)
+        for repeat in range(REPEATS):
+            rounds = _rounds(requests, began_ms + (repeat * ROUNDS + 1) * INTERVAL_MS)
+            before = server.cpu_s()
+            _send(sender, rounds)
+            own_s = ring.take(requests.samples * ROUNDS)
+            spent_s.append(server.cpu_s() - before + own_s)
+            rates.append(requests.samples * ROUNDS / spent_s[-1])
+        sender.close()
+    peer = _peer(requests, version, folder / "peer", began_ms)
+    best = rates.index(max(rates))
+    case = f"door to ring {version}.0, of CPU"
+    return record("remote_write", case, size, rates, "samples/s", cpu_s=spent_s[best], peer=peer)
+
+
+class InboxPipeline:
+    """A pipeline's work with the inbox, in this process."""
+
+    def __init__(self, inbox: Path, entities: Entities) -> None:
+        self._source = InboxSource(inbox, writes=WriteDecoder(ExporterResolver(entities)))
+        self._store = WindowStore(entities)
+
+    def take(self, samples: int) -> float:
+        """Write that many into the ring; CPU seconds."""
+        began = time.process_time()
+        asyncio.run(self._write_samples(samples))
+        return time.process_time() - began
+
+    async def _write_samples(self, samples: int) -> None:
+        applied = 0
+        while applied < samples:
+            batch = await asyncio.wait_for(self._source.next(), 30)
+            assert not batch.bad, batch.bad[0]
+            applied += sum(self._store.write(part, _now_ms()).applied for part in batch.samples)
+        assert applied == samples, f"{applied} samples of {samples}"
+
+
+def _rounds(requests: Requests, first_ms: int) -> list[bytes]:
+    times = range(first_ms, first_ms + ROUNDS * INTERVAL_MS, INTERVAL_MS)
+    return [body for time_ms in times for body in requests.round(time_ms)]
+
+
+def _send(sender: WriteConnection, bodies: Sequence[bytes]) -> None:
+    for body in bodies:
+        sender.send(body)
+
+
+def _peer(requests: Requests, version: Version, folder: Path, began_ms: int) -> tuple[str, float] | None:
+    """Measure a Prometheus that gets the same requests.
+
+    None if there is none, or one that does not know the version.
+    """
+    program = find_prometheus()
+    if program is None:
+        return None
+    peer = PrometheusPeer(program, folder, {})
+    try:
+        sender = WriteConnection(peer.port, version)
+        _send(sender, requests.round(began_ms))
+        rates = []
+        for repeat in range(REPEATS):
+            rounds = _rounds(requests, began_ms + (repeat * ROUNDS + 1) * INTERVAL_MS)
+            before = cpu_s(peer.process.pid)
+            _send(sender, rounds)
+            rates.append(requests.samples * ROUNDS / (cpu_s(peer.process.pid) - before))
+        sender.close()
+        return f"{peer.name}, its receiver", max(rates)
+    finally:
+        peer.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,79 @@
+"""Step events into the fold of jobs, and every job's pace after them, as a tick does it.
+
+Each job's ranks report each step with its parts; between two ticks a job tells `events_a_job` of them, then its pace
+is computed once. One process, one core, no HTTP (the case `events` has the door). A fleet's size plays no part.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fleetcast.benchmarks.kit.case import measure
+from fleetcast.fleet.events import Started, Step, StepParts
+from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.models.stragglers.steps import StepPace, pace_of
+
+# jobs, ranks that report, events a job and tick
+CASES = {"whole_job": (100, 1, 200), "every_rank": (100, 8, 200), "large_gang": (1, 1024, 20 * 1024)}
+REPEATS = 3
+STEP_MS = 500
+
+
+def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
+    """One record a case."""
+    for name, (jobs, ranks, events) in CASES.items():
+        fleet = _Fleet(jobs, ranks, events)
+        size = {"jobs": jobs, "ranks": ranks, "events_a_job": events}
+        yield measure("steps", name, size, fleet.tick, "events/s", repeats=REPEATS)
+
+
+class _Fleet:
+    """Jobs that report their steps; one of them slows down."""
+
+    def __init__(self, jobs: int, ranks: int, events: int) -> None:
+        self.table = JobTable()
+        self.paces: dict[str, StepPace] = {}
+        self.ranks, self.events, self.made = ranks, events, 0
+        self.names = [f"train-{number}" for number in range(jobs)]
+        self.noise = np.random.default_rng(0).normal(1.0, 0.01, 4096)
+        for name in self.names:
+            placed = tuple(RankPlacement(rank, f"{name}-n{rank}") for rank in range(ranks))
+            self.table.apply(Started(job=name, sequence=0, time_ms=0, ranks=placed))
+        self._ticks = [self._next() for _ in range(REPEATS + 1)]  # made beforehand: only their use is measured
+
+    def tick(self) -> int:
+        """Fold the events since the last tick, then compute the pace of every job. Returns the number of events."""
+        events = self._ticks.pop(0)
+        for event in events:
+            self.table.apply(event)
+        for name in self.names:
+            attempt = self.table.get(name)
+            assert attempt is not None
+            self.paces[name] = pace_of(attempt, self.paces.get(name))
+        assert all(pace.expected_s for pace in self.paces.values())
+        return len(events)
+
+    def _next(self) -> list[Step]:
+        """Return the events of the next tick, in the order of their steps."""
+        steps = self.events // self.ranks
+        made = []
+        for number in range(self.made, self.made + steps):
+            for row, name in enumerate(self.names):
+                duration_s = STEP_MS / 1000 * float(self.noise[(number + 7 * row) % len(self.noise)])
+                for rank in range(self.ranks):
+                    made.append(self._step(name, number, rank, duration_s))
+        self.made += steps
+        return made
+
+    def _step(self, name: str, number: int, rank: int, duration_s: float) -> Step:
+        return Step(
+            job=name,
+            sequence=((rank + 1) << 32) + number,  # as the client library counts
+            time_ms=(number + 1) * STEP_MS,
+            step=number,
+            rank=rank if self.ranks > 1 else None,
+            duration_s=duration_s,
+            parts=StepParts(compute=0.7 * duration_s, communication=0.3 * duration_s),
+        )

@@ -1,0 +1,161 @@
+"""The window store: writing a scrape of the whole fleet, extracting its features, saving what a minute changed.
+
+Peers: for the writes a deque a series in plain Python; for the features pandas over the same windows and metrics.
+"""
+
+import tempfile
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd  # the peer; nothing of ours runs on it
+
+from fleetcast.benchmarks.kit.case import Peer, fits_memory, measure
+from fleetcast.features.extract import extract
+from fleetcast.features.layout import SUMMED
+from fleetcast.features.store import WindowStore
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.metrics import METRICS, metric_row, plausible_range
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+
+GPUS_PER_NODE = 8
+INTERVAL_MS = 15_000
+T0 = 1_700_000_100_000
+SAMPLES_OF_PEER = 100_000  # the slow peer works on a part; both report samples per second
+BYTES_PER_GPU = 80_000  # store and batches
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Measure a fleet of each size in GPUs, with a port per GPU. Leaves out sizes that do not fit the memory."""
+    for gpus in sizes:
+        if fits_memory(gpus, BYTES_PER_GPU):
+            yield from _cases(Scraped(gpus))
+
+
+class Scraped:
+    """A fleet that is scraped every 15 s; every value moves each time."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus = gpus
+        self.now_ms = T0
+        self.store = WindowStore(_entities(gpus))
+        self._values: dict[EntityKind, np.ndarray[Any, np.dtype[np.float64]]] = {}
+        for kind in (EntityKind.GPU, EntityKind.PORT, EntityKind.NODE):
+            low, high = np.clip(plausible_range(kind), 0.0, 100.0)
+            shape = (len(self.store.entities[kind]), len(METRICS[kind]))
+            self._values[kind] = low + np.random.default_rng(1).random(shape) * (high - low) * 0.9
+
+    def batch(self, kind: EntityKind) -> SampleBatch:
+        """One scrape of all entities of a kind, page by page: all metrics of an entity, then the next entity."""
+        values = self._values[kind]
+        values *= 1.0001
+        entities, metrics = values.shape
+        return SampleBatch(
+            kind,
+            np.tile(np.arange(metrics, dtype=np.int16), entities),
+            np.repeat(np.arange(entities, dtype=np.int32), metrics),
+            np.full(values.size, self.now_ms, np.int64),
+            values.ravel().copy(),
+        )
+
+    def scrape(self) -> int:
+        """Write a whole scrape, and return how many samples were applied."""
+        self.now_ms += INTERVAL_MS
+        return sum(self.store.write(self.batch(kind), self.now_ms).applied for kind in self._values)
+
+
+def _entities(gpus: int) -> Entities:
+    entities = Entities()
+    for gpu in range(gpus):
+        node, index = f"n{gpu // GPUS_PER_NODE:05d}", gpu % GPUS_PER_NODE
+        entities.of_node(EntityKind.GPU, node, index)
+        entities.of_node(EntityKind.PORT, node, f"mlx5_{index}", 1)
+    return entities
+
+
+def _cases(fleet: Scraped) -> Iterator[dict[str, Any]]:
+    size = {"gpus": fleet.gpus}
+    for _ in range(4):
+        fleet.scrape()
+
+    def write() -> int:
+        fleet.now_ms += INTERVAL_MS
+        return fleet.store.write(batches.pop(), fleet.now_ms).applied
+
+    batches = _later_batches(fleet, 6)
+    yield measure("store", "write", size, write, "samples/s", peer=Peer("deque a series", _deques(fleet)))
+
+    def features() -> int:
+        fleet.now_ms += INTERVAL_MS
+        frames = extract(fleet.store, fleet.now_ms)
+        assert np.isfinite(frames.gpu.column("power_w_std_30m")).all()
+        return len(frames.gpu.values)
+
+    yield measure("store", "extract", size, features, "ms", peer=Peer("pandas", _pandas(fleet)))
+
+    with tempfile.TemporaryDirectory() as folder:
+
+        def save() -> int:
+            for _ in range(4):
+                fleet.scrape()
+            fleet.store.save(Path(folder))
+            return fleet.gpus
+
+        save()
+        yield measure("store", "save of a minute, with its writes", size, save, "ms", repeats=3)
+
+
+def _later_batches(fleet: Scraped, count: int) -> list[SampleBatch]:
+    """Scrapes to come, the last one first; each is `fleet.now_ms` + 15 s later than the one before."""
+    start = fleet.now_ms
+    batches = []
+    for _ in range(count):
+        fleet.now_ms += INTERVAL_MS
+        batches.append(fleet.batch(EntityKind.GPU))
+    fleet.now_ms = start
+    return batches[::-1]
+
+
+def _deques(fleet: Scraped) -> Any:
+    batch = fleet.batch(EntityKind.GPU)
+    rows = list(
+        zip(
+            batch.metric[:SAMPLES_OF_PEER].tolist(),
+            batch.entity[:SAMPLES_OF_PEER].tolist(),
+            batch.value[:SAMPLES_OF_PEER].tolist(),
+            strict=True,
+        )
+    )
+    rings: dict[tuple[int, int], deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=120))
+    clock = [0]
+
+    def write() -> int:
+        clock[0] += INTERVAL_MS
+        applied = 0
+        for metric, entity, value in rows:
+            ring = rings[metric, entity]
+            if not ring or ring[-1][0] < clock[0]:
+                ring.append((clock[0], value))
+                applied += 1
+        return applied
+
+    return write
+
+
+def _pandas(fleet: Scraped) -> Any:
+    """Mean and standard deviation over 2 and 30 minutes of the same nine metrics, from frames (slot, gpu)."""
+    ring = fleet.store.ring(EntityKind.GPU)
+    names = SUMMED[EntityKind.GPU]
+    assert all(metric_row(EntityKind.GPU, name) >= 0 for name in names)
+    frames = [pd.DataFrame(ring.slots(name, 120)) for name in names]
+
+    def features() -> int:
+        for frame in frames:
+            frame.tail(8).mean()
+            frame.mean()
+            frame.std(ddof=0)
+        return fleet.gpus
+
+    return features

@@ -1,0 +1,1 @@
+"""Parts that benchmarks share: cases, processes, load and peers."""

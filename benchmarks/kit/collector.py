@@ -1,0 +1,26 @@
+"""The garbage collector's settings of a pipeline process, for benchmarks.
+
+With Python's default settings, garbage collection takes a sixth of a tick's time.
+"""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+from fleetcast.service.pipeline.role import spare_the_collector
+
+
+@contextlib.contextmanager
+def spared_collector() -> Iterator[None]:
+    """Set the garbage collector as in a pipeline's process while the context is open.
+
+    A process that froze objects before, as the tests do, has them frozen afterwards.
+    """
+    before, froze = gc.get_threshold(), gc.get_freeze_count() > 0
+    spare_the_collector()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        if not froze:
+            gc.unfreeze()

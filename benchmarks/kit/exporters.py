@@ -1,0 +1,107 @@
+"""Pages of GPUs in good health, and a farm of exporters in a process of its own: n nodes behind one port.
+
+python -m fleetcast.benchmarks.kit.exporters NODES PORT
+"""
+
+import asyncio
+import json
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+
+from fleetcast.benchmarks.inputs.decode import NODE, page_of
+from fleetcast.benchmarks.kit.child import ChildProcess
+from fleetcast.benchmarks.kit.service import free_port
+from fleetcast.benchmarks.ticks.tick import USUAL
+from fleetcast.fleet.metrics import METRICS, dcgm_row
+from fleetcast.fleet.samples import EntityKind
+
+VARIANTS = 8
+START_S = 60.0
+PCIE = range(235, 239)  # exact, or the link is not what it was
+
+
+def healthy(field: int, rng: np.random.Generator) -> str:
+    """Return what a busy GPU in good health prints. Fields that the catalogue names in other units look plausible."""
+    row = dcgm_row(EntityKind.GPU, field)
+    assert row is not None
+    usual = USUAL.get(METRICS[EntityKind.GPU][row].name, 0.0)
+    if field in (203, 204):
+        return str(rng.integers(90, 101))
+    if field in (156, 252, 1009, 1010, 1011, 1012):
+        return str(rng.integers(10**4, 6 * 10**4))
+    return f"{usual * (1 + 0.005 * rng.standard_normal()):.6f}" if usual and field not in PCIE else str(int(usual))
+
+
+class Farm:
+    """A running farm; its pages are made beforehand, and their numbers go round. Both sides read `write_groups`."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self.port = free_port()
+        command = [sys.executable, "-m", "fleetcast.benchmarks.kit.exporters", str(nodes), str(self.port)]
+        self.process = ChildProcess("the farm of exporters", command)
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            self.process.check(unless="the exporters do not answer" if time.monotonic() > deadline else "")
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{_name(0)}", timeout=5) as answer:
+                return bool(answer.read())
+        except OSError:
+            return False
+
+    def write_groups(self, path: Path) -> None:
+        groups = [
+            {"targets": [f"127.0.0.1:{self.port}"], "labels": {"__metrics_path__": f"/{_name(node)}"}}
+            for node in range(self.nodes)
+        ]
+        path.write_text(json.dumps(groups), encoding="utf-8")
+
+    def close(self) -> None:
+        self.process.stop()
+
+
+def _name(node: int) -> str:
+    return f"n{node:05d}"
+
+
+class _Exporter(asyncio.Protocol):
+    """Enough HTTP for a scraper: requests without bodies, answers with a length, kept alive."""
+
+    pages: tuple[bytes, ...] = ()
+    asked = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._buffer = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while b"\r\n\r\n" in self._buffer:
+            head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+            name = head.split(b" ", 2)[1].strip(b"/")
+            _Exporter.asked += 1
+            page = self.pages[self.asked % len(self.pages)].replace(NODE.encode(), name[:6])
+            self._transport.write(  # type: ignore[attr-defined]
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: "
+                + str(len(page)).encode()
+                + b"\r\n\r\n"
+                + page
+            )
+
+
+async def _serve(port: int) -> None:
+    rng = np.random.default_rng(1)
+    _Exporter.pages = tuple(page_of(NODE, rng, value=healthy) for _ in range(VARIANTS))
+    server = await asyncio.get_running_loop().create_server(_Exporter, "127.0.0.1", port, backlog=1024)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[2])))

@@ -1,0 +1,185 @@
+"""Real processes to measure: a server on a core of its own, and a pipeline that publishes the board of a busy fleet."""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fleetcast.benchmarks.kit.case import machine
+from fleetcast.benchmarks.kit.child import ChildProcess
+from fleetcast.benchmarks.ticks.tick import GPUS_PER_NODE
+
+START_S = 30.0
+TICK_PAUSE_S = 1.0
+MAKE_S = 300.0
+PORTS = range(20_000, 32_000)
+
+
+@lru_cache(1)
+def cores() -> tuple[int, ...]:
+    """Return the cores that this process had at its start."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+@contextlib.contextmanager
+def pinned(wanted: set[int]) -> Iterator[None]:
+    """Pin this process, and what it starts meanwhile, to some cores."""
+    machine()  # it remembers how many cores there are, not how many are left now
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, wanted)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def beside_the_server() -> contextlib.AbstractContextManager[None]:
+    """Pin this process, which generates the load, to the second core. The first is the server's."""
+    return pinned(set(cores()[1:2] or cores()))
+
+
+def board_cores() -> set[int]:
+    """Return the cores of a pipeline that ticks: neither the server's nor the generator's, where there are three.
+
+    With two it shares the server's. A generator that waits for a core would blame the server for its own delay.
+    """
+    return set(cores()[2:] or cores()[:1])
+
+
+def process_cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
+
+
+def free_port() -> int:
+    """Return an unused loopback port below the ephemeral ones, so that no connection takes it first."""
+    for port in random.sample(PORTS, 50):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port")
+
+
+def write_topology(folder: Path, gpus: int) -> Path:
+    """Write `topology.toml`: the nodes n00000, n00001, … of a fleet of this size in racks of 16. Returns its path."""
+    last = max(1, gpus // GPUS_PER_NODE) - 1
+    racks = [
+        {"name": f"r{first // 16}", "nodes": f"n[{first:05d}-{min(first + 15, last):05d}]"}
+        | {"gpus": GPUS_PER_NODE, "gpu_model": "H100"}
+        for first in range(0, last + 1, 16)
+    ]
+    path = folder / "topology.toml"
+    path.write_text(tomli_w.dumps({"rack": racks}), encoding="utf-8")
+    return path
+
+
+class ServerProcess:
+    """An HTTP server on the first core."""
+
+    def __init__(self, port: int, command: list[str]) -> None:
+        self.port = port
+        with pinned({cores()[0]}):
+            self.process = ChildProcess("the server", command)
+
+    @classmethod
+    def role(cls, name: str, folder: Path, **sections: dict[str, Any]) -> "ServerProcess":
+        """Our own `api` or `placer` on a state folder; `sections` of the configuration are added."""
+        ports = {"api": free_port(), "placer": free_port()}
+        config: dict[str, Any] = {"state": str(folder)} | {role: {"port": port} for role, port in ports.items()}
+        for section, values in sections.items():
+            config[section] = config.get(section, {}) | values
+        path = folder / f"{name}.toml"
+        path.write_text(tomli_w.dumps(config))
+        return cls(
+            ports[name], [sys.executable, "-m", "fleetcast.cli.main", "run", "--role", name, "--config", str(path)]
+        )
+
+    def wait(self, path: str, said: bytes = b"") -> None:
+        """Until `path` is answered with 200, and `said` is in the body."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            self.process.check()
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
+                    body = response.read()
+                if said in body:
+                    return
+            time.sleep(0.05)
+        self.process.check(unless=f"{path}: no answer within {START_S:.0f} s")
+
+    def cpu_s(self) -> float:
+        return process_cpu_s(self.process.pid)
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.stop(10)
+
+
+class BoardProcess:
+    """A pipeline of `gpus` GPUs in a process of its own: it swaps its board every second, or ticks."""
+
+    def __init__(self, folder: Path, gpus: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._line, theirs = context.Pipe()
+        with pinned(board_cores()):
+            self._process = context.Process(target=_publish, args=(folder, gpus, theirs), daemon=True)
+            self._process.start()
+        theirs.close()  # so that its end is seen here
+        assert self._line.poll(MAKE_S), "the fleet was not made in time"
+        self.nodes: int = self._receive()
+
+    def say(self, mode: str) -> None:
+        """`swap`, `tick` or `rest`; returns once it is obeyed."""
+        self._line.send(mode)
+        assert self._line.poll(MAKE_S), "the pipeline does not answer"
+        assert self._receive() == mode
+
+    def _receive(self) -> Any:
+        try:
+            return self._line.recv()
+        except EOFError:
+            self._process.join(10)
+            raise AssertionError(
+                f"the pipeline ended with {self._process.exitcode}; its traceback is printed above"
+            ) from None
+
+    def __enter__(self) -> "BoardProcess":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.join(10)
+
+
+def _publish(folder: Path, gpus: int, line: Connection) -> None:
+    from fleetcast.benchmarks.ticks.tick import BusyFleet
+
+    if len(cores()) == 1:
+        os.nice(5)  # it shares the generator's core, and a generator that is late measures itself
+    fleet = BusyFleet(gpus, folder)
+    line.send(fleet.tick())
+    mode = "rest"
+    while True:
+        if line.poll(TICK_PAUSE_S if mode != "rest" else None):
+            mode = line.recv()
+            line.send(mode)
+        if mode == "tick":
+            fleet.tick()
+        elif mode == "swap":
+            fleet.clock.advance(1)
+            fleet.pipeline.board.publish([], fleet.clock.now_ms())

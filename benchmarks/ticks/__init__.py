@@ -1,0 +1,1 @@
+"""Benchmarks of the pipeline between its inputs and its answers."""

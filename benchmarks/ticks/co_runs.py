@@ -1,0 +1,116 @@
+"""Jobs that share hardware, as a tick looks at them: who meets whom, paces alone and together, what they teach.
+
+Of JOBS running jobs a tenth shares GPUs with another, half are gangs of two nodes that meet others on adapters and
+rails, the rest have single GPUs below common PCIe switches; each has MAX_STEPS steps.
+
+    tick     nobody is due: a job's steps are looked at once a minute
+    minute   everybody is
+    change   one job in fifty ended, and as many began
+    learn    the most co-runs that are kept, all on one kind of hardware
+
+One process, one core. The sections that come of it, and all else of a tick, are in `python -m
+fleetcast.benchmarks.ticks.working_tick`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fleetcast.benchmarks.kit.case import measure
+from fleetcast.features.co_runs import MOST_CO_RUNS, POLL_MS, CoRuns
+from fleetcast.features.sharing import Wiring
+from fleetcast.fleet.events import Started, Step, StepParts, Submitted
+from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import Device, Level, NodeSpec, Topology
+from fleetcast.models.jobs.interference import LOADS, Pairs, learn
+
+JOBS = 2_500
+GPUS_PER_NODE = 8
+REPEATS = 5
+MAX_STEPS = 16
+STEP_MS = 1_000
+T0 = 1_789_000_000_000
+
+
+def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
+    """One record a case; a fleet's size plays no part."""
+    fleet = _Fleet()
+    for name in ("tick", "minute", "change"):
+        yield measure("co_runs", name, {"jobs": JOBS}, getattr(fleet, name), "ms", repeats=REPEATS)
+    pairs, residual = _known(MOST_CO_RUNS)
+
+    def work() -> int:
+        return len(learn(pairs, residual).errors)
+
+    yield measure("co_runs", "learn", {"co_runs": MOST_CO_RUNS}, work, "ms", repeats=REPEATS)
+
+
+class _Fleet:
+    """Jobs that run, and what is watched of them."""
+
+    def __init__(self) -> None:
+        self.table, self.co_runs, self.now_ms = JobTable(), CoRuns(), T0
+        self.nodes, self.begun = JOBS // 2, 0
+        switches = tuple(Device(f"ib{n}", (2 * n, 2 * n + 1), n) for n in range(GPUS_PER_NODE // 2))
+        domains = [{Level.RAIL_GROUP: f"rg{row // 32}"} for row in range(self.nodes)]
+        nodes = [NodeSpec(f"n{row}", GPUS_PER_NODE, domains=of, devices=switches) for row, of in enumerate(domains)]
+        self.wiring = Wiring(Topology.build(nodes))
+        for _ in range(JOBS):
+            self._begin()
+        self.running = self.table.running()
+        self._observe()
+        self.now_ms += MAX_STEPS * STEP_MS
+        self._observe()
+
+    def tick(self) -> int:
+        self.now_ms += 1
+        return self._observe()
+
+    def minute(self) -> int:
+        self.now_ms += POLL_MS
+        return self._observe()
+
+    def change(self) -> int:
+        """Replace some running jobs with new ones, in the list of running jobs only.
+
+        The old jobs get no end events, because the benchmark `events` measures how events are folded.
+        """
+        few = JOBS // 50
+        for _ in range(few):
+            self._begin()
+        begun = self.table.running()[-few:]
+        self.running = [*self.running[few:], *begun]
+        return self._observe()
+
+    def _observe(self) -> int:
+        loads = np.full((len(self.running), len(LOADS)), 0.5)
+        self.co_runs.observe(self.running, self.co_runs.keys_of(self.running), (), loads, self.now_ms, self.wiring)
+        assert len(self.running) == JOBS
+        return len(self.running)
+
+    def _begin(self) -> JobAttempt:
+        number, self.begun = self.begun, self.begun + 1
+        job, place = f"j{number}", number - number % 10 if number % 10 == 1 else number  # two of ten share a GPU
+        node, gpu = place % self.nodes, place // self.nodes % 4
+        ranks: tuple[RankPlacement, ...] = (RankPlacement(0, f"n{node}", (gpu,)),)
+        if number % 2:
+            ranks += (RankPlacement(1, f"n{(node + 1) % self.nodes}", (gpu + 4,)),)
+        self.table.apply(Submitted(job=job, sequence=0, time_ms=T0, user=f"u{number % 50}", name=f"net-{number % 400}"))
+        self.table.apply(Started(job=job, sequence=1, time_ms=T0, ranks=ranks))
+        for step in range(MAX_STEPS):
+            parts, at_ms = StepParts(compute=0.7, communication=0.3), T0 + (step + 1) * STEP_MS
+            step_event = Step(job=job, sequence=2 + step, time_ms=at_ms, step=step, duration_s=1.0, parts=parts)
+            self.table.apply(step_event)
+        attempt = self.table.get(job)
+        assert attempt is not None
+        return attempt
+
+
+def _known(count: int) -> tuple[Pairs, np.ndarray]:
+    """Co-runs of jobs of 40 kinds, and what the prior missed of them."""
+    rng = np.random.default_rng(0)
+    keys, loads = rng.integers(1, 200, (count, 2)), rng.random((count, 2, len(LOADS)))
+    rows = [(own, other, (a, a % 40 + 1), (b, b % 40 + 1)) for (own, other), (a, b) in zip(loads, keys, strict=True)]
+    return Pairs.of(rows), rng.normal(0.0, 0.05, count)

@@ -1,0 +1,132 @@
+"""A site of a few hosts: seconds from the start to the first scores, and memory and CPU of all processes afterwards.
+
+`fleetcast run` scrapes exporters on loopback, a host each, with one adapter, so that every role runs. Memory is the
+proportional set size (PSS): a page that processes share counts once. A wake-up is a voluntary context switch: a thread
+waited and was woken.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.child import ChildProcess
+from fleetcast.benchmarks.kit.exporters import Farm
+from fleetcast.benchmarks.kit.service import free_port, process_cpu_s
+from fleetcast.benchmarks.ticks.tick import GPUS_PER_NODE
+from fleetcast.service.board.board import BoardReader
+
+SIZES = (4 * GPUS_PER_NODE,)
+WARM_UP_S = 75.0  # past the first snapshot
+REST_S = 30.0
+PATIENCE_S = 120.0
+POLL_S = 0.01
+MIB = 2**20
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Four records a size in GPUs: start, memory, CPU at rest, and the bytes of a snapshot."""
+    for gpus in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from _cases(Path(folder), gpus)
+
+
+def _cases(folder: Path, gpus: int) -> Iterator[dict[str, Any]]:
+    farm = Farm(max(1, gpus // GPUS_PER_NODE))
+    try:
+        site = SmallSite(folder, farm)
+        try:
+            size = {"gpus": gpus}
+            start_s = site.wait_for_scores()
+            yield record("small_site", "start to first scores", size, [start_s], "s", cpu_s=site.cpu_s())
+            time.sleep(WARM_UP_S)
+            began, before, woken = time.monotonic(), site.cpu_s(), site.wake_ups()
+            time.sleep(REST_S)
+            used, took_s = site.cpu_s() - before, time.monotonic() - began
+            for name, count in site.wake_ups().items():
+                rate = (count - woken[name]) / took_s
+                yield record("small_site", f"wake-ups at rest, {name}", size, [rate], "1/s", cpu_s=used)
+            for name, pid in site.pids().items():
+                yield record("small_site", f"memory, {name}", size, [pss_bytes(pid) / MIB], "MiB", cpu_s=used)
+            yield record("small_site", "memory, all roles", size, [site.pss_bytes() / MIB], "MiB", cpu_s=used)
+            yield record(
+                "small_site", "CPU at rest, all roles", size, [1000 * used / took_s], "ms/s of time", cpu_s=used
+            )
+            yield record("small_site", "snapshots on disk", size, [site.snapshot_bytes() / MIB], "MiB", cpu_s=used)
+        finally:
+            site.stop()
+    finally:
+        farm.close()
+
+
+class SmallSite:
+    """A whole Fleetcast that scrapes a farm."""
+
+    def __init__(self, folder: Path, farm: Farm) -> None:
+        self._state = folder / "state"
+        self._gpus = farm.nodes * GPUS_PER_NODE
+        farm.write_groups(folder / "targets.json")
+        config = folder / "config.toml"
+        bands = {"use": "band_file", "mode": "write", "options": {"path": str(folder / "bands")}}
+        settings = {
+            "state": str(self._state),
+            "scrape": {"targets": [f"file_sd:{folder / 'targets.json'}"]},
+            "api": {"port": free_port()},
+            "placer": {"port": free_port()},
+            "adapters": {"adapter": [bands]},
+        }
+        config.write_text(tomli_w.dumps(settings), encoding="utf-8")
+        self._began = time.monotonic()
+        command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(config)]
+        self._process = ChildProcess("the service", command)
+
+    def wait_for_scores(self) -> float:
+        """Return the seconds from the start until a board has all GPUs of all hosts."""
+        reader, deadline = BoardReader(self._state / "board"), self._began + PATIENCE_S
+        while True:
+            board = reader.latest() if (self._state / "board").exists() else None
+            if board is not None and board.array("gpu.usable").sum() == self._gpus:
+                return time.monotonic() - self._began
+            self._process.check(unless="no scores of all hosts in time" if time.monotonic() > deadline else "")
+            time.sleep(POLL_S)
+
+    def pids(self) -> dict[str, int]:
+        """Return process ids by name, as the supervisor wrote them."""
+        lines = (self._state / "pids").read_text(encoding="utf-8").splitlines()
+        return {name: int(pid) for name, pid in (line.split() for line in lines)}
+
+    def pss_bytes(self) -> int:
+        return sum(map(pss_bytes, self.pids().values()))
+
+    def cpu_s(self) -> float:
+        return sum(map(process_cpu_s, self.pids().values()))
+
+    def wake_ups(self) -> dict[str, int]:
+        """Voluntary context switches of each process since its start."""
+        return {name: wake_ups(pid) for name, pid in self.pids().items()}
+
+    def snapshot_bytes(self) -> int:
+        """Return what the snapshots take on disk: a file with several names counts once."""
+        files = [path.stat() for path in (self._state / "snapshot").rglob("*") if path.is_file()]
+        return sum({file.st_ino: file.st_blocks * 512 for file in files}.values())
+
+    def stop(self) -> None:
+        self._process.stop()
+
+
+def pss_bytes(pid: int) -> int:
+    """Return the proportional set size of a process."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+
+
+def wake_ups(pid: int) -> int:
+    """Return the voluntary context switches of the threads that a process has now."""
+    files = Path(f"/proc/{pid}/task").glob("*/status")
+    lines = (line for file in files for line in file.read_text(encoding="ascii").splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))

@@ -1,0 +1,84 @@
+"""Starting: from the start of a pipeline to its first board, with the snapshot of a fleet and of weeks of jobs.
+
+The process is a real one, with a configuration file and a topology file. The snapshot is what a busy site leaves
+behind: full rings, a file for each of the last minutes, running jobs with their steps, and ended ones at rest.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fleetcast.benchmarks.kit.case import fits_memory, record
+from fleetcast.benchmarks.kit.child import ChildProcess
+from fleetcast.benchmarks.kit.service import process_cpu_s, write_topology
+from fleetcast.benchmarks.ticks.snapshot import old_site
+from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, BusyFleet
+from fleetcast.service.board.board import BoardReader
+
+MINUTES = 10  # saves since the last whole one
+REPEATS = 3
+PATIENCE_S = 300.0
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory twice."""
+    for gpus in sizes:
+        if not fits_memory(gpus, 2 * BYTES_PER_GPU):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            fleet = old_site(gpus, Path(folder))
+            leave(fleet)
+            now_ms, jobs = fleet.clock.now_ms(), len(fleet.pipeline.state.jobs.running())
+            del fleet
+            starts = [first_board(Path(folder), now_ms, gpus, jobs) for _ in range(REPEATS)]
+            values = [took_s for took_s, _ in starts]
+            cpu_s = min(starts)[1]
+            yield record("start", "process to first board, snapshot", {"gpus": gpus}, values, "s", cpu_s=cpu_s)
+
+
+def leave(fleet: BusyFleet) -> None:
+    """Leave on disk what an earlier process would."""
+    fleet.tick()
+    asyncio.run(fleet.pipeline.save())
+    for _ in range(MINUTES):
+        for _ in range(4):
+            fleet.scrape()
+        asyncio.run(fleet.pipeline.save())
+
+
+def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float, float]:
+    """Seconds from the start of a process to its first board, and of its CPU; the board must know the running jobs."""
+    config = _configured(folder, now_ms, gpus)
+    reader = BoardReader(folder / "board")
+    before = reader.latest()
+    sequence = before.sequence if before else 0
+    command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--role", "pipeline", "--config", str(config)]
+    began = time.monotonic()
+    process = ChildProcess("the pipeline", command)
+    try:
+        while (board := reader.latest()) is None or board.sequence == sequence:
+            process.check(unless="no first board in time" if time.monotonic() - began > PATIENCE_S else "")
+            time.sleep(0.005)
+        took_s, cpu_s = time.monotonic() - began, process_cpu_s(process.pid)
+    finally:
+        process.stop(0)
+    assert len(board.json("jobs.running")) == jobs > 0, "the board does not know what runs"
+    return took_s, cpu_s
+
+
+def _configured(folder: Path, now_ms: int, gpus: int) -> Path:
+    """Write a configuration and a topology file. Returns the path of the configuration.
+
+    The configured clock continues from `now_ms`, when the snapshot was saved.
+    """
+    config = folder / "config.toml"
+    clock = {"epoch_ms": now_ms, "wall_ms": time.time_ns() // 1_000_000}
+    settings = {"state": str(folder), "clock": clock, "fleet": {"topology": str(write_topology(folder, gpus))}}
+    config.write_text(tomli_w.dumps(settings), encoding="utf-8")
+    return config

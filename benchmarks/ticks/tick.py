@@ -1,0 +1,199 @@
+"""The tick: extract, score and publish, on a fleet of busy nodes.
+
+    extract, score, publish      healthy, under gangs of one to eight nodes
+    … 40 % of the nodes silent   the same, and so many nodes stopped answering
+    … a job on each node         as many jobs as nodes
+    … a job on each GPU          eight times as many jobs
+
+The garbage collector is set as the service sets it.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.benchmarks.kit.case import fits_memory, measure
+from fleetcast.benchmarks.kit.collector import spared_collector
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import JobEvent, Started, Submitted
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.service.board.board import BoardReader
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline.pipeline import Pipeline
+
+GPUS_PER_NODE = 8
+T0 = 1_700_000_100_000
+SCRAPES = 4
+BYTES_PER_GPU = 120_000
+GANGS = (1, 1, 1, 2, 4, 8)  # nodes
+SILENT_SHARE = 0.4
+SILENT_SCRAPES = 12  # until silence counts
+USUAL = {
+    "power_w": 560.0,
+    "gpu_temp_c": 62.0,
+    "sm_clock_mhz": 1980.0,
+    "sm_active": 0.8,
+    "tensor_active": 0.3,
+    "gpu_util": 1.0,
+    "fb_used_bytes": 6e10,
+    "pcie_link_gen": 5.0,
+    "pcie_max_link_gen": 5.0,
+    "pcie_link_width": 16.0,
+    "pcie_max_link_width": 16.0,
+    "state": 4.0,
+    "physical_state": 5.0,
+    "speed_bytes_per_s": 5e10,
+}
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory."""
+    for gpus in sizes:
+        if not fits_memory(gpus, BYTES_PER_GPU):
+            continue
+        for case, jobs in CASES.items():
+            with tempfile.TemporaryDirectory() as folder:
+                fleet = BusyFleet(gpus, Path(folder), jobs)
+                if case == SILENT:
+                    fleet.silence(SILENT_SHARE)
+                with spared_collector():
+                    yield measure("tick", case, {"gpus": gpus}, fleet.tick, "ms")
+
+
+class BusyFleet:
+    """A pipeline that has taken in some scrapes of a whole fleet."""
+
+    def __init__(self, gpus: int, folder: Path, jobs: Callable[[int, int], Iterator[JobEvent]] | None = None) -> None:
+        """jobs: the events of the jobs that run, of a number of nodes and the time now; None: gangs."""
+        self.nodes = max(1, gpus // GPUS_PER_NODE)
+        self.clock = ManualClock(T0)
+        self.pipeline = Pipeline(Config(state=str(folder)), self.clock, topology_of(self.nodes), no_sources)
+        self.reader = BoardReader(folder / "board")
+        self._rng = np.random.default_rng(1)
+        entities = self.pipeline.state.entities
+        self._rows = {kind: rows_of(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
+        self.pipeline.take(Batch(events=tuple((jobs or gangs)(self.nodes, T0))))
+        self._may_flag = False
+        for _ in range(SCRAPES):
+            self.scrape()
+
+    def scrape(self) -> None:
+        """One scrape of everything, and the 15 s after it."""
+        now_ms = self.clock.now_ms()
+        self.pipeline.take(
+            Batch(samples=tuple(scrape_of(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()))
+        )
+        self.clock.advance(15)
+
+    def silence(self, share: float) -> None:
+        """Let the first nodes stop answering, and tick until that is known."""
+        self._may_flag = True
+        silent = round(share * self.nodes) * GPUS_PER_NODE
+        self._rows = {kind: rows[silent:] for kind, rows in self._rows.items()}
+        for _ in range(SILENT_SCRAPES):
+            self.scrape()
+            self.tick()
+        board = self.reader.latest()
+        assert board is not None
+        assert board.array("node.flagged").sum() == silent // GPUS_PER_NODE, "the silent nodes are not flagged"
+
+    def tick(self) -> int:
+        """One tick; returns how many nodes the published board holds."""
+        self.clock.advance(1)
+        asyncio.run(self.pipeline.tick())
+        board = self.reader.latest()
+        assert board is not None
+        assert board.as_of_ms == self.clock.now_ms()
+        assert self._may_flag or not board.array("node.flagged").any(), "a healthy fleet was flagged"
+        return len(board.names("names.node"))
+
+
+def no_sources(entities: Entities) -> Sequence[MemorySource]:
+    return []
+
+
+def rows_of(entities: Entities, kind: EntityKind, nodes: int) -> NDArray[np.int32]:
+    """(entity,) rows of eight GPUs, or eight ports, a node."""
+    units = [(f"mlx5_{unit}", 1) if kind is EntityKind.PORT else (unit,) for unit in range(GPUS_PER_NODE)]
+    names = [f"n{node:05d}" for node in range(nodes)]
+    return np.array([entities.of_node(kind, name, *unit) for name in names for unit in units], np.int32)
+
+
+def scrape_of(kind: EntityKind, rows: NDArray[np.int32], now_ms: int, rng: np.random.Generator) -> SampleBatch:
+    """All metrics of some entities, a little off what is usual."""
+    metrics = METRICS[kind]
+    usual = np.array([USUAL.get(metric.name, 0.0) for metric in metrics])
+    values = usual * (1 + 0.005 * rng.standard_normal((len(rows), len(metrics))))
+    exact = [metric.name.startswith(("pcie_", "state", "physical", "speed")) for metric in metrics]
+    values[:, exact] = usual[exact]
+    return SampleBatch(
+        kind,
+        np.tile(np.arange(len(metrics), dtype=np.int16), len(rows)),
+        np.repeat(rows, len(metrics)),
+        np.full(values.size, now_ms, np.int64),
+        values.ravel(),
+    )
+
+
+def topology_of(nodes: int) -> Topology:
+    return Topology.build(
+        [
+            NodeSpec(f"n{node:05d}", gpus=GPUS_PER_NODE, gpu_model="H100", domains={Level.RACK: f"r{node // 16}"})
+            for node in range(nodes)
+        ]
+    )
+
+
+def gangs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+    """Gangs of whole nodes until the fleet is full, started a quarter of an hour ago."""
+    began_ms = now_ms - 900_000
+    rng = np.random.default_rng(2)
+    node = number = 0
+    while node < nodes:
+        width = min(int(rng.choice(GANGS)), nodes - node)
+        job = f"job{number}"
+        gpus = tuple(range(GPUS_PER_NODE))
+        ranks = tuple(RankPlacement(rank, f"n{node + rank:05d}", gpus) for rank in range(width))
+        yield Submitted(job=job, sequence=0, time_ms=began_ms, gang=width, gpus_per_node=GPUS_PER_NODE)
+        yield Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks)
+        node, number = node + width, number + 1
+
+
+def one_on_each_node(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+    """Yield a job on all GPUs of each node."""
+    return _single_member_events(nodes, now_ms, [tuple(range(GPUS_PER_NODE))])
+
+
+def one_on_each_gpu(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+    """Yield a job on each GPU."""
+    return _single_member_events(nodes, now_ms, [(gpu,) for gpu in range(GPUS_PER_NODE)])
+
+
+def _single_member_events(nodes: int, now_ms: int, places: Sequence[tuple[int, ...]]) -> Iterator[JobEvent]:
+    """Jobs of one member. places: their GPUs on each node."""
+    began_ms = now_ms - 900_000
+    for node in range(nodes):
+        for number, gpus in enumerate(places):
+            job = f"job{node}-{number}"
+            yield Submitted(job=job, sequence=0, time_ms=began_ms, gang=1, gpus_per_node=len(gpus))
+            ranks = (RankPlacement(0, f"n{node:05d}", gpus),)
+            yield Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks)
+
+
+SILENT = "extract, score, publish; 40 % of the nodes silent"
+CASES: dict[str, Callable[[int, int], Iterator[JobEvent]]] = {
+    "extract, score, publish": gangs,
+    SILENT: gangs,
+    "extract, score, publish; a job on each node": one_on_each_node,
+    "extract, score, publish; a job on each GPU": one_on_each_gpu,
+}

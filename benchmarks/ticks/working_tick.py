@@ -1,0 +1,402 @@
+"""A tick of a fleet at work, and what each part of it takes in CPU time of the thread that does it.
+
+    python -m fleetcast.benchmarks.ticks.working_tick                      10,000 GPUs, a table
+    python -m fleetcast.benchmarks.ticks.working_tick --json -             the same as one JSON object
+    python -m fleetcast.benchmarks.ticks.working_tick --gpus 2000 --ranks 8 --step-s 2
+
+Between two ticks every node is scraped (GPUs, ports, the node itself) and every job tells the steps that it made;
+some tell checkpoints and evaluations. A tenth of the nodes had a fault in the last week, some jobs share their GPUs,
+some have nodes in common, and all nodes lie in racks, power domains and rail groups. Then the service does what it
+does each tick: extract, score, publish; and beside it a pass of fingerprints and, each minute, a snapshot.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+from unittest import mock
+
+import numpy as np
+
+from fleetcast.benchmarks.kit.case import fits_memory, record
+from fleetcast.benchmarks.kit.collector import spared_collector
+from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, no_sources, rows_of, scrape_of
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Started, Step, StepParts, Submitted
+from fleetcast.fleet.metrics import METRICS
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.samples import EntityKind, SampleBatch
+from fleetcast.fleet.topology import Level, NodeSpec, Topology
+from fleetcast.ingest.source import Batch
+from fleetcast.models.risk import local, score
+from fleetcast.models.risk.watch import FleetWatch
+from fleetcast.models.stragglers.gang import GangMemory
+from fleetcast.service.board.board import BoardReader, BoardWriter
+from fleetcast.service.config import Config
+from fleetcast.service.pipeline import pipeline, tick_inputs
+from fleetcast.service.pipeline.capabilities import Capabilities
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.fleet_scores import FleetScores
+from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
+from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.service.pipeline.run_times import forecasts as run_forecasts
+from fleetcast.service.pipeline.state import FleetState
+
+GANGS = (1, 1, 2, 2, 4, 8, 16)  # nodes
+STEPS_BEFORE = 256  # what a job keeps
+SHARED = 0.05  # of the nodes: two jobs on the same four GPUs, and two that meet on its ports
+FAULTY = 0.1  # of the nodes: a fault in the last week
+NOISE = (0.005, 0.01, 0.02, 0.05, 0.15)  # of a job's step times
+UNEVEN = 4  # of so many jobs one has steps that are as long as what is in them
+CHECKPOINT_S, EVALUATION_S, PAUSE_S = 600, 1800, 30
+TICKS, SCRAPES = 6, 24
+SCRAPE_S = 15
+SAID: tuple[Literal["fatal", "ok"], ...] = ("fatal", "ok")
+NODE_USUAL = {"scrape_up": 1.0, "scrape_duration_s": 0.05, "gpus_reported": 8.0, "ports_reported": 8.0}
+
+# Part -> where it is called from; those below `score` are parts of it, the others of the tick.
+PARTS: dict[str, tuple[ModuleType | type, tuple[str, ...]]] = {
+    "extract": (FleetWatch, ("frames",)),
+    "instances": (tick_inputs, ("served_instances", "mig_instances")),
+    "score": (FleetWatch, ("local", "score")),
+    "  signals": (local, ("_gpu_view", "_gpu_signals", "_node_signals")),
+    "  ports": (local, ("_port_signals",)),
+    "  members": (GangMemory, ("of",)),
+    "  gangs": (score, ("_joined", "gang_signals")),
+    "  node events": (score, ("event_signals",)),
+    "  node risk": (score, ("score_nodes",)),
+    "  steps": (score, ("find_stragglers",)),
+    "publish": (FleetScores, ("sections",)),
+    "peaks": (run_forecasts, ("peak_sections",)),
+    "co-runs": (Sharing, ("sections",)),
+    "metrics": (Capabilities, ("page",)),
+    "demand": (DemandForecasts, ("sections",)),
+    "copies": (FleetState, ("event_view",)),
+    "board": (BoardWriter, ("publish",)),
+}
+BESIDE = ("samples", "events", "fingerprints", "snapshot")  # not of the tick
+
+
+class Stopwatch:
+    """CPU seconds of the thread that does the work, by part."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextlib.contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.thread_time() - began
+
+    def around(self, part: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(work)
+        def timed(*arguments: Any, **more: Any) -> Any:
+            with self.of(part):
+                return work(*arguments, **more)
+
+        return timed
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Every part of PARTS is timed."""
+        with contextlib.ExitStack() as stack:
+            for part, (owner, names) in PARTS.items():
+                for name in names:
+                    stack.enter_context(mock.patch.object(owner, name, self.around(part, getattr(owner, name))))
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """ranks: that report of each node; step_s: mean seconds of a step."""
+
+    gpus: int
+    ranks: int = 1
+    step_s: float = 5.0
+    scrapes: int = SCRAPES
+
+
+def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory."""
+    for gpus in sizes:
+        if fits_memory(gpus, BYTES_PER_GPU):
+            yield measured(Size(gpus))
+
+
+def measured(size: Size, ticks: int = TICKS) -> dict[str, Any]:
+    """Return the line of a case. `value`: CPU milliseconds of the median tick. `parts`: the same of each part."""
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = WorkingFleet(size, Path(folder))
+        with spared_collector():
+            rows = [fleet.measured_tick() for _ in range(ticks + 1)][1:]
+    parts = {name: statistics.median(row[name] for row in rows) for name in (*PARTS, *BESIDE)}
+    totals = [row["tick"] for row in rows]
+    models = parts["score"] + parts["co-runs"] + parts["fingerprints"]
+    middle = statistics.median(totals)
+    about = {"gpus": size.gpus, "jobs": fleet.jobs, "ranks": size.ranks}
+    return record("working_tick", "tick, CPU", about, totals, "ms", cpu_s=middle / 1000) | {
+        "value": middle,
+        "parts": {name.strip(): round(ms, 2) for name, ms in parts.items()},
+        "risk_models_ms": round(models, 2),
+        "events_per_s": round(fleet.events_per_s()),
+    }
+
+
+class WorkingFleet:
+    """A fleet whose jobs tell what they do."""
+
+    def __init__(self, size: Size, folder: Path) -> None:
+        self.nodes = max(4, size.gpus // GPUS_PER_NODE)
+        self.clock = ManualClock(T0)
+        self.pipeline = pipeline.Pipeline(Config(state=str(folder)), self.clock, domains_of(self.nodes), no_sources)
+        self.reader = BoardReader(folder / "board")
+        self.watch = Stopwatch()
+        self.sent, self.folding_s = 0, 0.0
+        self._size, self._rng = size, np.random.default_rng(1)
+        entities = self.pipeline.state.entities
+        self._rows = {kind: rows_of(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
+        self._jobs = [WorkingJob(*at, self._size) for at in enumerate(placements(self.nodes))]
+        self.jobs = len(self._jobs)
+        self.pipeline.take(Batch(events=tuple(event for job in self._jobs for event in job.begin())))
+        self.pipeline.take(Batch(node_events=tuple(faults(self.nodes))))
+        for _ in range(size.scrapes):
+            self.scrape()
+
+    def scrape(self) -> None:
+        """One scrape of everything, and the 15 s after it."""
+        now_ms = self.clock.now_ms()
+        samples = [scrape_of(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()]
+        self.pipeline.take(Batch(samples=(*samples, node_samples(self.nodes, now_ms))))
+        self.clock.advance(SCRAPE_S)
+
+    def tick(self) -> None:
+        """One tick, which finds the whole fleet healthy."""
+        asyncio.run(self.pipeline.tick())
+        board = self.reader.latest()
+        assert board is not None
+        assert board.as_of_ms == self.clock.now_ms()
+        assert not board.array("node.flagged").any(), "a healthy fleet was flagged"
+
+    def measured_tick(self) -> dict[str, float]:
+        """CPU milliseconds of a tick and its parts, and of what is done beside it."""
+        self.watch.seconds.clear()
+        with self.watch.of("samples"):
+            self.scrape()
+        self._send_steps(self.clock.now_ms())
+        began = time.process_time()
+        with self.watch.watching():
+            self.tick()
+        tick_s = time.process_time() - began
+        asyncio.run(self._measure_memory())
+        began = time.process_time()
+        asyncio.run(self.pipeline.save())
+        self.watch.seconds["snapshot"] = time.process_time() - began
+        return {name: 1000 * self.watch.seconds.get(name, 0.0) for name in (*PARTS, *BESIDE)} | {"tick": 1000 * tick_s}
+
+    def events_per_s(self) -> float:
+        """Events folded into the tables per second of CPU time."""
+        return self.sent / self.folding_s
+
+    def _send_steps(self, now_ms: int) -> None:
+        """Fold what all jobs did since the last tick."""
+        events = tuple(event for job in self._jobs for event in job.until(now_ms))
+        before = self.watch.seconds["events"]
+        with self.watch.of("events"):
+            self.pipeline.take(Batch(events=events))
+        self.sent, self.folding_s = self.sent + len(events), self.folding_s + self.watch.seconds["events"] - before
+
+    async def _measure_memory(self) -> None:
+        began = time.process_time()
+        await self.pipeline.capabilities[Fingerprints].renew(self.pipeline.state)
+        self.watch.seconds["fingerprints"] += time.process_time() - began
+
+
+class WorkingJob:
+    """One job: its steps, checkpoints and evaluations, as its ranks tell them."""
+
+    def __init__(self, number: int, place: Sequence[RankPlacement], size: Size) -> None:
+        self.name = f"train-{number % 40}-{number}"
+        self.place, self.size = tuple(place), size
+        self._sequence, self._step = 2, 0
+        self._rng = np.random.default_rng(number)
+        self._step_s = size.step_s * float(self._rng.uniform(0.6, 1.4))
+        self._noise = float(self._rng.choice(NOISE))
+        self._is_uneven = number % UNEVEN == 0
+        self._time_ms = T0 - round(STEPS_BEFORE * self._step_s * 1000)
+        self._ranks = len(place) * size.ranks
+
+    def begin(self) -> Iterator[JobEvent]:
+        """Its start, and the steps that a job keeps, up to now."""
+        start_ms, gpus = self._time_ms, len(self.place[0].gpus)
+        yield Submitted(
+            job=self.name,
+            sequence=0,
+            time_ms=start_ms,
+            gang=len(self.place),
+            gpus_per_node=gpus,
+            user="user",
+            name=self.name,
+        )
+        yield Started(job=self.name, sequence=1, time_ms=start_ms, ranks=self.place)
+        yield from self.until(T0)
+
+    def until(self, now_ms: int) -> Iterator[JobEvent]:
+        """Yield the events of the job up to now."""
+        while self._time_ms + self._step_s * 1000 <= now_ms:
+            before_ms = self._time_ms
+            seconds = self._step_s * float(np.exp(self._noise * self._rng.standard_normal()))
+            self._time_ms += round(seconds * 1000)
+            yield from self._steps(seconds)
+            yield from self._pauses(before_ms)
+
+    def _steps(self, seconds: float) -> Iterator[Step]:
+        self._step += 1
+        compute = seconds * (0.7 + 0.005 * self._rng.standard_normal(self._ranks))
+        for rank in range(self._ranks):
+            parts = StepParts(compute=float(compute[rank]), communication=float(seconds - compute[rank]))
+            yield Step(
+                job=self.name,
+                sequence=self._next(),
+                time_ms=self._time_ms,
+                step=self._step,
+                duration_s=seconds,
+                rank=rank if self._ranks > 1 else None,
+                parts=parts,
+                tokens=round(1e6 * (seconds / self._step_s if self._is_uneven else 1.0)),
+                sequence_length=4096.0,
+            )
+
+    def _pauses(self, before_ms: int) -> Iterator[JobEvent]:
+        """Yield a checkpoint or an evaluation, when it is time for one."""
+        began_ms = self._time_ms
+        if began_ms // (CHECKPOINT_S * 1000) > before_ms // (CHECKPOINT_S * 1000):
+            yield Checkpoint(job=self.name, sequence=self._next(), time_ms=began_ms, edge="begin", bytes=10**11)
+            self._time_ms += PAUSE_S * 1000
+            yield Checkpoint(job=self.name, sequence=self._next(), time_ms=self._time_ms, edge="end")
+        elif began_ms // (EVALUATION_S * 1000) > before_ms // (EVALUATION_S * 1000):
+            yield Phase(job=self.name, sequence=self._next(), time_ms=began_ms, name="evaluation")
+            self._time_ms += PAUSE_S * 1000
+            yield Phase(job=self.name, sequence=self._next(), time_ms=self._time_ms, name="steady")
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+
+def placements(nodes: int) -> Iterator[tuple[RankPlacement, ...]]:
+    """Gangs of whole nodes; on the last ones pairs of jobs that share GPUs, and pairs that meet on two nodes."""
+    rng = np.random.default_rng(2)
+    alone = nodes - max(2, round(SHARED * nodes)) // 2 * 2
+    node, all_gpus = 0, tuple(range(GPUS_PER_NODE))
+    low, high = all_gpus[: GPUS_PER_NODE // 2], all_gpus[GPUS_PER_NODE // 2 :]
+    while node < alone:
+        width = min(int(rng.choice(GANGS)), alone - node)
+        yield tuple(RankPlacement(rank, f"n{node + rank:05d}", all_gpus) for rank in range(width))
+        node += width
+    for first in range(alone, nodes, 2):
+        one, other = f"n{first:05d}", f"n{first + 1:05d}"
+        if first % 4:
+            for gpus in (low, high):
+                yield (RankPlacement(0, one, gpus), RankPlacement(1, other, gpus))
+        else:
+            for name in (one, one, other, other):
+                yield (RankPlacement(0, name, low),)
+
+
+def faults(nodes: int) -> Iterator[NodeEvent]:
+    """Yield a fault of every tenth node, taken back since: its repeat hazard stays."""
+    for node in range(0, nodes, round(1 / FAULTY)):
+        began_ms = T0 - 86_400_000 - node * 60_000 % (5 * 86_400_000)
+        for sequence, severity in enumerate(SAID):
+            yield NodeEvent(
+                node=f"n{node:05d}",
+                source="kernel_log",
+                sequence=sequence,
+                time_ms=began_ms + sequence * 3_600_000,
+                type="health",
+                check="board",
+                severity=severity,
+            )
+
+
+def domains_of(nodes: int) -> Topology:
+    """Racks of 16 nodes, four racks a power domain, rail groups of 32."""
+    return Topology.build(
+        [
+            NodeSpec(
+                f"n{node:05d}",
+                gpus=GPUS_PER_NODE,
+                gpu_model="NVIDIA H100 80GB HBM3",
+                domains={Level.RACK: f"r{node // 16}", Level.RAIL_GROUP: f"rg{node // 32}"},
+                power_domain=f"p{node // 64}",
+            )
+            for node in range(nodes)
+        ]
+    )
+
+
+def node_samples(nodes: int, now_ms: int) -> SampleBatch:
+    """Return typical samples of `nodes` nodes, as scrapers report them.
+
+    The nodes are the first rows of the scrapers' node table.
+    """
+    names = [metric.name for metric in METRICS[EntityKind.NODE]]
+    sent = np.array([names.index(name) for name in NODE_USUAL], np.int16)
+    return SampleBatch(
+        EntityKind.NODE,
+        np.tile(sent, nodes),
+        np.repeat(np.arange(nodes, dtype=np.int32), len(sent)),
+        np.full(nodes * len(sent), now_ms, np.int64),
+        np.tile(list(NODE_USUAL.values()), nodes),
+    )
+
+
+def main() -> None:
+    """`python -m fleetcast.benchmarks.ticks.working_tick`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fleetcast.benchmarks.ticks.working_tick",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Numbers are CPU milliseconds of the median tick, so a busy machine changes them little.",
+    )
+    parser.add_argument("--gpus", type=int, default=10_000, help="size of the fleet [%(default)s]")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks that report on each node [%(default)s]")
+    parser.add_argument("--step-s", type=float, default=5.0, help="mean seconds of a step [%(default)s]")
+    parser.add_argument("--scrapes", type=int, default=SCRAPES, help="scrapes before the first tick [%(default)s]")
+    parser.add_argument("--ticks", type=int, default=TICKS, help="ticks that are measured [%(default)s]")
+    parser.add_argument("--json", metavar="FILE", help="write the whole record here; - is stdout")
+    asked = parser.parse_args()
+    line = measured(Size(asked.gpus, asked.ranks, asked.step_s, asked.scrapes), asked.ticks)
+    if asked.json == "-":
+        json.dump(line, sys.stdout, indent=1)
+        return
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(line, indent=1), encoding="utf-8")
+    print(table(line))
+
+
+def table(line: dict[str, Any]) -> str:
+    """Return the record for people."""
+    names = {name.strip(): name for name in (*PARTS, *BESIDE)}
+    rows = [f"{names[name]:<16}{ms:>9.1f} ms" for name, ms in line["parts"].items()]
+    head = f"{'whole tick':<16}{line['value']:>9.1f} ms   ({line['min']:.1f} to {line['max']:.1f})"
+    foot = f"{line['events_per_s']:,} events/s folded; all risk models {line['risk_models_ms']:.1f} ms"
+    return "\n".join([str(line["size"]), head, *rows, foot])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`fleetcast demo`, with its checks, its terminal and its report."""

@@ -1,0 +1,71 @@
+"""The checks of a demo before it starts: no other process listens on its ports or runs in its folder."""
+
+import contextlib
+import fcntl
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import typer
+
+from fleetcast.fleet.errors import ConfigError
+from fleetcast.fleet.process import TOKEN_VARIABLE, bearer
+
+
+def refuse_taken_ports(port: int) -> None:
+    """Raise ConfigError if the service could not listen on its ports.
+
+    The simulated fleet would then talk to another program.
+    """
+    from fleetcast.service.config import Config, override
+    from fleetcast.service.start_checks import check_ports
+
+    try:
+        check_ports(override(Config(), api_port=port))
+    except ConfigError as error:
+        raise ConfigError(f"--port {port}: {error}") from None
+
+
+def refuse_unknown_token() -> None:
+    """Raise ConfigError if the service would require a token, and ours lacks the scopes of a demo."""
+    from fleetcast.service.http.access import LOOPBACK, Scope, load_access
+    from fleetcast.service.http.problems import Problem
+
+    access = load_access(LOOPBACK[0])
+    headers = [(name.lower().encode(), value.encode()) for name, value in bearer().items()]
+    try:
+        for scope in (Scope.READ, Scope.EVENTS, Scope.PLACE):
+            access.check("GET", headers, scope)
+    except Problem as problem:
+        raise ConfigError(
+            f"tokens are set, so the demo needs one with the scope admin in {TOKEN_VARIABLE}: {problem}"
+        ) from None
+
+
+@contextlib.contextmanager
+def fresh(folder: Path) -> Iterator[Path]:
+    """Yield an empty run folder, locked until the end.
+
+    It empties a folder only if an earlier demo made it and no longer runs.
+    """
+    mark = folder / "demo"
+    if folder.exists() and not folder.is_dir():
+        raise typer.BadParameter(f"{folder} is a file; name a folder", param_hint="--folder")
+    if folder.exists():
+        if any(folder.iterdir()) and not mark.exists():
+            raise typer.BadParameter(f"{folder} is not empty and no earlier demo made it", param_hint="--folder")
+        with mark.open("wb") as file:
+            _hold(file, folder)
+            shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    with mark.open("wb") as file:
+        _hold(file, folder)
+        yield folder.resolve()
+
+
+def _hold(file: BinaryIO, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"--folder {folder}: another demo runs in it; end it, or name another folder") from None

@@ -1,0 +1,201 @@
+"""The verdict on a demo run: faults of the simulator's truth file compared with the service's flags.
+
+All functions are pure.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetcast.cli.demo.evidence import REPORTED, UNFLAGGED, FlagReason
+
+COUNTED = ("samples_total", "bad_telemetry", "ticks")
+SETTLED_AFTER_MS = 60_000
+LINGER_MS = 3_600_000
+RELEARN_MS = 1_800_000  # a pipeline that begins anew knows no usual values for so long
+NOTICED_MS = 120_000  # a restart is noticed at most so long after the last answer of the life before
+NEEDED_SHARE = 0.8
+FALSE_NODES_ALLOWED = 2
+
+
+@dataclass(slots=True)
+class Flag:
+    """One spell during which the service flagged a node.
+
+    seen: (rule, entity, XID) → when the evidence was first observed, and the evidence.
+    """
+
+    since_ms: int
+    until_ms: int
+    reason: str
+    seen: dict[tuple[str, str, int], tuple[int, FlagReason]] = field(default_factory=dict)
+
+    def add(self, evidence: Iterable[FlagReason], now_ms: int) -> None:
+        """Record the present evidence against the node."""
+        for each in evidence:
+            code = round(each.value) if each.rule.startswith("xid_") else 0
+            self.seen.setdefault((each.rule, each.entity, code), (now_ms, each))
+
+    def first_of(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
+        """Return (since when, sentence) of the earliest evidence of a fault's own kind and part, or None."""
+        rows = [(since_ms, each.sentence) for since_ms, each in self.seen.values() if each.shows(fault)]
+        return min(rows, default=None)
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether only reports of others, such as a site's events, ask for more than watching."""
+        rules = {each.rule for _, each in self.seen.values() if each.flags}
+        return bool(rules) and rules <= REPORTED
+
+
+@dataclass(slots=True)
+class Watch:
+    """A record of which nodes were flagged when, from successive answers of `/v1/risk/nodes`."""
+
+    flags: dict[str, list[Flag]] = field(default_factory=dict)
+    _open: set[str] = field(default_factory=set)
+    _restarted_ms: int | None = None
+
+    def update(self, rows: Iterable[Mapping[str, Any]], as_of_ms: int) -> list[tuple[str, str]]:
+        """Record one answer. Returns (node, reason) of the nodes that are newly flagged."""
+        now = {row["node"]: row.get("reason") or "" for row in rows if is_flagged(row)}
+        fresh = [(node, reason) for node, reason in now.items() if not self._goes_on(node, as_of_ms)]
+        new = {node for node, _ in fresh}
+        for node, reason in now.items():
+            if node in new:
+                self.flags.setdefault(node, []).append(Flag(as_of_ms, as_of_ms, reason))
+            else:
+                self.flags[node][-1].until_ms = as_of_ms
+        self._open = set(now)
+        return fresh
+
+    def restarted(self, as_of_ms: int) -> None:
+        """Record that the pipeline restarted.
+
+        A node that was flagged before and is flagged again soon after counts as flagged all the time.
+        """
+        self._restarted_ms = as_of_ms
+
+    def _goes_on(self, node: str, as_of_ms: int) -> bool:
+        if node in self._open:
+            return True
+        if self._restarted_ms is None or node not in self.flags:
+            return False
+        until_ms = self.flags[node][-1].until_ms
+        return until_ms >= self._restarted_ms - NOTICED_MS and as_of_ms - until_ms <= RELEARN_MS
+
+    def record(self, node: str, evidence: Iterable[FlagReason], now_ms: int) -> None:
+        """Record the evidence against a node that is flagged."""
+        if node in self._open:
+            self.flags[node][-1].add(evidence, now_ms)
+
+    def detected(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
+        """Return (since when, sentence) of the first flag of a fault's own kind and part, or None.
+
+        A flag shortly after the fault's end counts too, because windows remember.
+        """
+        start_ms = fault["start_ms"]
+        last_ms = (fault.get("end_ms") or start_ms) + LINGER_MS
+        for flag in self.flags.get(fault["node"], ()):
+            found = flag.first_of(fault)
+            if found and flag.until_ms >= start_ms and found[0] <= last_ms:
+                return found
+        return None
+
+
+@dataclass(slots=True)
+class Totals:
+    """The counters of `/v1/ingestion`, summed over the restarts of a pipeline.
+
+    Each restart begins at zero, as a Prometheus counter does.
+    """
+
+    restarts: int = 0
+    _ended: Counter[str] = field(default_factory=Counter)
+    _running: Counter[str] = field(default_factory=Counter)
+
+    def update(self, ingestion: Mapping[str, Any]) -> bool:
+        """Record one answer. Returns whether it is the first after a restart."""
+        now = Counter({name: int(ingestion.get(name, 0)) for name in COUNTED})
+        now["bad_telemetry"] = bad_telemetry(ingestion)
+        began = any(now[name] < self._running[name] for name in COUNTED)
+        if began:
+            self.restarts += 1
+            self._ended += self._running
+        self._running = now
+        return began
+
+    def __getitem__(self, name: str) -> int:
+        return self._ended[name] + self._running[name]
+
+
+def bad_telemetry(ingestion: Mapping[str, Any]) -> int:
+    """Count the bad records of all sources except the inbox, into which any client may push."""
+    return sum(int(source["bad"]) for source in ingestion.get("sources", ()) if source["kind"] != "inbox")
+
+
+def is_flagged(row: Mapping[str, Any]) -> bool:
+    """Return whether a row of `/v1/risk/nodes` asks for more than watching."""
+    return (row.get("action") or {}).get("code", "none") not in UNFLAGGED
+
+
+def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) -> list[dict[str, Any]]:
+    """Return a row for each fault that has begun: when and why it was detected.
+
+    It also says whether the fault was visible.
+    """
+    rows = []
+    for fault in sorted(truth, key=lambda fault: int(fault["start_ms"])):
+        if fault.get("benign") or fault["start_ms"] > now_ms:
+            continue
+        seen_from = fault.get("visible_ms") or fault["start_ms"]
+        found = watch.detected(fault)
+        rows.append(
+            {
+                "kind": fault["kind"],
+                "node": fault["node"],
+                "gpu": fault.get("gpu"),
+                "port": fault.get("port"),
+                "start_ms": seen_from,
+                "visible": bool(fault.get("visible")),
+                "detected_ms": max(found[0], seen_from) if found else None,
+                "reason": found[1] if found else None,
+            }
+        )
+    return rows
+
+
+def false_nodes(truth: Sequence[Mapping[str, Any]], watch: Watch) -> list[str]:
+    """Return the nodes with a flag that neither a fault of theirs (visible or not) nor a report explains."""
+    wrong = set()
+    for node, spells in watch.flags.items():
+        faults = [fault for fault in truth if fault["node"] == node and not fault.get("benign")]
+        for flag in spells:
+            if not flag.is_reported and not any(
+                fault["start_ms"] <= flag.until_ms
+                and (fault.get("end_ms") is None or flag.since_ms <= fault["end_ms"] + LINGER_MS)
+                for fault in faults
+            ):
+                wrong.add(node)
+    return sorted(wrong)
+
+
+def verdict(report: Mapping[str, Any], now_ms: int) -> list[str]:
+    """Return why the run failed. Empty if it is good."""
+    problems = []
+    if not report["samples"]:
+        problems.append("no sample arrived")
+    if not report["placements"]["placed"]:
+        problems.append("nothing was placed")
+    counted, injected = report["bad_records"], report["bad_records_injected"]
+    if counted > injected or (counted < injected and not report.get("pipeline_restarts")):
+        problems.append(f"{counted} bad records counted, {injected} were injected")
+    old = [row for row in report["faults"] if row["visible"] and row["start_ms"] <= now_ms - SETTLED_AFTER_MS]
+    found = [row for row in old if row["detected_ms"] is not None]
+    if len(found) < NEEDED_SHARE * len(old):
+        missed = ", ".join(f"{row['kind']} on {row['node']}" for row in old if row["detected_ms"] is None)
+        problems.append(f"{len(found)} of {len(old)} visible faults detected; missed: {missed}")
+    if len(report["false_nodes"]) > FALSE_NODES_ALLOWED:
+        problems.append(f"falsely flagged: {', '.join(report['false_nodes'])}")
+    return problems

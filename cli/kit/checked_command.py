@@ -1,0 +1,155 @@
+"""The class of all commands: unusable values are refused, and errors name the option they come from.
+
+A command function receives only text that is UTF-8 without NUL, finite numbers, and integers of 64
+bits. An error of the file system that is about an option's value becomes a sentence.
+"""
+
+import enum
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import typer
+from typer.core import TyperCommand
+
+from fleetcast.fleet.errors import ConfigError, FleetcastError
+
+URL = re.compile(r"[A-Za-z][\w+.-]*:")
+LARGEST = 2**63 - 1
+SHOWN = 80  # characters of a value
+
+
+class CheckedCommand(TyperCommand):
+    """A command whose options are checked before its function runs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. An error that names only the option also gets its value."""
+        before = list(args)
+        try:
+            return list(super().parse_args(ctx, args))
+        except typer.BadParameter as error:
+            value = _typed(before, error.param)
+            if value is not None and not _holds(error.message, value):
+                error.message = f"{_shown(value)}: {error.message}"
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        given = list(_given(self, ctx))
+        for name, value in ctx.params.items():
+            if isinstance(value, Path) and URL.match(str(value)):  # libraries for files would take it for a URL
+                ctx.params[name] = value.absolute()
+        for option, value in given:
+            why = _unusable(value)
+            if why:
+                raise typer.BadParameter(f"{_shown(value)}: {why}", param_hint=option)
+        try:
+            return super().invoke(ctx)
+        except FleetcastError as error:
+            error.args = (_named(str(error), given),)
+            raise
+        except OSError as error:
+            named = _options_of(str(error), given)
+            if not named or isinstance(error, BrokenPipeError):
+                raise
+            raise ConfigError(f"{', '.join(named)} {_shown(error.filename or '')}: {error.strerror or error}") from None
+
+
+def check_all(app: typer.Typer) -> None:
+    """Make every command of an app and of its groups a CheckedCommand."""
+    for command in app.registered_commands:
+        command.cls = CheckedCommand
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            check_all(group.typer_instance)
+
+
+def _given(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (option as it is typed, value) of everything on the command line.
+
+    An argument is named by its metavar.
+    """
+    for param in command.params:
+        source = ctx.get_parameter_source(param.name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        name = param.opts[-1] if param.param_type_name == "option" else param.metavar or str(param.name).upper()
+        value = ctx.params.get(param.name)
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            yield name, each
+
+
+def _typed(args: list[str], param: Any) -> str | None:
+    """Return the text that was typed for an option, or None for an argument."""
+    for place, arg in enumerate(args):
+        for option in getattr(param, "opts", ()):
+            if arg == option and place + 1 < len(args):
+                return args[place + 1]
+            if arg.startswith(f"{option}="):
+                return arg.partition("=")[2]
+    return None
+
+
+def _unusable(value: Any) -> str:
+    """Return why no command can use a value. "" if it is usable."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        return f"must lie in -{LARGEST}..{LARGEST}"
+    if isinstance(value, (str, Path)) and not isinstance(value, enum.Enum):
+        text = str(value)
+        if "\0" in text:
+            return "must not hold a NUL character"
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return "must be text in UTF-8"
+        try:
+            urlsplit(text)
+        except ValueError as error:
+            return f"is no URL: {error}"
+    return ""
+
+
+def _named(message: str, given: list[tuple[str, Any]]) -> str:
+    """Put the options in front of a message that is about their values, unless it already names one."""
+    options = _options_of(message, given)
+    return f"{', '.join(options)}: {message}" if options and not any(one in message for one in options) else message
+
+
+def _options_of(message: str, given: list[tuple[str, Any]]) -> list[str]:
+    """Return the options whose values a message contains.
+
+    A value that is part of a longer value does not count. No message shows an empty value, so an option
+    with one is always among them.
+    """
+    texts = [(option, _text(value).strip()) for option, value in given if value is not None]
+    empty = {option for option, text in texts if text in ("", ".")}  # Path("") is "."
+    held = [(option, text) for option, text in texts if option not in empty and _holds(message, text)]
+    found = {option for option, text in held if not any(text != other and text in other for _, other in held)}
+    return list(dict.fromkeys(option for option, _ in texts if option in found | empty))
+
+
+def _text(value: Any) -> str:
+    return (
+        str(value.value)
+        if isinstance(value, enum.Enum)
+        else os.fspath(value)
+        if isinstance(value, Path)
+        else str(value)
+    )
+
+
+def _holds(message: str, text: str) -> bool:
+    forms = {re.escape(form) for form in (text, repr(text)[1:-1]) if form}
+    return any(re.search(rf"(?<![\w.]){form}(?!\w)", message) for form in forms)
+
+
+def _shown(value: Any) -> str:
+    """Return a value as one short line of printable characters."""
+    text = value if isinstance(value, (int, float)) else repr(_text(value))
+    line = str(text)
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."

@@ -1,0 +1,1 @@
+"""Commands for data scientists: fits, evaluations, simulations and benchmarks."""

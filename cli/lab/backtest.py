@@ -1,0 +1,87 @@
+"""`fleetcast backtest`: how good forecasts would have been, with a new fit for each window of history."""
+
+from typing import Annotated
+
+import typer
+
+from fleetcast.cli.kit.options import (
+    ArchiveOption,
+    ConfigOption,
+    DaskOption,
+    DataOption,
+    ForecasterOption,
+    HtmlOption,
+    JsonOption,
+    ProcessesOption,
+    SeedOption,
+    SetOption,
+    StateOption,
+    UntilOption,
+    check_outputs,
+    configured,
+    inputs_of,
+    own_forecasters,
+    progress_of,
+    write_html,
+    write_json,
+)
+from fleetcast.cli.kit.screen import echo
+
+TASKS = ("demand", "duration")
+
+
+def backtest(
+    task: Annotated[str, typer.Argument(help="What to judge.", metavar="|".join(TASKS))],
+    data: DataOption = None,
+    archive: ArchiveOption = None,
+    sets: SetOption = None,
+    until: UntilOption = None,
+    windows: Annotated[int, typer.Option(min=1, max=200, help="How often it is fitted anew and judged.")] = 3,
+    share: Annotated[float, typer.Option(min=0.01, max=0.9, help="Share of the history that is judged.")] = 0.3,
+    seed: SeedOption = 0,
+    forecaster: ForecasterOption = None,
+    dask: DaskOption = None,
+    processes: ProcessesOption = 1,
+    json: JsonOption = None,
+    html: HtmlOption = None,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Back-test forecasts: fit before each window, judge on it, compare with the baselines of `evaluate`.
+
+    Windows are independent pieces of work. With --dask they go to the workers of a scheduler, with the same
+    results.
+
+    Examples:
+
+      fleetcast backtest demand
+
+      fleetcast backtest duration --data ~/data --set jobs/ricc --windows 5 --html backtest.html
+
+      fleetcast backtest demand --dask tcp://127.0.0.1:8786
+    """
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.training.fits.backtest import backtest as run
+    from fleetcast.training.fits.backtest import demand_windows, duration_windows
+    from fleetcast.training.reports.report import report_html
+    from fleetcast.training.reports.results_files import summary
+
+    if task not in TASKS:
+        raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
+    own = own_forecasters(forecaster)
+    if own and task != "demand":
+        raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {task}; backtest demand")
+    check_outputs(json, html=html)
+    with progress_of(f"backtest {task}") as say:
+        source = inputs_of(configured(config, state), data, archive, sets, until, say)
+        if task == "demand":
+            pieces = demand_windows(source.read_panels(), windows, seed, share, own)
+        else:
+            pieces = duration_windows(source.read_jobs(), windows, seed, share)
+        results = run(task, pieces, address=dask, processes=processes, say=say)
+    for line in results.skipped:
+        echo(f"skipped {line}", err=True)
+    echo(summary(results), err=True)
+    about = {"task": task, "seed": seed, "windows": len(pieces), "source": str(data or source.archive)}
+    write_json(json, {**about, "rows": results.rows, "skipped": results.skipped})
+    write_html(html, lambda: report_html(results))

@@ -1,0 +1,158 @@
+"""`fleetcast drift`: compares recent features and errors with those that a model was fitted on."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetcast.cli.kit.options import (
+    ArchiveOption,
+    ConfigOption,
+    DataOption,
+    HtmlOption,
+    JsonOption,
+    SetOption,
+    StateOption,
+    UntilOption,
+    check_outputs,
+    configured,
+    inputs_of,
+    progress_of,
+    write_html,
+    write_json,
+)
+from fleetcast.cli.kit.screen import echo
+
+if TYPE_CHECKING:
+    from fleetcast.models.versions.drift import Drift
+    from fleetcast.models.versions.registry import Registry
+    from fleetcast.service.config import Config
+    from fleetcast.training.fits.drift_report import FeatureDrift
+
+KINDS = ("demand", "duration")
+
+
+def drift(
+    kind: Annotated[str, typer.Argument(help="Which model.", metavar="|".join(KINDS))],
+    data: DataOption = None,
+    archive: ArchiveOption = None,
+    sets: SetOption = None,
+    since: Annotated[
+        str | None, typer.Option(help="Compare what came after with what was before [the end of the model's data].")
+    ] = None,
+    until: UntilOption = None,
+    models: Annotated[
+        Path | None, typer.Option("--models", help="Folder of the versions [the configuration's].")
+    ] = None,
+    json: JsonOption = None,
+    html: HtmlOption = None,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Show the features that moved since the model was fitted (PSI, KS), and its recent errors.
+
+    It also shows whether to fit it again. Recent errors are those of the service that runs on the same
+    state folder. `fleetcast train KIND --if-drift` acts on the same conditions. Features that moved are
+    only reported.
+
+    Examples:
+
+      fleetcast drift demand
+
+      fleetcast drift demand --data ~/data --set demand/venus --since 2020-08-01 --html drift.html
+    """
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.models.versions.registry import Registry
+    from fleetcast.training.fits.drift_report import demand_drift, drift_html, duration_drift
+
+    if kind not in KINDS:
+        raise ConfigError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
+    check_outputs(json, html=html)
+    loaded = configured(config, state)
+    serving = recent_drift(kind, Registry(models or loaded.models_folder), loaded)
+    since_ms = _since_ms(since, serving, kind)
+    with progress_of(f"drift {kind}") as say:
+        source = inputs_of(loaded, data, archive, sets, until, say)
+        if kind == "demand":
+            found = demand_drift(source.read_panels(), since_ms)
+        else:
+            found = duration_drift(source.read_jobs(), since_ms)
+    reasons = serving.reasons if serving else {}
+    _report(found, serving)
+    write_json(json, {"kind": kind, "since_ms": since_ms, "serving": serving, "moved": _rows(found)})
+    write_html(html, lambda: drift_html(f"Drift: {kind}", found, reasons))
+
+
+def recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | None":
+    """Judge the serving version against its card. Returns None if no version serves.
+
+    It uses the errors on the service's board, or else the version's age.
+    """
+    from fleetcast.models.versions.drift import Recent, judge
+    from fleetcast.service.board.board import BoardReader
+    from fleetcast.service.pipeline.model_monitor import limits_of
+
+    version = registry.current_version(kind)
+    if version is None:
+        return None
+    card, recent, now_ms = registry.card(kind, version), Recent(), time.time_ns() // 1_000_000
+    board = BoardReader(config.board).latest()
+    if board is not None and "doc.models" in board:
+        document = board.json("doc.models")
+        for row in document["rows"]:
+            if (row["kind"], row["version"]) == (kind, version):
+                recent = Recent(row["coverage_80"]["recent"], row["loss_vs_best_naive"], row["forecasts"])
+                now_ms = document["as_of_ms"]
+    return judge(card, recent, now_ms, limits_of(config))
+
+
+def _since_ms(since: str | None, serving: "Drift | None", kind: str) -> int:
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.training.sites.histories import moment_ms
+
+    if since is not None:
+        return moment_ms("--since", since)
+    if serving is None:
+        raise ConfigError(f"no version of {kind} serves, so say --since when to compare what came after with before")
+    return serving.fitted_until_ms
+
+
+def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
+    for one in found:
+        echo(f"{one.name}: {_describe_samples(one)}")
+    if serving is None:
+        echo("no version serves")
+    elif serving.reasons:
+        echo(f"{serving.kind} {serving.version} asks to be fitted anew: {'; '.join(serving.reasons.values())}")
+    else:
+        echo(_why_it_serves(serving, sum(len(one.far) for one in found)))
+
+
+def _describe_samples(one: "FeatureDrift") -> str:
+    """Return a sentence on the features that drifted."""
+    far = ", ".join(f"{row.feature} (PSI {row.psi:.2f}, {row.by_chance:.2f} by chance)" for row in one.far[:5])
+    said = f"{len(one.far)} of {len(one.rows)} features drifted{': ' + far if far else ''}"
+    if one.untold:
+        fewest = min(row.independent for row in one.untold)
+        rows = "1 independent row" if fewest == 1 else f"{fewest} independent rows"
+        said += f"; of {len(one.untold)} too few to tell (as few as {rows}): their PSI may be chance"
+    return said
+
+
+def _why_it_serves(serving: "Drift", drifted: int) -> str:
+    """Return why a version continues to serve."""
+    from fleetcast.models.versions.drift import DriftLimits
+
+    fewest, n = DriftLimits().fewest, serving.recent.n
+    said = f"{serving.kind} {serving.version} need not be fitted anew: "
+    said += "its errors and its age are within their limits" if n >= fewest else "its age is within its limit"
+    if n < fewest:
+        said += f"; {n:,} of its forecasts have matured, its errors are judged from {fewest:,} on"
+    return said + ("; features that drifted ask for nothing by themselves" if drifted else "")
+
+
+def _rows(found: "list[FeatureDrift]") -> list[dict[str, Any]]:
+    import msgspec
+
+    return [{"series": one.name, **msgspec.to_builtins(row)} for one in found for row in one.rows]

@@ -1,0 +1,320 @@
+"""`fleetcast models`: the versions of fitted models, with their cards, promotion and rollback."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetcast.cli.kit.options import configured
+from fleetcast.cli.kit.screen import echo, echo_text
+from fleetcast.cli.lab.model_tables import print_card, print_versions
+
+if TYPE_CHECKING:
+    from fleetcast.models.versions.card import Card
+    from fleetcast.models.versions.registry import Registry
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Versions of fitted models (kinds: demand, duration, risk, interference). `fleetcast train` adds one; it\n"
+    "serves once it is promoted, and a version that lost to its baseline is not.\n\nExample:  fleetcast models list",
+)
+
+KindArgument = Annotated[str, typer.Argument(help="demand, duration, risk or interference.", metavar="KIND")]
+VersionArgument = Annotated[str, typer.Argument(help="A version as `list` shows it; 3 is 0003.", metavar="VERSION")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file; its [models] folder.")]
+StateOption = Annotated[str | None, typer.Option("--state", help="State folder that the models lie in [var].")]
+FolderOption = Annotated[Path | None, typer.Option("--folder", help="The folder of the models itself.")]
+JsonOption = Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")]
+
+
+@app.command("list")
+def list_versions(
+    kind: Annotated[
+        str, typer.Argument(help="Only this kind: demand, duration, risk or interference.", metavar="[KIND]")
+    ] = "",
+    config: ConfigOption = None,
+    state: StateOption = None,
+    folder: FolderOption = None,
+    json_path: JsonOption = None,
+) -> None:
+    """List all versions: which one serves, what the gate decided, and whether its files are intact.
+
+    Examples:
+
+      fleetcast models list
+
+      fleetcast models list demand --json -
+    """
+    from fleetcast.models.versions.registry import KINDS
+
+    registry = _registry(config, state, folder)
+    kinds = (_known(kind),) if kind else KINDS
+    rows = [row for one in kinds for row in _rows(registry, one)]
+    if json_path is not None:
+        _write(json_path, {"folder": str(registry.root), "rows": rows})
+        return
+    if not rows:
+        echo(f"{registry.root}: no {kind or 'fitted'} model yet; `fleetcast train demand` makes one")
+        return
+    print_versions(rows)
+
+
+@app.command("show")
+def show(
+    kind: KindArgument,
+    version: Annotated[
+        str, typer.Argument(help="Which one [the one that serves, else the newest].", metavar="[VERSION]")
+    ] = "",
+    config: ConfigOption = None,
+    state: StateOption = None,
+    folder: FolderOption = None,
+    html: Annotated[Path | None, typer.Option(help="Write the card as a page with plots here.")] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Show the card of a version: verdict, metrics with baselines, calibration, data, settings, files.
+
+    Examples:
+
+      fleetcast models show demand
+
+      fleetcast models show demand 0003 --html card.html
+    """
+    registry = _registry(config, state, folder)
+    version = version or _serving_or_newest(registry, _known(kind))
+    card = registry.card(_known(kind), version)
+    if html is not None:
+        _write_page(card, html)
+    if json_path is not None:
+        _write(json_path, _card_document(registry, card))
+    elif html is None:
+        print_card(card, _card_document(registry, card))
+
+
+@app.command("promote")
+def promote(
+    kind: KindArgument,
+    version: VersionArgument,
+    force: Annotated[bool, typer.Option("--force", help="In spite of the gate; it is recorded.")] = False,
+    config: ConfigOption = None,
+    state: StateOption = None,
+    folder: FolderOption = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Let a version serve.
+
+    A version that lost to its baseline, was never judged or is damaged is refused.
+
+    Examples:
+
+      fleetcast models promote demand 0003
+
+      fleetcast models promote demand 0004 --force
+    """
+    registry = _registry(config, state, folder)
+    before = registry.current_version(_known(kind))
+    registry.promote(kind, version, force=force)
+    now = registry.current_version(kind)
+    last = registry.promotions(kind)[-1:]
+    forced = before != now and bool(last and last[0].forced)
+    said = (
+        f"{kind} {now} served already" if before == now else f"{kind} {now} serves now, {before or 'none'} did before"
+    )
+    _report(json_path, {"kind": kind, "version": now, "previous": before, "forced": forced}, said)
+
+
+@app.command("rollback")
+def rollback(
+    kind: KindArgument,
+    config: ConfigOption = None,
+    state: StateOption = None,
+    folder: FolderOption = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Go back to the version that served before the current one. A damaged version is skipped.
+
+    Before the first version, the model that ships with the program serves again.
+
+    Example:  fleetcast models rollback demand
+    """
+    from fleetcast.models.versions.registry import SHIPPED
+
+    registry = _registry(config, state, folder)
+    before = registry.current_version(_known(kind))
+    now = registry.rollback(kind)
+    _report(
+        json_path,
+        {"kind": kind, "version": now, "previous": before},
+        f"{kind} {'as shipped' if now == SHIPPED else now} serves again, {before} no longer",
+    )
+
+
+@app.command("shadow")
+def shadow(
+    kind: Annotated[str, typer.Argument(help="demand or risk.", metavar="KIND")],
+    version: Annotated[str, typer.Argument(help="A version, newest or off.", metavar="VERSION|newest|off")],
+    config: ConfigOption = None,
+    state: StateOption = None,
+    folder: FolderOption = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Choose the shadow version: it is scored next to the version that serves, and never serves itself.
+
+    A running pipeline applies the choice. Without one, the shadow is the newest version that does not serve.
+
+    Examples:
+
+      fleetcast models shadow demand 0002
+
+      fleetcast models shadow demand off
+    """
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.models.versions.registry import SHADOWED
+
+    if _known(kind) not in SHADOWED:
+        raise ConfigError(f"kind {kind!r}: only versions of {' and '.join(SHADOWED)} run in the shadow")
+    registry = _registry(config, state, folder)
+    registry.shadow(kind, version)
+    now = registry.challenger(kind)
+    said = f"{kind} {now} runs in the shadow" if now else f"no version of {kind} runs in the shadow"
+    _report(json_path, {"kind": kind, "version": now}, said)
+
+
+@app.command("prune")
+def prune(
+    kind: Annotated[
+        str, typer.Argument(help="Only this kind: demand, duration, risk or interference.", metavar="[KIND]")
+    ] = "",
+    keep: Annotated[int | None, typer.Option(help="How many of the newest stay [keep_versions].", min=1)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
+    config: ConfigOption = None,
+    state: StateOption = None,
+    folder: FolderOption = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Delete old versions.
+
+    The version that serves, the one before it and the shadow version stay.
+
+    Examples:
+
+      fleetcast models prune --dry-run
+
+      fleetcast models prune demand --keep 5
+    """
+    from fleetcast.models.versions.registry import KINDS
+
+    registry = _registry(config, state, folder)
+    most = keep or configured(config, state).models.keep_versions
+    run = registry.old if dry_run else registry.prune
+    gone = {one: run(one, most) for one in ((_known(kind),) if kind else KINDS)}
+    word = "would delete" if dry_run else "deleted"
+    lines = [f"{one}: {word} {', '.join(versions) or 'nothing'}" for one, versions in gone.items()]
+    _report(json_path, {"deleted": gone, "dry_run": dry_run}, "\n".join(lines))
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def _registry(config: Path | None, state: str | None, folder: Path | None) -> "Registry":
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.models.versions.registry import Registry
+
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--folder {folder}: no such folder")
+    return Registry(folder or configured(config, state).models_folder)
+
+
+def _known(kind: str) -> str:
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.models.versions.registry import KINDS
+
+    if kind not in KINDS:
+        raise ConfigError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
+    return kind
+
+
+def _serving_or_newest(registry: "Registry", kind: str) -> str:
+    """Return the version that serves. If none does, return the newest one and print that it is.
+
+    Raises UnknownEntity if there is no version.
+    """
+    from fleetcast.fleet.errors import UnknownEntity
+
+    if (version := registry.current_version(kind)) is not None:
+        return version
+    if not (names := registry.names(kind)):
+        raise UnknownEntity(f"no version of {kind} in {registry.root}; `fleetcast train {kind}` makes one")
+    echo(f"no version of {kind} serves; this is the newest", err=True)
+    return names[-1]
+
+
+def _rows(registry: "Registry", kind: str) -> list[dict[str, Any]]:
+    from fleetcast.models.versions.registry import SHADOWED
+
+    current, shadow = registry.current_version(kind), registry.challenger(kind) if kind in SHADOWED else None
+    damages = {name: registry.damage(kind, name) for name in registry.names(kind)}
+    cards = {card.version: card for card in registry.versions(kind)}
+    forced = {row.version: row.forced for row in registry.promotions(kind) if row.action == "promote"}
+    return [
+        _row(kind, name, cards.get(name), damage, name == current)
+        | {"shadow": name == shadow, "forced": forced.get(name, False)}
+        for name, damage in damages.items()
+    ]
+
+
+def _row(kind: str, name: str, card: "Card | None", damage: str | None, serves: bool) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "version": name,
+        "serves": serves,
+        "created_ms": card.created_ms if card else None,
+        "fitted_until_ms": card.fitted_until_ms if card else None,
+        "gate": card.state if card else None,
+        "sentence": card.gate.sentence if card and card.gate else None,
+        "bytes": sum(file.size_bytes for file in card.files) if card else None,
+        "damage": damage,
+    }
+
+
+def _card_document(registry: "Registry", card: "Card") -> dict[str, Any]:
+    import msgspec
+
+    document: dict[str, Any] = msgspec.to_builtins(card)
+    serves = registry.current_version(card.kind) == card.version
+    served = [row for row in registry.promotions(card.kind) if card.version in (row.version, row.previous)]
+    return document | {
+        "serves": serves,
+        "damage": registry.damage(card.kind, card.version),
+        "promotions": msgspec.to_builtins(served),
+    }
+
+
+# -- telling --------------------------------------------------------------------------------------------------------
+
+
+def _write(json_path: str, document: Any) -> None:
+    text = json.dumps(document, ensure_ascii=False) + "\n"
+    if json_path == "-":
+        echo_text(text, nl=False)
+    else:
+        Path(json_path).write_text(text, encoding="utf-8")
+
+
+def _report(json_path: str | None, document: Any, words: str) -> None:
+    if json_path is None:
+        echo_text(words)
+    else:
+        _write(json_path, document)
+
+
+def _write_page(card: "Card", path: Path) -> None:
+    from fleetcast.fleet.errors import FleetcastError
+    from fleetcast.training.reports.card_page import card_html
+
+    try:
+        path.write_text(card_html(card), encoding="utf-8")
+    except OSError as error:
+        raise FleetcastError(f"cannot write {path}: {error.strerror}") from None
+    echo(f"wrote {path}", err=True)

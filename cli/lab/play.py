@@ -1,0 +1,161 @@
+"""`fleetcast play`: a trace of jobs through the plan that serves, compared with peers and oracles."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetcast.cli.kit.options import HtmlOption, JsonOption, check_outputs, write_html, write_json
+from fleetcast.cli.kit.screen import echo
+
+if TYPE_CHECKING:
+    from fleetcast.placement.queues.tree import QueueTree
+    from fleetcast.training.judges.played import PlayScene, Tick
+    from fleetcast.training.sets.job_sets import HistoryJobs
+
+BAR, REDRAW_S = 30, 0.2
+
+TraceArgument = Annotated[
+    Path, typer.Argument(help="A job history: a file, or the folder of a set (docs/queues.md).", metavar="TRACE")
+]
+NodesOption = Annotated[int | None, typer.Option(min=1, max=20_000, help="Nodes of the fleet.")]
+EachOption = Annotated[int, typer.Option("--gpus-per-node", min=1, max=1024, help="With --nodes.")]
+CapacityOption = Annotated[
+    int | None, typer.Option(min=1, max=10_000_000, help="Instead of nodes: GPUs or cores, wherever they are.")
+]
+QueuesOption = Annotated[Path | None, typer.Option(help="The file of queues; without it all are in one.")]
+PolicyOption = Annotated[list[str] | None, typer.Option(help="Only this method; repeat it [all].", metavar="NAME")]
+MaxWaitOption = Annotated[
+    float, typer.Option(min=0.01, max=1e6, help="Hours after which nobody is passed any more; --queues has its own.")
+]
+RefusedOption = Annotated[
+    float, typer.Option(min=0, max=0.9, help="Share of starts that are refused outside, the same in every run.")
+]
+
+
+def play(
+    trace: TraceArgument,
+    nodes: NodesOption = None,
+    gpus_per_node: EachOption = 8,
+    capacity: CapacityOption = None,
+    queues: QueuesOption = None,
+    policy: PolicyOption = None,
+    max_wait_h: MaxWaitOption = 24.0,
+    refused: RefusedOption = 0.0,
+    json: JsonOption = None,
+    html: HtmlOption = None,
+) -> None:
+    """Simulate jobs under the plan that serves, with its queues, and under peers and oracles.
+
+    All methods play all jobs on the same machine. A plan knows a run time only once the job has ended.
+    `seconds` are CPU time.
+
+    Examples:
+
+      fleetcast play jobs.csv --nodes 133
+
+      fleetcast play jobs.csv --nodes 133 --queues queues.toml --policy ours --policy one_queue --html play.html
+
+      fleetcast play jobs.csv --capacity 8192 --json -
+    """
+    from fleetcast.fleet.errors import FleetcastError
+    from fleetcast.training.judges.played import play as play_method
+    from fleetcast.training.judges.played import scene_of
+    from fleetcast.training.judges.played_numbers import numbers_of, price_of_fairness
+    from fleetcast.training.reports.play_report import play_report
+
+    check_outputs(json, html=html)
+    machine = _machine(nodes, gpus_per_node, capacity)
+    table, left_out = _jobs(trace)
+    tree = None if queues is None else _tree(queues, machine[1] * max(1, machine[0]))
+    scene, refusals = scene_of(table, *machine, tree, max_wait_h * 3600, refused)
+    skipped = [f"{count:,} jobs: {reason}" for reason, count in (left_out + refusals).most_common()]
+    for line in skipped:
+        echo(f"skipped {line}", err=True)
+    if not len(scene.trace):
+        raise FleetcastError(f"{trace}: no job that can be played")
+    found, starts = [], {}
+    for method in _methods(scene, policy):
+        with _bar(method, scene) as tick:
+            played = play_method(scene, method, tick)
+        found.append(numbers_of(scene, played))
+        starts[method] = played.start_s
+        wait = found[-1].wait
+        echo(f"{method:<20} mean wait {wait.mean_s:,.0f} s, p99 {wait.p99_s:,.0f} s, longest {wait.max_s:,.0f} s")
+    price = price_of_fairness(found)
+    if price:
+        echo(price)
+    about: dict[str, Any] = {"trace": str(trace), "jobs": len(scene.trace), "nodes": scene.nodes, "gpus": scene.gpus}
+    write_json(json, {**about, "queues": str(queues or ""), "price": price, "methods": found, "skipped": skipped})
+    write_html(html, lambda: play_report(scene, found, starts, skipped))
+
+
+def _machine(nodes: int | None, each: int, capacity: int | None) -> tuple[int, int]:
+    """Return (nodes, GPUs of each), or (0, all GPUs) if only their count is known.
+
+    Raises ConfigError for both or neither.
+    """
+    from fleetcast.fleet.errors import ConfigError
+
+    if (nodes is None) == (capacity is None):
+        raise ConfigError("name the machine: either --nodes 133 --gpus-per-node 8, or --capacity 1064")
+    return (nodes, each) if nodes is not None else (0, capacity or 0)
+
+
+def _jobs(path: Path) -> "tuple[HistoryJobs, Counter[str]]":
+    """Read the jobs of a trace. Raises ConfigError if it is no job history."""
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.training.sets.job_sets import read_jobs
+
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or folder; `fleetcast data list` names job histories")
+    table, skipped = read_jobs(path)
+    if not len(table):
+        reasons = "; ".join(skipped) or "no table with the columns job,submit_s,run_s,gpus, or of another known layout"
+        raise ConfigError(f"{path}: no job in it: {reasons}")
+    return table, skipped
+
+
+def _tree(path: Path, gpus: int) -> "QueueTree":
+    """Read the file of queues. Raises ConfigError if the file is refused."""
+    from fleetcast.cli.queues import read_tree
+    from fleetcast.placement.queues.tree import ANY
+
+    return read_tree(path, {ANY: float(gpus)})
+
+
+def _methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
+    """Return the methods to play. Raises ConfigError for an unknown one, or one that needs another scene."""
+    from fleetcast.fleet.errors import ConfigError
+
+    there = scene.methods()
+    for name in wanted or ():
+        if name not in there:
+            raise ConfigError(f"--policy {name}: expected one of {', '.join(there)} (some need limits, or --queues)")
+    return list(dict.fromkeys(wanted)) if wanted else there
+
+
+@contextmanager
+def _bar(method: str, scene: "PlayScene") -> "Iterator[Tick]":
+    """Show a progress bar on stderr, if that is a terminal: how much of the trace's time has passed."""
+    first_s, last_s = scene.trace.submit_s[0], scene.trace.submit_s[-1]
+    drawn_s = [0.0]
+
+    def tick(now_s: float) -> None:
+        if time.monotonic() - drawn_s[0] < REDRAW_S:
+            return
+        drawn_s[0] = time.monotonic()
+        share = min(1.0, (now_s - first_s) / max(1.0, last_s - first_s))
+        filled = "█" * round(BAR * share)
+        sys.stderr.write(f"\r{method:<20} {filled:<{BAR}} {share:4.0%}")
+        sys.stderr.flush()
+
+    shown = sys.stderr.isatty()
+    yield tick if shown else lambda now_s: None
+    if shown:
+        sys.stderr.write(f"\r{'':<{BAR + 28}}\r")

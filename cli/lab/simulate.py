@@ -1,0 +1,320 @@
+"""`fleetcast simulate`: the simulated fleet in a separate process."""
+
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetcast.cli.kit.options import AtOption, SpeedOption
+from fleetcast.cli.kit.screen import echo, echo_text
+
+if TYPE_CHECKING:
+    from fleetcast.fleet.clock import ScaledClock
+    from fleetcast.simulator.faults.fault_file import FaultFile
+    from fleetcast.simulator.run import SimulationOptions
+
+KAFKA_PARTITIONS = 8
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="A simulated GPU fleet that meets Fleetcast only through exporter pages and its HTTP API.\n\n"
+    "Example:  fleetcast simulate cluster --out var/fleet --api http://127.0.0.1:8080",
+)
+
+
+@app.command("day")
+def day(
+    seed: Annotated[int, typer.Option(help="First seed; the same seed gives the same numbers.", min=0)] = 1,
+    seeds: Annotated[int, typer.Option(help="How many days to simulate.", min=2)] = 16,
+    at: AtOption = "2020-05-12T20:25",
+) -> None:
+    """Simulate a day with a risk-blind engine and with ours.
+
+    Prints the GPU-hours lost to faults and stragglers.
+
+    Example:  fleetcast simulate day --seed 1
+    """
+    import json
+
+    from fleetcast.cli.lab.data import data_folder
+
+    echo(json.dumps(worth_of_a_day(seed, data_folder(), at, seeds)))
+
+
+@app.command("starts")
+def starts(
+    seed: Annotated[int, typer.Option(help="First seed of the job generator.", min=0)] = 1,
+    seeds: Annotated[int, typer.Option(help="How many fleets to simulate.", min=1)] = 5,
+    hours: Annotated[float, typer.Option(help="Of fleet time, each.", min=0.1, max=10_000)] = 3.0,
+    at: AtOption = "2020-05-12T20:25",
+    teams: Annotated[bool, typer.Option("--teams", help="Three teams share the fleet; else one line.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="A site without any history: its first days.")] = False,
+    nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=1000)] = 133,
+) -> None:
+    """Simulate the demo's queue without its telemetry, and report how often start times held.
+
+    Prints one JSON line for each seed. If FLEETCAST_DATA has the Venus trace, its jobs are used for every
+    seed. Otherwise the generator draws them. `first` judges the first answer to each request, compared with
+    the average of the queue's last waits.
+
+    Example:  fleetcast simulate starts --seeds 5
+    """
+    import asyncio
+    import json
+    import tempfile
+
+    import msgspec
+
+    from fleetcast.cli.lab.data import data_folder
+    from fleetcast.cli.lab.waiting_fleet import waiting_fleet
+
+    size: dict[str, Any] = {"nodes": nodes, "hours": hours, "is_cold": cold}
+    for one in range(seed, seed + seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                fleet = waiting_fleet(Path(folder), data_folder(), one, at, time.time_ns() // 1_000_000, teams, **size)
+            except ValueError as error:
+                raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
+            record = asyncio.run(fleet.live(hours * 3600))
+        about = {"seed": one, "hours": hours, "teams": teams, "cold": cold, "jobs": fleet.jobs}
+        echo(json.dumps({**about, "record": msgspec.to_builtins(record), "first": fleet.first.summary()}))
+
+
+@app.command("cluster")
+def cluster(
+    out: Annotated[Path, typer.Option(help="Run folder: topology, targets, truth, story, status.")],
+    api: Annotated[
+        str, typer.Option(help="Where the product's API listens; its token: FLEETCAST_TOKEN.")
+    ] = "http://127.0.0.1:8080",
+    epoch_ms: Annotated[
+        int | None, typer.Option(help="Fleet time at --wall-ms [the shifted --at].", min=0, max=2**47)
+    ] = None,
+    wall_ms: Annotated[int | None, typer.Option(help="Machine time of the start [now].", min=0, max=2**47)] = None,
+    speed: SpeedOption = 15.0,
+    seed: Annotated[int, typer.Option(help="Seed of workloads, faults and the job generator.", min=0)] = 1,
+    at: AtOption = "2020-05-12T20:25",
+    input: Annotated[str, typer.Option(help="`trace`: jobs of a trace; `h100`: recorded runs.")] = "trace",
+    story: Annotated[bool, typer.Option(help="Make a node under the largest gang throttle.")] = True,
+    faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
+    nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=100_000)] = 133,
+    teams: Annotated[bool, typer.Option("--teams", help="Deal the jobs to teams and write their queues.toml.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the exporter pages [a free one].", min=0, max=65_535)] = 0,
+    kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry goes there, too.")] = "",
+    kafka_topic: Annotated[
+        str, typer.Option(help="The topic of it; made where it is not there.")
+    ] = "fleetcast.telemetry",
+) -> None:
+    """Run a fleet: exporter pages over HTTP, jobs sent to the product's queue, seeded faults.
+
+    `fleetcast demo` runs this and the product together. Alone:
+
+      fleetcast simulate cluster --out var/fleet
+
+      fleetcast run --config FILE
+
+    FILE names [fleet] topology = "var/fleet/topology.toml", [scrape] targets = ["file:var/fleet/targets.txt"] and
+    the [clock] that this command prints.
+
+    With --kafka the fleet's telemetry is on a topic as well, for a source `kafka` instead of [scrape].
+    """
+    from fleetcast.cli.lab.data import data_folder
+    from fleetcast.simulator.hardware.cluster import FleetSpec
+    from fleetcast.simulator.run import SimulationOptions
+
+    if input not in ("trace", "h100"):
+        raise typer.BadParameter(f"{input!r}: must be trace or h100", param_hint="--input")
+    options = SimulationOptions(
+        out=out,
+        api=api,
+        clock=_clock(at, epoch_ms, wall_ms, speed),
+        data=data_folder(),
+        seed=seed,
+        at=at,
+        input=input,
+        story=story,
+        faults=faults,
+        port=port,
+        spec=FleetSpec(nodes=nodes),
+        teams=teams,
+    )
+    _run_cluster(options, kafka, kafka_topic)
+
+
+@app.command("faults")
+def faults(
+    out: Annotated[Path | None, typer.Option(help="Data folder: writes faults/simulated/NAME-SEED in it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of everything that is drawn [the defaults].")] = None,
+    seed: Annotated[int | None, typer.Option(help="Instead of the file's.", min=0)] = None,
+    recorded: Annotated[bool, typer.Option("--recorded", help="Inject into the recorded H100 runs instead.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show the settings as a file; do no more.")
+    ] = False,
+) -> None:
+    """Write telemetry, job events and the truth of a fleet with faults and benign look-alikes.
+
+    `fleetcast evaluate` reads them.
+
+    fleetcast simulate faults --print-config > faults.toml
+
+    fleetcast simulate faults --config faults.toml --out var/data --seed 7
+    """
+    from msgspec.structs import replace
+
+    from fleetcast.simulator.faults.fault_file import FaultFile, read_fault_file, to_toml
+
+    file = FaultFile() if config is None else read_fault_file(config)
+    file = file if seed is None else replace(file, seed=seed)
+    if print_config:
+        echo_text(to_toml(file), nl=False)
+        return
+    if out is None:
+        raise typer.BadParameter("is needed: a data folder, such as var/data", param_hint="--out")
+    _write_faults(file, out, recorded)
+
+
+@app.command("steps")
+def steps(
+    out: Annotated[Path, typer.Option(help="Data folder: writes telemetry/rendered/NAME in it.")],
+    seed: Annotated[int, typer.Option(help="Seed of patterns and noise.", min=0)] = 1,
+    series: Annotated[int, typer.Option(help="Runs of Megatron at most, over the range of step times.", min=1)] = 24,
+) -> None:
+    """Render real step times as the telemetry they would have left, with the true period and steps.
+
+    Reads faults/megatron_step_times and faults/straggler_bytedance below FLEETCAST_DATA. Renders at 0.05,
+    0.5, 1 and 15 s.
+
+      fleetcast simulate steps --out var/data
+    """
+    from fleetcast.cli.lab.data import data_folder
+    from fleetcast.simulator.hardware.rendered_steps import render_steps
+
+    written = render_steps(data_folder(), out, seed, series, say=lambda line: echo(line, err=True))
+    echo(f"{len(written)} folders below {out}", err=True)
+
+
+@app.command("compare")
+def compare(
+    seed: Annotated[int, typer.Option(help="Seed of the simulated side.", min=0)] = 1,
+) -> None:
+    """Compare healthy simulated telemetry with recorded H100 runs.
+
+    Prints a Kolmogorov-Smirnov distance for each quantity: 0 is alike, 1 has nothing in common. Reads
+    telemetry/h100-phases below FLEETCAST_DATA.
+
+      fleetcast simulate compare --seed 2
+    """
+    from fleetcast.cli.lab.data import data_folder
+    from fleetcast.simulator.hardware.h100 import FOLDER
+    from fleetcast.simulator.hardware.realism import HEADER, compare_with_recordings
+
+    rows = list(compare_with_recordings(data_folder(), seed))
+    if not rows:
+        echo(f"no recorded run in {data_folder() / FOLDER}; set FLEETCAST_DATA", err=True)
+        raise typer.Exit(2)
+    echo_text("\n".join([HEADER, *(row.line() for row in rows)]))
+
+
+def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]:
+    """Measure detection on a small fleet. Then simulate the day for every seed, with and without risk."""
+    from fleetcast.cli.lab.detection import measure_detection
+    from fleetcast.fleet.topology import Topology
+    from fleetcast.ingest.topology.load import parse_toml
+    from fleetcast.simulator.days.compare import compare
+    from fleetcast.simulator.days.replay import fast_forward
+    from fleetcast.simulator.days.traces import load_trace
+    from fleetcast.simulator.hardware.cluster import FleetSpec
+
+    spec = FleetSpec()
+    now_ms = time.time_ns() // 1_000_000
+    trace = load_trace(data, nodes=spec.nodes, gpus_per_node=spec.gpus, now_ms=now_ms, at=at, seed=seed)
+    topology = Topology.build(parse_toml(spec.topology_toml()))
+    replay = fast_forward(trace, topology)
+    worth = compare(trace, replay, topology, measure_detection(seed), seed=seed, seeds=seeds)
+    return worth | {"jobs": trace.note}
+
+
+def _clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> "ScaledClock":
+    """Return the clock of the simulation. Raises BadParameter."""
+    from fleetcast.fleet.clock import ScaledClock
+    from fleetcast.simulator.days.traces import parse_time_ms, shifted_start_ms
+
+    wall_ms = time.time_ns() // 1_000_000 if wall_ms is None else wall_ms
+    try:
+        start_ms = shifted_start_ms(parse_time_ms(at), wall_ms)
+    except ValueError as error:
+        raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
+    return ScaledClock(start_ms if epoch_ms is None else epoch_ms, wall_ms, speed)
+
+
+def _run_cluster(options: "SimulationOptions", kafka: str, topic: str) -> None:
+    """Run the fleet, and write its telemetry to a topic if brokers are named."""
+    import asyncio
+
+    from fleetcast.simulator.run import run_simulation
+
+    clock = options.clock
+    echo(f"[clock] epoch_ms = {clock.epoch_ms}, wall_ms = {clock.wall_ms}, speed = {clock.speed:g}", err=True)
+    if kafka:
+        asyncio.run(_beside(run_simulation(options), _write_telemetry(options, kafka, topic)))
+    else:
+        asyncio.run(run_simulation(options))
+
+
+def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
+    from fleetcast.simulator.instrument import simulate_faults
+
+    def say(line: str) -> None:
+        echo(line, err=True)
+
+    if recorded:
+        from fleetcast.cli.lab.data import data_folder
+        from fleetcast.simulator.faults.recorded_faults import inject_faults
+
+        inject_faults(file, data_folder(), out, say)
+    else:
+        simulate_faults(file, out, say)
+
+
+async def _beside(main: Awaitable[None], other: Awaitable[None]) -> None:
+    """Run `main` to its end, with `other` in parallel. If `other` ends first, cancel `main`."""
+    import asyncio
+
+    work, beside = asyncio.ensure_future(main), asyncio.ensure_future(other)
+    await asyncio.wait([work, beside], return_when=asyncio.FIRST_COMPLETED)
+    for task in (work, beside):
+        if not task.done():
+            task.cancel()
+    ended = await asyncio.gather(work, beside, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, Exception):
+            raise error
+
+
+async def _write_telemetry(options: "SimulationOptions", brokers: str, topic: str) -> None:
+    """Scrape the fleet's pages as any scraper would, and write them as records to a topic."""
+    import asyncio
+
+    from fleetcast.clients.kafka import KafkaWriter
+    from fleetcast.fleet.entities import Entities
+    from fleetcast.ingest.kafka.output import Output, blocks_of, forward
+    from fleetcast.ingest.kafka.source import read_kafka_options
+    from fleetcast.ingest.pages.scrape import Scraper
+    from fleetcast.ingest.topology.load import load_topology
+    from fleetcast.service.config import ScrapeConfig
+
+    writer = await asyncio.to_thread(KafkaWriter, read_kafka_options({"brokers": brokers, "telemetry": topic}))
+    await asyncio.to_thread(writer.create, {topic: KAFKA_PARTITIONS})
+    targets, topology = options.out / "targets.txt", options.out / "topology.toml"
+    while not targets.exists():
+        await asyncio.sleep(0.1)
+    blocks = blocks_of(load_topology(topology)) if topology.exists() else {}
+    entities = Entities()
+    scraper = Scraper(entities, [f"file:{targets}"], ScrapeConfig(timeout_s=15.0), options.clock)
+    try:
+        await forward(scraper, entities, Output(writer, topic), blocks, "binary")
+    finally:
+        await scraper.close()
+        await asyncio.to_thread(writer.close)

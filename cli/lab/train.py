@@ -1,0 +1,325 @@
+"""`fleetcast train`: fits models on a site's history or on data sets.
+
+It also fits the coefficients that ship, on the simulator.
+"""
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleetcast.cli.kit.options import (
+    ArchiveOption,
+    ConfigOption,
+    DaskOption,
+    DataOption,
+    ForecasterOption,
+    ProcessesOption,
+    SeedOption,
+    SetOption,
+    StateOption,
+    UntilOption,
+    configured,
+    inputs_of,
+    own_forecasters,
+    progress_of,
+    site_topology,
+)
+from fleetcast.cli.kit.screen import echo
+from fleetcast.cli.lab.drift import recent_drift
+from fleetcast.fleet.redaction import redacted
+
+if TYPE_CHECKING:
+    from fleetcast.models.risk.hazard import HistoryFit
+    from fleetcast.models.risk.node_risk import RiskFit
+    from fleetcast.training.fits.retrain import Trained, TrainingPlan
+    from fleetcast.training.replay.dataset import RiskRows
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Fit models: judged out of sample, kept as a version with a card, serving where the gate lets them.\n\n"
+    "Examples:  fleetcast train demand\n\n"
+    "           fleetcast train duration --data ~/data --set jobs/ricc",
+)
+
+EPOCH_MS = 1_750_000_000_000
+SCRAPE_MS = 15_000
+OWN = "own"  # archive: the one that the configuration names
+KEEP_EVERY = 4  # scrapes: a row a node and minute
+
+ModelsOption = Annotated[Path | None, typer.Option("--models", help="Folder of the versions [the configuration's].")]
+PromoteOption = Annotated[
+    bool, typer.Option("--promote/--no-promote", help="Let it serve, if it beats the best baseline out of sample.")
+]
+WindowsOption = Annotated[int, typer.Option(min=1, max=50, help="Windows of the back-test that judges it.")]
+MlflowOption = Annotated[str | None, typer.Option("--mlflow", help="Tracking URI that gets card and files, too.")]
+DriftOption = Annotated[
+    bool, typer.Option("--if-drift", help="Only where none serves, or the one that does asks for it. For cron.")
+]
+
+
+def fit_kind(
+    context: typer.Context,
+    data: DataOption = None,
+    archive: ArchiveOption = None,
+    sets: SetOption = None,
+    until: UntilOption = None,
+    seed: SeedOption = 0,
+    windows: WindowsOption = 1,
+    models: ModelsOption = None,
+    promote: PromoteOption = True,
+    if_drift: DriftOption = False,
+    forecaster: ForecasterOption = None,
+    mlflow: MlflowOption = None,
+    dask: DaskOption = None,
+    processes: ProcessesOption = 1,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Fit the model that the command names: a forecaster of demand, or of run times."""
+    from fleetcast.fleet.errors import ConfigError
+    from fleetcast.training.fits.retrain import TrainingPlan
+
+    kind, own = context.info_name or "", tuple(own_forecasters(forecaster))
+    if own and kind != "demand":
+        raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {kind}; train demand")
+    plan = TrainingPlan(kind, _command_line(context), seed, windows, dask, processes, own)
+    _train(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
+
+
+DEMAND_HELP = """Fit the demand forecaster on this site's archive, or on data sets.
+
+Examples:
+
+  fleetcast train demand
+
+  fleetcast train demand --data ~/data --set demand/venus --until 2020-08-10 --no-promote
+
+  fleetcast train demand --if-drift          (in a cron job, beside a running service)
+"""
+DURATION_HELP = """Fit the run times of jobs on this site's archive, or on data sets.
+
+Examples:
+
+  fleetcast train duration
+
+  fleetcast train duration --data ~/data --set jobs/ricc --windows 3
+"""
+app.command("demand", help=DEMAND_HELP)(fit_kind)
+app.command("duration", help=DURATION_HELP)(fit_kind)
+
+
+def _command_line(context: typer.Context) -> str:
+    """Return the command with the given options, without the secrets in URLs."""
+    words = ["fleetcast", "train", context.info_name or ""]
+    for option in context.command.params:
+        name = option.name or ""
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[name]
+        if isinstance(value, bool):
+            words.append(option.opts[0] if value else (option.secondary_opts or option.opts)[0])
+        else:
+            for one in value if isinstance(value, list | tuple) else [value]:
+                words += [option.opts[0], redacted(str(one))]
+    return shlex.join(words)
+
+
+def _train(
+    plan: "TrainingPlan",
+    source: tuple[Path | None, str | None, list[str] | None, str | None],
+    places: tuple[Path | None, str | None, Path | None],
+    promote: bool,
+    if_drift: bool,
+    mlflow: str | None,
+) -> None:
+    from fleetcast.models.versions.registry import Registry
+    from fleetcast.training.fits.retrain import train
+
+    config = configured(*places[:2])
+    registry = Registry(places[2] or config.models_folder)
+    if if_drift:
+        serving = recent_drift(plan.kind, registry, config)
+        if serving is not None and not serving.reasons:
+            echo(f"{plan.kind} {serving.version} serves, and nothing asks for another")
+            return
+        echo("; ".join(serving.reasons.values()) if serving else f"no {plan.kind} model serves yet", err=True)
+    with progress_of(f"train {plan.kind}") as say:
+        now_ms = time.time_ns() // 1_000_000
+        trained = train(inputs_of(config, *source, say), plan, registry, now_ms, promote=promote, say=say)
+    _report(plan.kind, trained)
+    if mlflow is not None:
+        from fleetcast.training.fits.tracking import track_run
+
+        track_run(mlflow, trained.card, registry.path(plan.kind, trained.version))
+        echo(f"told {mlflow}", err=True)
+
+
+def _report(kind: str, trained: "Trained") -> None:
+    """Print ours compared with the baselines, and whether it serves now."""
+    from fleetcast.training.reports.contests import MAIN, contests, sentences
+
+    for line in sentences(contests(trained.results.rows, MAIN[kind])):
+        echo(line)
+    gate = trained.card.gate
+    echo(f"gate: {gate.sentence if gate else 'nothing was judged'}")
+    if trained.objection:
+        echo(f"{kind} {trained.version} is kept, and does not serve: {trained.objection}")
+    else:
+        echo(f"{kind} {trained.version} serves")
+
+
+@app.command("risk")
+def risk(
+    context: typer.Context,
+    archive: Annotated[
+        str | None, typer.Option("--archive", help="Fit on what a site has archived: a folder or URL, or `own`.")
+    ] = None,
+    until: UntilOption = None,
+    windows: Annotated[int, typer.Option(min=2, max=12, help="Windows that judge it, with --archive.")] = 4,
+    models: ModelsOption = None,
+    promote: PromoteOption = True,
+    config: ConfigOption = None,
+    state: StateOption = None,
+    out: Annotated[Path, typer.Option(help="Without --archive: where to write the coefficients (JSON).")] = Path(
+        "node_risk.json"
+    ),
+    seed: Annotated[int, typer.Option(help="Same seed, same coefficients.", min=0)] = 7,
+    runs: Annotated[int, typer.Option(min=3, help="Simulated fleets; the last fifth judges.")] = 10,
+    hours: Annotated[float, typer.Option(min=1.0, help="Fleet time of each run.")] = 4.0,
+    nodes: Annotated[int, typer.Option(min=4, help="Nodes of each fleet.")] = 24,
+) -> None:
+    """Fit node risk on a site's archive, as a version.
+
+    Without --archive, fit the evidence of the hour on simulated faults.
+
+    Examples:
+
+      fleetcast train risk --archive own
+
+      fleetcast train risk --archive s3://bucket/fleetcast --until 2026-11-01 --no-promote
+
+      fleetcast train risk --seed 7 --out models/fitted/node_risk.json
+    """
+    if archive is not None:
+        _train_site(_command_line(context), archive, until, windows, seed, (config, state, models), promote)
+        return
+    from fleetcast.training.fits.fit import HORIZON_S, by_run, fit_risk
+
+    rows = []
+    for run in range(runs):
+        rows.append(simulate_rows(seed * 1000 + run, hours, nodes, HORIZON_S))
+        echo(f"run {run + 1} of {runs}: {len(rows[-1]):,} rows", err=True)
+    notes = {"seed": seed, "runs": runs, "hours": hours, "nodes": nodes, "source": "fleetcast train risk"}
+    fit = fit_risk(by_run(rows), notes)
+    _write_fit(out, fit)
+
+
+def _train_site(
+    made_by: str,
+    archive: str,
+    until: str | None,
+    windows: int,
+    seed: int,
+    places: tuple[Path | None, str | None, Path | None],
+    promote: bool,
+) -> None:
+    """Train the risk of a site: replay its archive, evaluate, and add a version."""
+    from fleetcast.ingest.archive.files import ArchiveFiles
+    from fleetcast.models.versions.registry import Registry
+    from fleetcast.training.fits.retrain import TrainingPlan
+    from fleetcast.training.fits.train_site import train_risk
+    from fleetcast.training.sites.archive_days import read_days
+    from fleetcast.training.sites.histories import moment_ms
+
+    config = configured(*places[:2])
+    registry = Registry(places[2] or config.models_folder)
+    url = config.archive_url if archive == OWN else archive
+    with progress_of("train risk") as say:
+        days = read_days(ArchiveFiles(url), moment_ms("--until", until), say, site_topology(config))
+        plan = TrainingPlan("risk", made_by, seed, windows)
+        trained = train_risk(days, plan, registry, time.time_ns() // 1_000_000, promote=promote, say=say)
+    _report("risk", trained)
+
+
+@app.command("interference")
+def interference(
+    context: typer.Context,
+    archive: Annotated[
+        str, typer.Option("--archive", help="What a site has archived: a folder or URL, or `own`: the configuration's.")
+    ] = OWN,
+    until: UntilOption = None,
+    models: ModelsOption = None,
+    promote: PromoteOption = True,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Store what a site's past co-runs teach as a version.
+
+    A service uses it together with its own co-runs.
+
+    Example:  fleetcast train interference --archive var/archive
+    """
+    from fleetcast.ingest.archive.files import ArchiveFiles
+    from fleetcast.models.versions.registry import Registry
+    from fleetcast.training.fits.retrain import TrainingPlan
+    from fleetcast.training.fits.train_co_runs import read_co_runs, train_interference
+    from fleetcast.training.sites.histories import moment_ms
+
+    configuration = configured(config, state)
+    registry = Registry(models or configuration.models_folder)
+    files = ArchiveFiles(configuration.archive_url if archive == OWN else archive)
+    with progress_of("train interference"):
+        site = read_co_runs(files, moment_ms("--until", until), site_topology(configuration))
+        plan = TrainingPlan("interference", _command_line(context))
+        trained = train_interference(site, plan, registry, time.time_ns() // 1_000_000, promote=promote)
+    _report("interference", trained)
+
+
+@app.command("history")
+def history(
+    faults: Annotated[Path, typer.Option(help="Parquet or CSV of faults: node, start_day, end_day, level if known.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the fleet, those that never failed included.")],
+    until_day: Annotated[int | None, typer.Option(help="Fit on what was known by this day [the last].")] = None,
+    out: Annotated[Path, typer.Option(help="Where to write the coefficients (JSON).")] = Path("fault_history.json"),
+) -> None:
+    """Fit how a node's past faults predict its next one.
+
+    A service reads the result from the folder `pipeline.models`.
+
+    Example:  fleetcast train history --faults faults.parquet --nodes 400 --out models/fault_history.json
+    """
+    from fleetcast.training.judges.risk import fit_file
+
+    with progress_of("train history"):
+        fit = fit_file(faults, until_day, nodes)
+    _write_fit(out, fit)
+
+
+def _write_fit(out: Path, fit: "RiskFit | HistoryFit") -> None:
+    """Write the coefficients, and print the notes of their fit."""
+    import msgspec
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(fit), indent=1) + b"\n")
+    echo(msgspec.json.encode(fit.notes).decode())
+
+
+def simulate_rows(seed: int, hours: float, nodes: int, horizon_s: float) -> "RiskRows":
+    """Return the rows of one run: a fleet with jobs and faults, observed through its pages for `hours`."""
+    from fleetcast.cli.lab.watch import SimulatedJobs
+    from fleetcast.training.replay.dataset import PageObserver
+
+    fleet = SimulatedJobs(seed, nodes)
+    observer = PageObserver(fleet.topology)
+    for scrape in range(int(hours * 3600_000) // SCRAPE_MS):
+        now_ms = EPOCH_MS + scrape * SCRAPE_MS
+        events = fleet.step(now_ms)
+        evidence = observer.watch.evidence(observer.scrape(fleet.pages(), events, now_ms))
+        if scrape % KEEP_EVERY == KEEP_EVERY - 1:
+            observer.keep(evidence, now_ms)
+    return observer.rows(fleet.faults(), horizon_s)

@@ -1,0 +1,168 @@
+"""A fleet whose jobs wait, in fleet time that a manual clock advances: how often do start times hold?
+
+It takes minutes of CPU. Jobs of the trace arrive, wait, start and end. The product's own pipeline folds
+their events, and its own placer places them and samples futures. There is no telemetry, and there are
+no faults, because only the queue is judged.
+"""
+
+import heapq
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from fleetcast.cli.lab.first_answers import FirstAnswerTally
+from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.events import Finished, JobEvent
+from fleetcast.fleet.requests import Decision
+from fleetcast.ingest.source import Batch, MemorySource
+from fleetcast.ingest.topology.load import load_topology
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.service.answers.placements import StartTimesRecord
+from fleetcast.service.config import Config, PlacerConfig
+from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
+from fleetcast.service.pipeline.pipeline import Pipeline
+from fleetcast.service.pipeline.run_times.forecasts import RunForecasts
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.role import QueueWorker
+from fleetcast.service.placer.service import PlacementService
+from fleetcast.service.placer.start_times import StartTimeSampler
+from fleetcast.simulator.days.replay import TraceReplay, fast_forward, opening_events
+from fleetcast.simulator.days.traces import JobTrace, TraceJob, load_trace
+from fleetcast.simulator.hardware.cluster import FleetSpec
+from fleetcast.simulator.hardware.workload import profile_of
+from fleetcast.simulator.live_job import LiveJob
+from fleetcast.simulator.teams import queues_toml, with_teams
+
+STEP_S, TICK_S = 15.0, 60.0  # at least every TICK_S there is a board; after a change, within STEP_S
+DEMAND_MS = 1_800_000
+DEMO_NODES = 133
+WEEKS = 1  # of history that the pipeline is told of
+CALLER = "simulation"
+
+
+class WaitingFleet:
+    """A fleet with the jobs of one seed, our pipeline and our placer, in one thread.
+
+    Nodes have eight GPUs, by default 133 of them. teams: three teams share the fleet, as in the demo.
+    Otherwise all jobs wait in one line. jobs: a sentence on where the jobs come from. is_cold: the pipeline
+    receives no history, as on the first day of a site. first: the tally of first answers.
+    """
+
+    def __init__(
+        self, folder: Path, trace: JobTrace, seed: int, spec: FleetSpec, teams: bool = False, is_cold: bool = False
+    ) -> None:
+        queues = folder / "queues.toml"
+        if teams:
+            trace = with_teams(trace)
+            queues.write_text(queues_toml(spec.nodes * spec.gpus), encoding="utf-8")
+        spec.write_topology(folder / "topology.toml")
+        topology = load_topology(folder / "topology.toml")
+        replay = fast_forward(trace, topology, weeks=WEEKS)
+        self.jobs = trace.note
+        config = Config(state=str(folder), placer=PlacerConfig(queues=str(queues) if teams else ""))
+        self._seed, self._gpus = seed, spec.gpus
+        self.clock = ManualClock(replay.start_ms)
+        self._pipeline = Pipeline(config, self.clock, topology, lambda _: [MemorySource()])
+        self.service = PlacementService(config, self.clock, Ledger(config.ledger), PlacerMetrics())
+        self._worker, self._starts = QueueWorker(self.service), StartTimeSampler(self.service)
+        self._ahead = [*replay.queue, *trace.rows(trace.submit_ms >= replay.start_ms)][::-1]
+        self._waiting: dict[str, LiveJob] = {}
+        self._ends: list[tuple[int, str, LiveJob]] = []
+        self._cursor = self._tick_ms = self._demand_ms = 0
+        self.first = FirstAnswerTally()
+        self._replay_past(replace(replay, history=()) if is_cold else replay)
+
+    async def live(self, seconds: float) -> StartTimesRecord:
+        """Let the fleet live for some seconds. Returns how often the announced start times held."""
+        until_ms = self.clock.now_ms() + round(seconds * 1000)
+        while self.clock.now_ms() < until_ms:
+            await self._step(self.clock.now_ms())
+            self.clock.advance(STEP_S)
+        self.service.ledger.close()
+        return self._starts.queue([]).record
+
+    def _replay_past(self, replay: TraceReplay) -> None:
+        self._fold(*replay.history)
+        for row in replay.ongoing:
+            live = self._live(row.job)
+            live.sequence = 2
+            self._fold(*opening_events(row.job, self._gpus, started_ms=row.started_ms, ranks=row.ranks))
+            heapq.heappush(self._ends, (replay.start_ms + round(row.remaining_s * 1000), live.name, live))
+
+    def _fold(self, *events: JobEvent) -> None:
+        self._pipeline.take(Batch(events=events))
+
+    def _live(self, job: TraceJob) -> LiveJob:
+        return LiveJob(job, profile_of(job.job, job.gpus, job.class_, seed=self._seed), job.run_s, job.run_s)
+
+    async def _step(self, now_ms: int) -> None:
+        if self._end(now_ms) + self._submit(now_ms) == 0 and now_ms < self._tick_ms:
+            return
+        state = self._pipeline.state
+        await self._pipeline.capabilities[RunForecasts].forecast(state)
+        if now_ms >= self._demand_ms:
+            self._demand_ms = now_ms + DEMAND_MS
+            await self._pipeline.capabilities[DemandForecasts].forecast(state)
+        await self._pipeline.tick()
+        await self._worker.step()
+        self._tick_ms = now_ms if self._start(now_ms) else now_ms + round(TICK_S * 1000)
+        await self._starts.refresh()
+        waiting = {name: live.job.submit_ms for name, live in self._waiting.items()}
+        self.first.ask(waiting, self.service.starts, now_ms)
+
+    def _end(self, now_ms: int) -> int:
+        ended = 0
+        while self._ends and self._ends[0][0] <= now_ms:
+            end_ms, _, live = heapq.heappop(self._ends)
+            self._fold(live.event(Finished, end_ms))
+            ended += 1
+        return ended
+
+    def _submit(self, now_ms: int) -> int:
+        came = 0
+        while self._ahead and self._ahead[-1].submit_ms <= now_ms:
+            live = self._live(self._ahead.pop())
+            came += 1
+            try:
+                self.service.enqueue(live.request(self._gpus), CALLER)
+            except RequestError:  # larger than its queue may ever be
+                continue
+            self._fold(*live.submitted(live.job.submit_ms, self._gpus))
+            self._waiting[live.request_id] = live
+        return came
+
+    def _start(self, now_ms: int) -> int:
+        rows = self.service.ledger.decisions_after(self._cursor, 1000)
+        for row in rows:
+            self._cursor = row.cursor
+            decision = msgspec.json.decode(row.reply, type=Decision)
+            live = self._waiting.pop(row.request_id, None)
+            if live is not None and decision.outcome == "placed":
+                self._fold(live.start(decision.ranks, now_ms))
+                self.first.started(row.request_id, live.job.submit_ms, now_ms)
+                heapq.heappush(self._ends, (now_ms + round(live.job.run_s * 1000), live.name, live))
+        return len(rows)
+
+
+def waiting_fleet(
+    folder: Path, data: Path, seed: int, at: str, now_ms: int, teams: bool = False, *,
+    nodes: int = DEMO_NODES, hours: float = 0.0, is_cold: bool = False,
+) -> WaitingFleet:  # fmt: skip
+    """Return the fleet of `fleetcast demo`. Raises ValueError if `at` is not a time.
+
+    hours: how long a fleet without history has more demand than GPUs.
+    """
+    spec = FleetSpec(nodes=nodes)
+    trace = load_trace(
+        data,
+        nodes=spec.nodes,
+        gpus_per_node=spec.gpus,
+        now_ms=now_ms,
+        at=at,
+        seed=seed,
+        rush_h=math.ceil(hours) if is_cold else 0,
+    )
+    return WaitingFleet(folder, trace, seed, spec, teams, is_cold)

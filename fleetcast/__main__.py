@@ -1,0 +1,5 @@
+"""Entry point of `python -m fleetcast`, which is the command `fleetcast`."""
+
+from fleetcast.cli.main import main
+
+main()

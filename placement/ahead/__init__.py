@@ -1,0 +1,1 @@
+"""The queue along sampled futures: when each request starts, and on which nodes."""

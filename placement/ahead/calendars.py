@@ -1,0 +1,272 @@
+"""Calendars of free GPUs along sampled futures, and the place and time at which a gang starts on them.
+
+Arrays are (path, node, gpu) float32 seconds from now, ascending along a node, whose GPUs are alike.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.topology import Level, Topology
+from fleetcast.placement.ahead.slot_times import GangShape, Place, SlotTimes
+from fleetcast.placement.machines.filters import screen
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.queues.asks import FitKey, fit_key
+from fleetcast.placement.queues.queues_ahead import Closure
+
+ROUNDS = 3
+SHORTEST_GAP_S = 60.0
+MAX_CACHED_ROOMS = 1024
+MAX_FOLLOWED_SHAPES = 32  # each is as large as the times of its slots in a calendar
+MAX_FOLLOWED_BYTES = 2**27  # together
+
+Array = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Calendar:
+    """The times at which GPUs are free: (path, node, gpu) each, C-contiguous."""
+
+    free_s: Array
+    gap_s: Array  # begin of the first idle time before a reservation
+    until_s: Array  # its end
+    holder: NDArray[np.int32]  # index into `jobs` of the last to hold it, -1 nobody
+
+    @property
+    def nbytes(self) -> int:
+        return self.free_s.nbytes + self.gap_s.nbytes + self.until_s.nbytes + self.holder.nbytes
+
+    def copy(self) -> "Calendar":
+        return Calendar(self.free_s.copy(), self.gap_s.copy(), self.until_s.copy(), self.holder.copy())
+
+
+@dataclass(slots=True)
+class Rooms:
+    """The number of slots that an empty node offers to a request.
+
+    It is cached by fit key, because many requests are alike.
+    """
+
+    empty: ClusterView
+    options: Options
+    known: dict[FitKey, NDArray[np.int64]] = field(default_factory=dict)
+    blocks: dict[Level | None, NDArray[np.int64]] = field(default_factory=dict)
+
+    def of(self, request: PlacementRequest) -> NDArray[np.int64]:
+        """Return (n,) members that each node could host if nothing ran."""
+        key = fit_key(request, has_plugins=bool(self.options.filters))
+        room = self.known.get(key)
+        if room is None:
+            room = screen(request, self.empty, self.options).room
+            if len(self.known) >= MAX_CACHED_ROOMS:
+                self.known.clear()
+            self.known[key] = room
+        return room
+
+    def block(self, level: Level | None) -> NDArray[np.int64]:
+        """Return (domain, most) the node rows of each domain, -1 where a domain has fewer nodes.
+
+        For level None, all nodes are one domain.
+        """
+        if level not in self.blocks:
+            everywhere = np.arange(len(self.empty))[None]
+            self.blocks[level] = everywhere if level is None else _rows_by_domain(self.empty.topology, level)
+        return self.blocks[level]
+
+
+def _rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]:
+    domain = topology.domain[level].astype(np.int64)
+    known = np.flatnonzero(domain >= 0)
+    order = known[np.argsort(domain[known], kind="stable")]
+    counts = np.bincount(domain[known], minlength=max(1, len(topology.domain_names[level])))
+    rows = np.full((len(counts), max(1, int(counts.max(initial=0)))), -1, np.int64)
+    rows[np.arange(rows.shape[1])[None, :] < counts[:, None]] = order
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """The restrictions that keep a gang from free GPUs.
+
+    allowed_s: (path,) from when its queue may have the gang. closures: nodes that are closed to it.
+    """
+
+    run_s: float
+    allowed_s: Array
+    closures: tuple[Closure, ...] = ()
+
+    def opened(self, ready: Array) -> Array:
+        """Return the time from which each GPU (path, node, gpu) may be used.
+
+        The times stay ascending along a node.
+        """
+        ready = np.maximum(ready, self.allowed_s[:, None, None])
+        for one in self.closures:
+            mine = ready[:, one.nodes]
+            barred = (mine + self.run_s > one.from_s) & (mine < one.to_s)
+            ready[:, one.nodes] = np.where(barred, np.float32(one.to_s), mine)
+        return ready
+
+    def later(self, place: Place) -> Array | None:
+        """Return (path,) the times before which it may not start, if one of its nodes is closed at its start.
+
+        Returns None if it may start as it stands.
+        """
+        barred = np.zeros(len(place.start_s), bool)
+        for one in self.closures:
+            inside = (place.start_s + self.run_s > one.from_s) & (place.start_s < one.to_s)
+            barred |= inside & (one.nodes[place.nodes] & (place.nodes >= 0)).any(axis=1)
+        return np.where(barred, place.start_s, self.allowed_s) if barred.any() else None
+
+
+def earliest_place(
+    request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None, bars: Bars | None = None
+) -> Place:
+    """Return the place and time at which the gang starts first.
+
+    With `planned_s`, a gap that lasts this long from the gang's start may be used too.
+    """
+    place = _earliest_open(request, calendar, rooms, planned_s, bars)
+    for _ in bars.closures if bars is not None else ():
+        assert bars is not None
+        allowed_s = bars.later(place)
+        if allowed_s is None:
+            break
+        bars = replace(bars, allowed_s=allowed_s)
+        place = _earliest_open(request, calendar, rooms, planned_s, bars)
+    return place
+
+
+def _earliest_open(
+    request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None, bars: Bars | None
+) -> Place:
+    room = rooms.of(request)
+    free_s = calendar.free_s if bars is None else bars.opened(calendar.free_s)
+    if planned_s is None:
+        return _earliest(request, free_s, None, room, rooms)
+    fits = (calendar.until_s - calendar.gap_s >= planned_s) & (room > 0)[:, None]
+    if not fits.any():
+        return _earliest(request, free_s, None, room, rooms)
+    gap_s = calendar.gap_s if bars is None else bars.opened(calendar.gap_s)
+    for _ in range(ROUNDS):
+        ready = np.where(fits, gap_s, free_s)
+        order = np.argsort(ready, axis=-1, kind="stable")
+        place = _earliest(request, np.take_along_axis(ready, order, -1), order, room, rooms)
+        start_s = np.where(np.isfinite(place.start_s), place.start_s, 0.0)[:, None, None]
+        late = fits & (calendar.until_s < start_s + planned_s)
+        if not late.any():
+            break
+        fits &= ~late
+    else:
+        return _earliest(request, free_s, None, room, rooms)
+    return place
+
+
+def _earliest(
+    request: PlacementRequest,
+    ready: Array,
+    order: NDArray[np.int64] | None,
+    room: NDArray[np.int64],
+    rooms: Rooms,
+) -> Place:
+    """Return the earliest place on GPUs that are ready at these times.
+
+    ready: (path, node, gpu), ascending along a node. order: the position of each GPU in the calendar. None if
+    the positions are the same.
+    """
+    shape = GangShape.of(request, room)
+    times = SlotTimes.of(ready, shape, rooms.block(shape.level), is_followed=False)
+    return times.earliest(shape.members, order)
+
+
+@dataclass(slots=True)
+class PlaceFinder:
+    """A search for the earliest places of many gangs, one after another.
+
+    Between two gangs the calendar changes on few nodes. The caller records every change. Gaps before
+    reservations are not used.
+    """
+
+    rooms: Rooms
+    _times: dict[tuple[Level | None, int, bool, bytes], SlotTimes] = field(default_factory=dict)
+
+    def earliest(self, request: PlacementRequest, calendar: Calendar) -> Place:
+        """Return the earliest place of a gang, as `earliest_place` does without gaps and bars."""
+        shape = GangShape.of(request, self.rooms.of(request))
+        key = shape.level, shape.each, shape.members == 1, shape.room.tobytes()
+        times = self._times.get(key)
+        if times is None or times.is_outdated:
+            block = self.rooms.block(shape.level)
+            self._times.pop(key, None)
+            times = SlotTimes.of(calendar.free_s, shape, block, is_followed=True)
+            followed_bytes = sum(one.times_s.nbytes for one in self._times.values()) + times.times_s.nbytes
+            if len(self._times) >= MAX_FOLLOWED_SHAPES or followed_bytes > MAX_FOLLOWED_BYTES:
+                self._times.clear()
+            if times.times_s.nbytes <= MAX_FOLLOWED_BYTES:
+                self._times[key] = times
+        times.follow(calendar.free_s)
+        return times.earliest(shape.members)
+
+    def mark(self, nodes: NDArray[np.int64]) -> None:
+        """Record changes of the calendar. nodes: (k,) path × n + node."""
+        for times in self._times.values():
+            times.mark(nodes)
+
+
+def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> NDArray[np.int64]:
+    """Record in the calendar that a gang holds its GPUs for `run_s` (path,), as `job`.
+
+    Returns (k,) the nodes that change, as path × n + node.
+    """
+    fits = np.flatnonzero(np.isfinite(place.start_s))
+    n, g = calendar.free_s.shape[1:]
+    members, each = place.gpus.shape[1:]
+    rows = fits[:, None] * n + place.nodes[fits]
+    nodes: NDArray[np.int64] = rows.ravel()
+    start_s, end_s = place.start_s[fits], place.start_s[fits] + run_s[fits]
+    if each == g:  # whole nodes stay in order
+        _write(calendar, (-1, g), nodes, start_s.repeat(members)[:, None], end_s.repeat(members)[:, None], job)
+    else:
+        gpus = (rows[:, :, None] * g + place.gpus[fits]).ravel()
+        _write(calendar, (-1,), gpus, start_s.repeat(members * each), end_s.repeat(members * each), job)
+        _sort(calendar, nodes)
+    return nodes
+
+
+def _write(
+    calendar: Calendar, shape: tuple[int, ...], at: NDArray[np.int64], start_s: Array, end_s: Array, job: int
+) -> None:
+    """Record that a job holds GPUs from start_s to end_s.
+
+    at: indices along the first axis of the calendar's columns after they are reshaped to `shape`.
+    """
+    free, gap, until, holder = (
+        column.reshape(shape) for column in (calendar.free_s, calendar.gap_s, calendar.until_s, calendar.holder)
+    )
+    free_s = free.take(at, axis=0)
+    in_gap = start_s < free_s
+    is_idle = start_s - free_s >= SHORTEST_GAP_S
+    if in_gap.any():
+        gap[at] = np.where(in_gap, end_s, gap.take(at, axis=0))
+        holder[at] = np.where(in_gap, holder.take(at, axis=0), job)
+        free[at] = np.where(in_gap, np.maximum(free_s, end_s), end_s)
+    else:
+        holder[at] = job
+        free[at] = end_s
+    if is_idle.any():
+        gap_s = gap.take(at, axis=0)
+        opens = is_idle & np.isinf(gap_s)
+        gap[at] = np.where(opens, free_s, gap_s)
+        until[at] = np.where(opens, start_s, until.take(at, axis=0))
+
+
+def _sort(calendar: Calendar, rows: NDArray[np.int64]) -> None:
+    """Sort the GPUs of these nodes in ascending order again. rows: path times n plus node."""
+    g = calendar.free_s.shape[2]
+    at = rows[:, None] * g + np.arange(g)
+    order = rows[:, None] * g + np.argsort(calendar.free_s.take(at), axis=-1, kind="stable")
+    for column in (calendar.free_s, calendar.gap_s, calendar.until_s, calendar.holder):
+        column.put(at, column.take(order))

@@ -1,0 +1,271 @@
+"""Sampled futures of a queue: waiting, running and arriving jobs, prepared for `sampled_future`."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.topology import Level
+from fleetcast.placement.ahead.sampled_future import Arrival, Future
+from fleetcast.placement.machines.fit import widest_level
+from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
+from fleetcast.placement.machines.slots import WHOLE, held
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
+from fleetcast.placement.plan.turns import Places, QueueTurns
+from fleetcast.placement.queues.queues_ahead import Closure, QueueHold, QueuesAhead
+from fleetcast.placement.queues.tree import ANY
+
+Array = NDArray[np.float32]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+BIN_S = 600.0  # what an arrival forecast counts GPUs in
+MOST_BINS = 1008  # a week
+SIZES = 256  # that are drawn at once
+RUNS = 256  # run times of each size, of which one that comes has one
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalForecast:
+    """Quantiles of the GPUs that arrive in the ten minutes that end `horizon_s` ahead.
+
+    quantiles: (level,). gpus: (level, horizon). sizes, weights: (k,) GPU counts of observed jobs, and how
+    many jobs had each count. After the last horizon, the values of the last horizon apply.
+    """
+
+    horizon_s: Floats
+    quantiles: Floats
+    gpus: Floats
+    sizes: Ints
+    weights: Floats
+
+    def drawn(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
+        """Draw jobs that may come within MOST_BINS. Yields (seconds from now, GPUs), in order of time."""
+        sizes, left = self._sizes(rng), 0.0
+        for at, gpus in enumerate(self._by_bin(rng)):
+            left += gpus
+            coming = []
+            while left > 0:
+                coming.append(next(sizes))
+                left -= coming[-1]
+            if coming:
+                yield from zip(np.sort(BIN_S * (at + rng.random(len(coming)))).tolist(), coming, strict=True)
+
+    def _by_bin(self, rng: np.random.Generator) -> list[float]:
+        """Draw the GPUs that come in each bin.
+
+        Each bin has a random level. Between the forecast's levels the values are interpolated linearly.
+        """
+        end_s = BIN_S * np.arange(1, MOST_BINS + 1)
+        known = np.stack([np.interp(end_s, self.horizon_s, row) for row in self.gpus])
+        level, bins = rng.random(MOST_BINS), np.arange(MOST_BINS)
+        right = np.searchsorted(self.quantiles, level).clip(1, len(self.quantiles) - 1)
+        low, high = self.quantiles[right - 1], self.quantiles[right]
+        share = ((level - low) / (high - low)).clip(0.0, 1.0)
+        gpus = known[right - 1, bins] + share * (known[right, bins] - known[right - 1, bins])
+        found: list[float] = np.maximum(gpus, 0.0).tolist()
+        return found
+
+    def _sizes(self, rng: np.random.Generator) -> Iterator[int]:
+        share = self.weights / self.weights.sum()
+        while True:
+            yield from rng.choice(self.sizes, SIZES, p=share).tolist()
+
+
+@dataclass(slots=True)
+class Drawn:
+    """The common part of all sampled paths, and the draws of each path.
+
+    left_s: running job → (path,).
+    """
+
+    view: ClusterView
+    left_s: Mapping[str, Array]
+    planned_end_s: Mapping[str, float]
+    queue: Sequence[Waiting]
+    room: Sequence[Ints]  # of each entry (n,)
+    run_s: Array  # (entry, path)
+    run_times: RunTimeQuantiles
+    now_ms: int
+    turns: QueueTurns
+    arrivals: ArrivalForecast | None = None
+    is_settled: bool = False  # whoever may start now has started
+    _slots: list[Slot] = field(default_factory=list)
+    _found: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _asks: dict[tuple[object, ...], GangAsk] = field(default_factory=dict)
+    places: Places = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = self.turns.places(self.queue)
+
+    def starts(self, paths: int) -> tuple[Array, Array]:
+        """Return (entry, path) seconds until each entry starts, and (path,) seconds that were played.
+
+        An entry that had not started by then is NaN.
+        """
+        gangs = self._held()
+        ready_s = self._ready(gangs)
+        waiting = self._waiting()
+        come, queues, reopen = self._coming(), self._queues(list(gangs), waiting), self._reopen(waiting)
+        found, until_s = np.full((len(self.queue), paths), np.nan, np.float32), np.zeros(paths, np.float32)
+        free = np.where(self.view.usable, self.view.milli, 0).sum(axis=1, dtype=np.int64)
+        fleet = Fleet(free, ready_s, self._slots)
+        for path in range(paths):
+            left_s = [(float(self.left_s[job][path]), -1 - n, *gang) for n, (job, gang) in enumerate(gangs.items())]
+            ends = [end for end in left_s if np.isfinite(end[0])]  # a job of unknown run time never ends
+            mine = [Arrival(0.0, order, ask, float(self.run_s[number][path]), number) for number, order, ask in waiting]
+            own = queues.copy() if queues is not None else None
+            future = Future(fleet.copy(), ends + reopen, come(path), own, self.is_settled)
+            for number, start_s in future.play(mine).items():
+                found[number, path] = start_s
+            until_s[path] = future.now_s
+        return found, until_s
+
+    def _held(self) -> dict[str, tuple[Ints, Ints]]:
+        """Return job → (nodes, thousandths of GPUs that become free on each)."""
+        view, found = self.view, {}
+        parts = held(view.holders, view.parts)
+        milli = np.where(view.usable.ravel()[parts.gpu], parts.milli, 0)
+        edges = np.searchsorted(parts.job, np.arange(len(view.jobs) + 1))
+        for index, job in enumerate(view.jobs):
+            own = slice(edges[index], edges[index + 1])
+            if job in self.left_s:
+                count = np.bincount(parts.gpu[own] // view.milli.shape[1], milli[own], len(view)).astype(np.int64)
+                nodes = np.flatnonzero(count)
+                found[job] = (nodes, count[nodes])
+        return found
+
+    def _queues(self, jobs: Sequence[str], waiting: Sequence[tuple[int, Any, GangAsk]]) -> QueuesAhead | None:
+        """Return the state of the queues, with the holder of each end by its number.
+
+        Returns None without a tree of queues.
+        """
+        if self.turns.standing is None:
+            return None
+        holds = {-1 - n: self.turns.holds[job] for n, job in enumerate(jobs) if job in self.turns.holds}
+        wanted = [ask.hold for _, _, ask in waiting if ask.hold is not None]
+        return QueuesAhead.of(self.turns.standing, holds, wanted)
+
+    def _reopen(self, waiting: Sequence[tuple[int, Any, GangAsk]]) -> list[tuple[float, int, Ints, Ints]]:
+        """Return the times at which closed nodes open again, as ends of jobs that release nothing."""
+        none = np.zeros(0, np.int64)
+        times = {closure.to_s for _, _, ask in waiting for closure in ask.closures}
+        return [(to_s, -1 - len(self.view.jobs) - at, none, none) for at, to_s in enumerate(sorted(times))]
+
+    def _ready(self, gangs: Mapping[str, tuple[Ints, Ints]]) -> Floats:
+        ready_s = np.zeros(len(self.view))
+        for job, (nodes, _) in gangs.items():
+            ready_s[nodes] = np.maximum(ready_s[nodes], self.planned_end_s.get(job, 0.0))
+        return ready_s
+
+    def _waiting(self) -> list[tuple[int, tuple[float, float], GangAsk]]:
+        """Return the entries that can ever start, in the queue's order."""
+        found = []
+        for number, (entry, room) in enumerate(zip(self.queue, self.room, strict=True)):
+            ask = self._ask(entry.request, room)
+            if ask is not None:
+                found.append((number, self.places.orders[number], ask))
+        return found
+
+    def _ask(self, request: PlacementRequest, room: Ints) -> GangAsk | None:
+        level, members = widest_level(request), request.members.min
+        each = request.gpus_per_node * request.milli
+        if level is Level.NODE:
+            room, members, each = room // members, 1, each * members
+        if request.spread:
+            room = np.minimum(room, 1)
+        domain = None
+        if level is not None and level is not Level.NODE:
+            domain = self.view.topology.domain[level].astype(np.int64)
+        slot = self._slot(each, room, level, domain)
+        most = self._slots[slot].most
+        sums = most.sum() if domain is None else np.bincount(np.maximum(domain, 0), most * (domain >= 0)).max(initial=0)
+        gpus = request.members.desired * request.gpus_per_node
+        planned_s = self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
+        if sums < members:
+            return None
+        return self._one(slot, members, planned_s, self.turns.hold_of(request), self.turns.closures(request))
+
+    def _one(
+        self,
+        slot: int,
+        members: int,
+        planned_s: float,
+        hold: QueueHold | None = None,
+        closures: tuple[Closure, ...] = (),
+    ) -> GangAsk:
+        key = (slot, members, planned_s, closures, hold and (hold.leaf, *sorted(hold.amounts.items())))
+        if key not in self._asks:
+            self._asks[key] = GangAsk(slot, members, planned_s, hold, closures)
+        return self._asks[key]
+
+    def _slot(self, each: int, room: Ints, level: Level | None, domain: Ints | None) -> int:
+        key = (each, room.tobytes(), level)
+        if key not in self._found:
+            self._found[key] = len(self._slots)
+            self._slots.append(Slot(each, room.astype(np.int64), domain))
+        return self._found[key]
+
+    def _coming(self) -> Callable[[int], Iterator[Arrival]]:
+        """Return a function from a path to the jobs that arrive along it.
+
+        Nothing else is known of these jobs, so each takes its place in the queue behind a waiting entry.
+        """
+        asks = {} if self.arrivals is None else {int(size): self._ask_of(int(size)) for size in self.arrivals.sizes}
+        fits = np.array([ask is not None for ask in asks.values()], bool)
+        if self.arrivals is None or not fits.any():
+            return lambda path: iter(())
+        forecast = replace(self.arrivals, sizes=self.arrivals.sizes[fits], weights=self.arrivals.weights[fits])
+        places, now_s = self.places.newcomers, self.now_ms / 1000
+
+        levels = (np.arange(RUNS) + 0.5) / RUNS
+        runs_s = {size: self.run_times.draw(size, levels, 0.0, None).tolist() for size in forecast.sizes.tolist()}
+
+        def come(path: int) -> Iterator[Arrival]:
+            rng = np.random.default_rng((1, path))
+            runs, ranks = _draws(rng, RUNS), _draws(rng, len(places))
+            for (at_s, size), run, rank in zip(forecast.drawn(rng), runs, ranks, strict=False):
+                if (ask := asks[size]) is not None:
+                    yield Arrival(at_s, (places[rank], now_s + at_s), self._like(ask, size, rank), runs_s[size][run])
+
+        return come
+
+    def _like(self, ask: GangAsk, gpus: int, rank: int) -> GangAsk:
+        """Return the ask of an arriving job, in the queue of the entry that it stands behind."""
+        request = self.queue[rank].request if self.queue else None
+        hold = self.turns.hold_of(request) if request is not None else None
+        if request is None or hold is None:
+            return ask
+        closures = self.turns.closures(request)
+        return self._one(ask.slot, ask.members, ask.planned_s, QueueHold(hold.leaf, {ANY: float(gpus)}), closures)
+
+    def _ask_of(self, gpus: int) -> GangAsk | None:
+        """Return the ask of a job with this number of GPUs, on any nodes. None if there are too few GPUs."""
+        members, each = gang_of(gpus, self.view.free.shape[1])
+        room = np.count_nonzero(self.view.usable, axis=1) // each
+        fits = int(room.sum()) >= members
+        slot = self._slot(WHOLE * each, room, None, None)
+        return self._one(slot, members, self.run_times.run_s(gpus, 0.9)) if fits else None
+
+
+def _draws(rng: np.random.Generator, below: int) -> Iterator[int]:
+    """Yield random integers from 0 to `below` - 1 without end."""
+    while True:
+        yield from rng.integers(below, size=SIZES).tolist()
+
+
+def gang_of(gpus: int, width: int) -> tuple[int, int]:
+    """Return (members, GPUs of each): the fewest equal members that fit on nodes of `width` GPUs.
+
+    >>> gang_of(4, 8), gang_of(64, 8), gang_of(12, 8)
+    ((1, 4), (8, 8), (2, 6))
+    """
+    members = -(-gpus // width)
+    while gpus % members:
+        members += 1
+    return members, gpus // members

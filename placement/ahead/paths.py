@@ -1,0 +1,326 @@
+"""Simulate the queue along sampled futures: when each GPU becomes free on each path.
+
+1. For each path, the remaining time of every running job and the run time of every waiting one are drawn.
+   Jobs of one path are partly long or short together, since they are misjudged together.
+2. The plan decides which entries start now (`fleetcast.placement.plan.queue`).
+3. The waiting entries are played by the rules of the queue, with jobs that may still come
+   (`fleetcast.placement.ahead.futures`). This gives their start times.
+4. For a request that has not come yet, and to see which job each request waits for, the queue is played in
+   order, without arrivals. A member of a gang takes a *slot*: as many GPUs of one node as it needs. A gang
+   starts when the last of its slots is free, in the domain of its required level where that is soonest.
+   GPUs reserved for it lie idle until then. A later job that plans to end before may use that first gap.
+   A part of a GPU counts as a whole one, unless it is free now.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.ahead.calendars import Array, Bars, Calendar, PlaceFinder, Rooms, earliest_place, hold
+from fleetcast.placement.ahead.futures import ArrivalForecast, Drawn
+from fleetcast.placement.ahead.run_draws import PATHS, RunTimeSample, RunTimeSource
+from fleetcast.placement.ahead.slot_times import Place
+from fleetcast.placement.engine import fits_now
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.slots import held
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.queue import ONE_LINE, Plan, Waiting, plan
+from fleetcast.placement.plan.timeline import Basis, Release, RunningJob, RunTimeQuantiles, Timeline, releases
+from fleetcast.placement.plan.turns import QueueTurns
+from fleetcast.placement.queues.queues_ahead import allowed_from
+
+MIDDLE = PATHS // 2
+BACKFILLED = 64  # entries of the queue, from the first, that may start in gaps
+PLAYED = 2000  # entries that are played by the rules of the queue; later ones are told by the calendars
+MOST_CALENDARS = 16  # and as many bytes as that, together
+MOST_CALENDAR_BYTES = 2**28
+NAMED = 5  # jobs that a request waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """A job that holds a GPU on a node until the gang starts, along the path in the middle.
+
+    job: an index into `jobs`. node: a row.
+    """
+
+    job: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timelines:
+    """The sampled paths. They are recomputed from time to time, and estimates only read them."""
+
+    view: ClusterView
+    options: Options
+    run_times: RunTimeQuantiles
+    jobs: tuple[str, ...]  # names by `Calendar.holder`, the running ones first
+    calendars: tuple[tuple[float, Calendar], ...]  # (priority, after all that waits with at least it), highest first
+    starts_s: Mapping[str, Array]  # request_id → (path,)
+    ends_s: Mapping[int, Array]  # holder, an index into `jobs` → (path,)
+    holders: Mapping[str, int]  # request_id of what waits and starts → its holder
+    waits: Mapping[str, str]  # job → request_id of what waits
+    hindrances: Mapping[str, tuple[Hindrance, ...]]  # request_id → whom it waits for, the last to end first
+    rooms: "Rooms"
+    gpus: Mapping[str, int]  # request_id → how many it waits for
+    entries: tuple[Waiting, ...]  # that wait, in order
+    now: Plan
+    turns: QueueTurns  # after that plan
+    basis: Mapping[str, Basis]  # job that runs or waits → what its run time is known by
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The jobs without any estimate of their run time, the running ones first.
+
+        They never end in these paths.
+        """
+        return tuple(job for job, basis in self.basis.items() if basis == "prior")
+
+    @property
+    def by(self) -> Basis:
+        """The basis of all later start times: "limit" if any job's run time is known by its limit alone.
+
+        Otherwise "runs".
+        """
+        return "limit" if "limit" in self.basis.values() else "runs"
+
+    @property
+    def now_ms(self) -> int:
+        return self.options.now_ms
+
+    def running_ends(self) -> dict[str, Array]:
+        """Return job → (path,) seconds until it ends, for running jobs and those that the plan starts now."""
+        running = self.jobs[: len(self.now.view.jobs)]
+        return {job: self.ends_s[holder] for holder, job in enumerate(running) if holder in self.ends_s}
+
+    def before(self, request: PlacementRequest) -> Calendar:
+        """Return the calendar that a request finds if it comes now."""
+        level: float = request.priority
+        if self.turns is not ONE_LINE:
+            mine = Waiting(request, self.now_ms)
+            level = -self.turns.in_order([*self.entries, mine]).index(mine)
+        return [calendar for highest, calendar in self.calendars if highest >= level][-1]
+
+    def bars(self, request: PlacementRequest) -> Bars:
+        """Return the restrictions that keep a request that comes now from free GPUs."""
+        return Bars(planned(request, self.run_times), self._allowed_s(request), self.turns.closures(request))
+
+    def _allowed_s(self, request: PlacementRequest) -> Array:
+        """Return (path,) seconds until its queue may have the request."""
+        mine, standing = self.turns.hold_of(request), self.turns.standing
+        if mine is None or standing is None or standing.refused_by(mine.leaf, mine.amounts) is None:
+            return np.zeros(PATHS, np.float32)
+        begun = np.full(PATHS, -1.0)
+        running_s = self.running_ends()
+        spans = [(begun, running_s[job], one) for job, one in self.turns.holds.items() if job in running_s]
+        for entry in self.entries:
+            request_id, other = entry.request.request_id, self.turns.hold_of(entry.request)
+            if other is not None and request_id in self.holders:
+                spans.append((self.starts_s[request_id], self.ends_s[self.holders[request_id]], other))
+        paths = [
+            allowed_from(
+                standing, [(float(start_s[path]), float(end_s[path]), one) for start_s, end_s, one in spans], mine
+            )
+            for path in range(PATHS)
+        ]
+        return np.array(paths, np.float32)
+
+    def fits_now(self, request: PlacementRequest) -> bool:
+        """Return whether the plan would start a request that comes now, behind all waiting requests."""
+        allowed, head = self.turns.allow(request), self.now.reservation
+        if isinstance(allowed, str):
+            return False
+        in_time = head is None or self.now_ms + 1000 * planned(request, self.run_times) <= head.shadow_ms
+        view = self.now.view if head is None or in_time else head.spare(self.now.view)
+        return fits_now(allowed, view, self.options)
+
+    def waiting(self, request: PlacementRequest) -> str | None:
+        """Return the id under which the request, or its job, waits already.
+
+        Returns None if the request is hypothetical.
+        """
+        return request.request_id if request.request_id in self.starts_s else self.waits.get(request.job_name)
+
+
+def timelines(
+    queue: Sequence[Waiting],
+    view: ClusterView,
+    running: Mapping[str, RunningJob],
+    run_times: RunTimeQuantiles,
+    options: Options,
+    run_quantiles: Callable[[PlacementRequest], Sequence[float] | None] = lambda request: None,
+    arrivals: ArrivalForecast | None = None,
+    turns: QueueTurns = ONE_LINE,
+) -> Timelines:
+    """Play the queue along `PATHS` paths.
+
+    run_quantiles: function that returns the run times of a request at `RUN_LEVELS`, or None if unknown.
+    """
+    draw = RunTimeSample(np.random.default_rng(0), run_times)
+    ahead = Timeline(view, releases(view, running, run_times, options.now_ms))
+    rooms = Rooms(ahead.at(len(ahead.ahead)), options)
+    line = [entry for entry in turns.in_order(queue) if entry.request.gpus_per_node]  # calendars are of GPUs
+    turns = turns.rebuilt()  # who starts now is told so, and nobody else
+    now = plan(queue, view, running, run_times, options, turns)
+    begun = [entry.request for entry, _ in now.placed if entry.request.gpus_per_node]
+    sources = [_source(one, run_quantiles) for one in begun]
+    begun_s = dict(zip((one.job_name for one in begun), draw.runs(sources), strict=True))
+    calendar, left_s = _holding(now.view, now.running, draw, options.now_ms, begun_s)
+    jobs, calendars = list(now.view.jobs), [(float("inf"), calendar)]
+    ends_s = {holder: left_s[job] for holder, job in enumerate(jobs) if job in left_s}
+    holders: dict[str, int] = {}  # a job that runs may wait as well: the next attempt, a second request
+    basis = {name: _running(now.running, name, options.now_ms).basis(run_times, options.now_ms) for name in left_s}
+    basis |= {one.job_name: source.basis(run_times) for one, source in zip(begun, sources, strict=True)}
+    starts_s = {one.request_id: np.zeros(PATHS, np.float32) for one in begun}
+    waits = {one.job_name: one.request_id for one in begun}
+    hindrances: dict[str, tuple[Hindrance, ...]] = {one.request_id: () for one in begun}
+    entries = [entry for entry in line if entry.request.request_id not in starts_s]
+    levels = turns.places(entries).levels
+    finder = PlaceFinder(rooms)
+    kept = saved_before(levels, _most_calendars(calendar))
+    sources = [_source(entry.request, run_quantiles) for entry in entries]
+    runs_s = draw.runs(sources)
+    for number, (entry, run_s) in enumerate(zip(entries, runs_s, strict=True)):
+        request = entry.request
+        if number in kept:
+            calendar = calendar.copy()
+            calendars.append((levels[number], calendar))
+        if number < BACKFILLED:
+            place = earliest_place(request, calendar, rooms, planned(request, run_times))
+        else:
+            place = finder.earliest(request, calendar)
+        starts_s[request.request_id] = place.start_s
+        waits[request.job_name] = request.request_id
+        basis.setdefault(request.job_name, sources[number].basis(run_times))
+        if np.isfinite(place.start_s).any():
+            hindrances[request.request_id] = hindrances_of(place, calendar)
+            finder.mark(hold(calendar, place, run_s, len(jobs)))
+            holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
+            jobs.append(request.job_name)
+    del finder  # its times are as large as calendars
+    room = [rooms.of(entry.request) for entry in entries[:PLAYED]]
+    planned_s = planned_ends(releases(now.view, now.running, run_times, options.now_ms), options.now_ms)
+    first = entries[:PLAYED], room, runs_s
+    drawn = Drawn(now.view, left_s, planned_s, *first, run_times, options.now_ms, turns, arrivals, _is_settled(now))
+    played_s, until_s = drawn.starts(PATHS)
+    for entry, run_s, start_s in zip(entries, runs_s, played_s, strict=False):
+        request_id = entry.request.request_id
+        later_s = np.maximum(starts_s[request_id], until_s)
+        starts_s[request_id] = answer_s = np.where(np.isfinite(start_s), start_s, later_s)
+        if request_id in holders:
+            ends_s[holders[request_id]] = answer_s + run_s
+    gpus = {one.request_id: gpus_of(one) for one in (*begun, *(entry.request for entry in entries))}
+    play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
+    return Timelines(view, options, run_times, *play, waits, hindrances, rooms, gpus, *left, basis)
+
+
+def _source(
+    request: PlacementRequest, run_quantiles: Callable[[PlacementRequest], Sequence[float] | None]
+) -> RunTimeSource:
+    """Return the source of a waiting request's run time."""
+    known = run_quantiles(request)
+    return RunTimeSource(gpus_of(request), request.limit_s, None if known is None else tuple(known))
+
+
+def _running(running: Mapping[str, RunningJob], name: str, now_ms: int) -> RunningJob:
+    """Return the running job of that name. A holder that no event names counts as begun now."""
+    return running.get(name) or RunningJob(now_ms, 1)
+
+
+def _is_settled(now: Plan) -> bool:
+    """Return whether no waiting entry could start at once if the plan went on."""
+    return all(wait.reason.code != "untried" for wait in now.waiting)
+
+
+def saved_before(priorities: Sequence[float], most: int) -> frozenset[int]:
+    """Return the numbers of the entries before which to copy the calendar, at most `most` of them.
+
+    These are the entries at which the priority changes. If there are too many, those nearest to a geometric
+    series remain, so the answer is exact where few entries wait before.
+
+    >>> sorted(saved_before([9, 9, 5, 0], 16)), sorted(saved_before(range(100, 0, -1), 4))
+    ([0, 2, 3], [0, 4, 21, 99])
+    """
+    changes = np.array([at for at, one in enumerate(priorities) if at == 0 or one != priorities[at - 1]], np.int64)
+    if len(changes) > most:
+        row = np.rint(np.geomspace(1, changes[-1] + 1, most)).astype(np.int64) - 1
+        changes = changes[np.searchsorted(changes, row)]
+    return frozenset(changes.tolist())
+
+
+def _most_calendars(one: Calendar) -> int:
+    return min(MOST_CALENDARS, max(2, MOST_CALENDAR_BYTES // max(1, one.nbytes)))
+
+
+def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
+    """Return the jobs that hold the GPUs of the middle path until the gang starts.
+
+    At most NAMED jobs are returned, the last to end first.
+    """
+    path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
+    _, n, g = calendar.free_s.shape
+    nodes, each = place.nodes[path], place.gpus.shape[2]
+    at = ((path * n + nodes % n)[:, None] * g + place.gpus[path]).ravel()
+    ends_s = calendar.free_s.take(at)
+    holders, until_s, start_s = calendar.holder.take(at).tolist(), ends_s.tolist(), float(place.start_s[path])
+    found: dict[int, Hindrance] = {}
+    for row in np.argsort(-ends_s, kind="stable").tolist():
+        job = holders[row]
+        if job >= 0 and job not in found and 0 < until_s[row] <= start_s:
+            found[job] = Hindrance(job, int(nodes[row // each]))
+            if len(found) == NAMED:
+                break
+    return tuple(found.values())
+
+
+def planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, float]:
+    """Return running job → seconds until it should have ended by the queue's estimate."""
+    return {release.job: (release.end_ms - now_ms) / 1000 for release in ahead}
+
+
+def gpus_of(request: PlacementRequest) -> int:
+    return request.members.desired * request.gpus_per_node
+
+
+def planned(request: PlacementRequest, run_times: RunTimeQuantiles) -> float:
+    """Return the seconds for which the queue plans this job."""
+    return run_times.run_s(gpus_of(request), 0.9, limit_s=request.limit_s)
+
+
+def _holding(
+    view: ClusterView,
+    running: Mapping[str, RunningJob],
+    draw: RunTimeSample,
+    now_ms: int,
+    begun_s: Mapping[str, Array],
+) -> tuple[Calendar, dict[str, Array]]:
+    """Return the calendar of the running jobs, and job → (path,) seconds until it ends.
+
+    GPUs that are free now are free at 0. Unusable GPUs are never free.
+
+    begun_s: job → (path,) seconds that it will run, for the jobs that start now.
+    """
+    n, g = view.free.shape
+    left_s = {}
+    table = np.zeros((len(view.jobs) + 1, PATHS), np.float32)  # the last row stands for nobody
+    for index in np.unique(held(view.holders, view.parts).job).tolist():
+        name = view.jobs[index]
+        own_s = begun_s.get(name)
+        table[index] = left_s[name] = draw.left(_running(running, name, now_ms), now_ms) if own_s is None else own_s
+    free_s = np.ascontiguousarray(np.moveaxis(table[view.holders], -1, 0))
+    for job, gpu in zip(view.parts.job.tolist(), view.parts.gpu.tolist(), strict=True):  # free when the last has ended
+        row = divmod(gpu, g)
+        free_s[:, row[0], row[1]] = np.maximum(free_s[:, row[0], row[1]], table[job])
+    free_s[:, ~view.usable] = np.inf
+    order = np.argsort(free_s, axis=-1, kind="stable")
+    holder = np.broadcast_to(view.holders, (PATHS, n, g))
+    calendar = Calendar(
+        free_s=np.take_along_axis(free_s, order, -1),
+        gap_s=np.full((PATHS, n, g), np.inf, np.float32),
+        until_s=np.full((PATHS, n, g), -np.inf, np.float32),
+        holder=np.ascontiguousarray(np.take_along_axis(holder, order, -1)),
+    )
+    return calendar, left_s

@@ -1,0 +1,143 @@
+"""The reservation of the queue's head: how surely it holds, and what may run until then.
+
+Also when running jobs release their GPUs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleetcast.placement.ahead.paths import Timelines
+from fleetcast.placement.ahead.start_time import (
+    Quantiles,
+    StartBasis,
+    basis_of,
+    is_behind_unknown,
+    quantiles_ms,
+    unknown_sentence,
+)
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.queue import Reservation
+from fleetcast.placement.plan.timeline import Basis, RunningJob
+
+MOST_RELEASES = 100
+ROUNDING_S = 1.0  # shadow times are whole ms, sampled ones float32 seconds
+
+
+@dataclass(frozen=True, slots=True)
+class FreeWindow:
+    """Free GPUs, and the time until which a job may use them without delaying the head.
+
+    nodes: how many nodes they are on. until_ms: None if they are free without a time limit.
+    """
+
+    gpus: int
+    nodes: int
+    until_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobRelease:
+    """GPUs that a running job releases when it ends.
+
+    ends_ms: p10, p50, p90. None if its run time is unknown. by: the basis of its run time.
+    """
+
+    job: str
+    gpus: int
+    nodes: int
+    ends_ms: Quantiles | None
+    by: Basis = "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The head's reservation.
+
+    idle_gpus: GPUs that are free already, and reserved for it. holds_p: None if unknown, and `reason` says
+    why. by: the basis of holds_p. basis: the basis of the shadow time. It is "prior" if the run time of the
+    job that the head waits for is unknown. The plan then assumes a day.
+    """
+
+    request_id: str
+    shadow_ms: int
+    waits_for: str
+    gpus: int
+    idle_gpus: int
+    holds_p: float | None
+    by: StartBasis | None = None
+    basis: Basis = "runs"
+    reason: str = ""
+
+
+def held(reservation: Reservation, view: ClusterView, timelines: Timelines | None) -> Held:
+    """Describe the reservation for people to read."""
+    known = holds_p(reservation, timelines) if timelines is not None else None
+    return Held(
+        request_id=reservation.entry.request.request_id,
+        shadow_ms=reservation.shadow_ms,
+        waits_for=reservation.blocker,
+        gpus=int(reservation.gpus.sum()),
+        idle_gpus=int((reservation.gpus & view.free).sum()),
+        holds_p=known,
+        by=_by(reservation, timelines) if timelines is not None and known is not None else None,
+        basis=_shadow_basis(reservation, timelines) if timelines is not None else "prior",
+        reason="" if known is not None else _reason(reservation, timelines),
+    )
+
+
+def _reason(reservation: Reservation, timelines: Timelines | None) -> str:
+    """Return why `holds_p` is unknown."""
+    if timelines is None or reservation.entry.request.request_id not in timelines.starts_s:
+        return "no futures with this request have been sampled yet"
+    return unknown_sentence(timelines)
+
+
+def _by(reservation: Reservation, timelines: Timelines) -> StartBasis:
+    start_s = timelines.starts_s[reservation.entry.request.request_id]
+    return basis_of(quantiles_ms(start_s, timelines.now_ms), timelines, timelines.now_ms)
+
+
+def _shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
+    """Return the basis of the planned end of the job that the head waits for."""
+    row = timelines.now.running.get(reservation.blocker) or RunningJob(timelines.now_ms, 1)
+    return timelines.run_times.basis(row.gpus, row.limit_s, row.age_s(timelines.now_ms))
+
+
+def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
+    """Return the share of futures in which the head starts by its shadow time.
+
+    Returns None if the head is not in them yet, or is behind jobs whose run time is unknown.
+    """
+    start_s = timelines.starts_s.get(reservation.entry.request.request_id)
+    if start_s is None or is_behind_unknown(reservation.entry.request, start_s, timelines):
+        return None
+    by_s = (reservation.shadow_ms - timelines.now_ms) / 1000
+    return float((start_s <= by_s + ROUNDING_S).mean())
+
+
+def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWindow, ...]:
+    """Return the unreserved free GPUs, then the head's, which are free until its shadow time."""
+    kept = view.free & reservation.gpus if reservation is not None else np.zeros_like(view.free)
+    is_open = view.is_open
+    found = []
+    for mask, until_ms in ((view.free & ~kept, None), (kept, reservation.shadow_ms if reservation else None)):
+        by_node = np.count_nonzero(mask[is_open], axis=1)
+        if by_node.any():
+            found.append(FreeWindow(int(by_node.sum()), int(np.count_nonzero(by_node)), until_ms))
+    return tuple(found)
+
+
+def releases(timelines: Timelines) -> tuple[JobRelease, ...]:
+    """Estimate when running jobs end, the smallest median first. Returns at most `MOST_RELEASES`."""
+    view, ends_s = timelines.view, timelines.running_ends()
+    running = [job for job in view.jobs if job in ends_s]
+    index = {job: number for number, job in enumerate(view.jobs)}
+    soonest = sorted(running, key=lambda job: (float(np.median(ends_s[job])), job))[:MOST_RELEASES]
+    found = []
+    for job in soonest:
+        by_node = np.count_nonzero(view.holders == index[job], axis=1)
+        basis = timelines.basis.get(job, "prior")
+        ends_ms = None if basis == "prior" else quantiles_ms(ends_s[job], timelines.now_ms, timelines.now_ms)
+        found.append(JobRelease(job, int(by_node.sum()), int(np.count_nonzero(by_node)), ends_ms, basis))
+    return tuple(found)

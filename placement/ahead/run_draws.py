@@ -1,0 +1,97 @@
+"""Random run times: one on each path, so that a path is one future of all jobs.
+
+A job without any estimate of its run time never ends here. A request that can start without its GPUs has
+a start time. Other requests have none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.placement.plan.timeline import RUN_LEVELS, Basis, RunningJob, RunTimeQuantiles
+
+PATHS = 20
+SHARED = 0.4  # of the variance of how misjudged jobs are is common to a path
+
+Array = NDArray[np.float32]
+Levels = NDArray[np.float64]
+NORMAL = NormalDist()
+
+
+class RunTimeSource(NamedTuple):
+    """All that is known about the run time of a job that has not started.
+
+    quantiles_s: its quantiles at `RUN_LEVELS`, None if unknown.
+    """
+
+    gpus: int
+    limit_s: float | None
+    quantiles_s: tuple[float, ...] | None
+
+    def basis(self, run_times: RunTimeQuantiles) -> Basis:
+        """Return the basis of the run time."""
+        return "runs" if self.quantiles_s is not None else run_times.basis(self.gpus, self.limit_s)
+
+
+@dataclass(slots=True)
+class RunTimeSample:
+    """Random run times, one on each path. Those of one path are correlated."""
+
+    rng: np.random.Generator
+    run_times: RunTimeQuantiles
+    shared: NDArray[np.float64] = field(default_factory=lambda: spread(PATHS))
+
+    def levels(self, jobs: int) -> Levels:
+        """Draw (job, path) levels in (0, 1)."""
+        own = self.rng.standard_normal((jobs, PATHS))
+        mixed = np.sqrt(SHARED) * self.shared + np.sqrt(1 - SHARED) * own
+        return np.array([NORMAL.cdf(z) for z in mixed.ravel().tolist()]).reshape(mixed.shape)
+
+    def runs(self, jobs: Sequence[RunTimeSource]) -> Array:
+        """Draw (job, path) run times in seconds of jobs that have not started, inf if unknown.
+
+        Jobs with equal sources are computed together.
+        """
+        levels = self.levels(len(jobs))
+        runs_s = np.full(levels.shape, np.inf, np.float32)
+        alike: dict[RunTimeSource, list[int]] = {}
+        for at, job in enumerate(jobs):
+            alike.setdefault(job, []).append(at)
+        for job, rows in alike.items():
+            if job.basis(self.run_times) != "prior":
+                drawn = self.run_times.draw(job.gpus, levels[rows].ravel(), 0.0, job.limit_s, job.quantiles_s)
+                runs_s[rows] = drawn.reshape(-1, PATHS)
+        return runs_s
+
+    def left(self, row: RunningJob, now_ms: int) -> Array:
+        """Draw (path,) remaining seconds of a running job, inf if unknown."""
+        age_s = row.age_s(now_ms)
+        levels = self.levels(1)[0]
+        if row.basis(self.run_times, now_ms) == "prior":
+            return np.full(PATHS, np.inf, np.float32)
+        if row.left_s is not None:
+            return left_of(row.left_s, levels).astype(np.float32)
+        run_s = self.run_times.draw(row.gpus, levels, age_s, row.limit_s, None)
+        return np.maximum(run_s - age_s, 1.0).astype(np.float32)
+
+
+def left_of(quantiles_s: Sequence[float], levels: Levels) -> Levels:
+    """Return (path,) seconds at `levels` by quantiles at `RUN_LEVELS`, at least 1.
+
+    Below the lowest level and above the highest, the curve continues with the same slope (a Pareto tail),
+    because few jobs end at one moment.
+    """
+    known = np.log(np.maximum.accumulate(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
+    below = np.log(np.minimum(levels / RUN_LEVELS[0], 1.0)) / np.log(RUN_LEVELS[1] / RUN_LEVELS[0])
+    rare, rarest = 1 - RUN_LEVELS[-2], 1 - RUN_LEVELS[-1]
+    above = np.log(np.maximum(rarest / (1 - levels), 1.0)) / np.log(rare / rarest)
+    log_s = np.interp(levels, RUN_LEVELS, known) + below * (known[1] - known[0]) + above * (known[-1] - known[-2])
+    return np.asarray(np.maximum(np.exp(log_s), 1.0))
+
+
+def spread(paths: int) -> NDArray[np.float64]:
+    return np.array([NORMAL.inv_cdf((path + 0.5) / paths) for path in range(paths)])

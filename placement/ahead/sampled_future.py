@@ -1,0 +1,224 @@
+"""Play the queue forward along one sampled future, by the queue's own rules.
+
+Jobs end when they are drawn to end, and further ones arrive. After each change a pass goes over the
+waiting jobs: higher priority first, then first come. The first job that does not fit keeps the nodes that
+should be free for it soonest. Others start next to those nodes, or on them if they should end before
+(EASY backfill, as in `fleetcast.placement.plan.queue`). A node is a count of free thousandths of GPUs, so thousands of
+events take a second. Parts of GPUs count as if they were packed well.
+
+Queues have their limits, what others lend them, and nodes that are closed to them for a while.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Ints
+from fleetcast.placement.queues.queues_ahead import QueuesAhead
+
+MOST_EVENTS = 1000  # of a path, and two for each that waits
+
+
+class Arrival(NamedTuple):
+    """A job that comes at `at_s`.
+
+    order: its place, the smallest first. number: the caller's number, -1 for none.
+    """
+
+    at_s: float
+    order: tuple[float, float]
+    ask: GangAsk
+    run_s: float
+    number: int = -1
+
+
+Row = tuple[tuple[float, float], int, GangAsk]  # of a line: the order of its first job, its number, its ask
+FullGroup = tuple[Row, int, list[Row]]  # the next row, its index, the group
+
+
+@dataclass(slots=True)
+class AskLine:
+    """Waiting jobs that ask for the same, in order.
+
+    group: the sorted rows of all lines that fit if this one fits.
+    """
+
+    number: int
+    ask: GangAsk
+    group: list[Row]
+    jobs: deque[Arrival] = field(default_factory=deque)
+
+    def enter(self) -> Row:
+        """Insert the line's row into the group."""
+        row = self.jobs[0].order, self.number, self.ask
+        insort(self.group, row)
+        return row
+
+    def leave(self) -> None:
+        """Remove the line's row from the group, before its first job changes."""
+        if self.jobs:
+            del self.group[bisect_left(self.group, (self.jobs[0].order, self.number))]
+
+
+@dataclass(slots=True)
+class Future:
+    """One sampled path. Call `play` once.
+
+    `ends`: a heap of (end_s, a number, nodes, thousandths of GPUs). is_settled: no waiting job can start
+    before something happens.
+    """
+
+    fleet: Fleet
+    ends: list[tuple[float, int, Ints, Ints]]
+    arrivals: Iterator[Arrival]
+    queues: QueuesAhead | None = None
+    is_settled: bool = False
+    now_s: float = 0.0
+    _lines: dict[GangAsk, AskLine] = field(default_factory=dict)
+    _groups: dict[tuple[int, int], list[Row]] = field(default_factory=dict)  # by slot and members: all fit, or none
+    _started: dict[int, float] = field(default_factory=dict)
+    _count: int = 0
+
+    def play(self, waiting: Sequence[Arrival]) -> dict[int, float]:
+        """Play the future. Returns number → start_s of the waiting jobs, which are given in order.
+
+        Jobs that have not started after MOST_EVENTS events, and two more for each waiting job, are left out.
+        """
+        most = MOST_EVENTS + 2 * len(waiting)
+        for one in waiting:
+            self._line(one.ask).jobs.append(one)
+        for line in self._lines.values():
+            line.enter()
+        heapq.heapify(self.ends)
+        following, events = next(self.arrivals, None), 0
+        if not self.is_settled:
+            self._pass()
+        while len(self._started) < len(waiting) and events < most:
+            events += 1
+            end_s = self.ends[0][0] if self.ends else np.inf
+            if following is not None and following.at_s < end_s:
+                self.now_s = following.at_s
+                self._arrive(following)
+                if self.fleet.fits(following.ask):  # else nobody starts who could not before
+                    self._pass()
+                following = next(self.arrivals, None)
+            elif self.ends:
+                self.now_s = end_s
+                self._end()
+                self._pass()
+            else:
+                break
+        return self._started
+
+    def _line(self, ask: GangAsk) -> AskLine:
+        """Return the line of all jobs that ask for this."""
+        if ask not in self._lines:
+            group = self._groups.setdefault((ask.slot, ask.members), [])
+            self._lines[ask] = AskLine(len(self._lines), ask, group)
+        return self._lines[ask]
+
+    def _arrive(self, one: Arrival) -> None:
+        line = self._line(one.ask)
+        line.leave()
+        if line.jobs and line.jobs[-1].order > one.order:
+            line.jobs = deque(sorted([*line.jobs, one], key=lambda other: other.order))
+        else:
+            line.jobs.append(one)
+        line.enter()
+
+    def _end(self) -> None:
+        """End all jobs that end by now."""
+        while self.ends and self.ends[0][0] <= self.now_s:
+            _, number, nodes, gpus = heapq.heappop(self.ends)
+            self.fleet.change(nodes, gpus)
+            if self.queues is not None:
+                self.queues.end(number)
+
+    def _pass(self) -> None:
+        """Start all jobs that may start now."""
+        ready, full = self._ready_and_full()
+        if not ready:
+            return
+        heapq.heapify(ready)
+        heapq.heapify(full)
+        head: GangAsk | None = None
+        reserved, shadow_s = None, np.inf
+        while ready:
+            order, _, ask = heapq.heappop(ready)
+            head = head or self._first(full, order)
+            if not self._allows(ask):
+                continue
+            if not self.fleet.fits(ask):
+                head = head or ask
+                ready = [row for row in ready if self.fleet.fits(row[2])]  # room only shrinks within a pass
+                heapq.heapify(ready)
+                continue
+            if head is not None and reserved is None:
+                reserved, shadow_s = self.fleet.soonest(head, self.now_s)
+            in_time = self.now_s + ask.planned_s <= shadow_s
+            place = self.fleet.choose(ask, _without(None if in_time else reserved, ask.closed(self.now_s)))
+            if place is None:
+                head = head or ask
+                continue
+            line = self._lines[ask]
+            line.leave()
+            self._start(line.jobs.popleft(), place)
+            if line.jobs:
+                heapq.heappush(ready, line.enter())
+
+    def _ready_and_full(self) -> tuple[list[Row], list[FullGroup]]:
+        """Return the rows whose first job may start now, and the groups for which the fleet has no room."""
+        ready: list[Row] = []
+        full: list[FullGroup] = []
+        for (slot, members), group in self._groups.items():
+            if not group:
+                continue
+            if self.fleet.has_room(slot, members):
+                ready += [row for row in group if self._allows(row[2])]
+            else:
+                full.append((group[0], 0, group))
+        return ready, full
+
+    def _first(self, full: list[FullGroup], before: tuple[float, float]) -> GangAsk | None:
+        """Return the first ask before this place that its queue may have, but for which the fleet has no room.
+
+        Returns None if there is none.
+        """
+        while full and full[0][0][0] < before:
+            (_, _, ask), at, group = full[0]
+            if at + 1 < len(group):
+                heapq.heapreplace(full, (group[at + 1], at + 1, group))
+            else:
+                heapq.heappop(full)
+            if self._allows(ask):
+                return ask
+        return None
+
+    def _allows(self, ask: GangAsk) -> bool:
+        """Return whether the queue of this ask may have it now."""
+        return self.queues is None or ask.hold is None or self.queues.allows(ask.hold)
+
+    def _start(self, one: Arrival, place: tuple[Ints, Ints]) -> None:
+        nodes, gpus = place
+        self.fleet.change(nodes, -gpus)
+        self.fleet.ready_s[nodes] = np.maximum(self.fleet.ready_s[nodes], self.now_s + one.ask.planned_s)
+        self._count += 1
+        if one.run_s < np.inf:
+            heapq.heappush(self.ends, (self.now_s + one.run_s, self._count, nodes, gpus))
+        if self.queues is not None and one.ask.hold is not None:
+            self.queues.start(self._count, one.ask.hold, one.number >= 0)
+        if one.number >= 0:
+            self._started[one.number] = self.now_s
+
+
+def _without(reserved: Ints | None, closed: NDArray[np.bool_] | None) -> Ints | None:
+    """Return the nodes that are kept for others or closed."""
+    if closed is None:
+        return reserved
+    return np.union1d(np.zeros(0, np.int64) if reserved is None else reserved, np.flatnonzero(closed))

@@ -1,0 +1,455 @@
+"""Estimate when a request starts, as quantiles over sampled futures, and what it waits for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint, check_request
+from fleetcast.fleet.topology import Level
+from fleetcast.placement.ahead.calendars import Array, Bars, earliest_place
+from fleetcast.placement.ahead.paths import MIDDLE, Hindrance, Timelines, hindrances_of
+from fleetcast.placement.ahead.slot_times import Place
+from fleetcast.placement.engine import fits_now
+from fleetcast.placement.machines.filters import screen
+from fleetcast.placement.machines.words import count_of, needs, shortage
+
+WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for
+LEVELS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+NEVER_SHARE = 0.5
+ROUNDING_S = 0.5  # sampled times are float32 seconds
+
+KNOWN_SHARE = 0.9  # of the paths in which it must start, where a job's run time is unknown
+NEXT_JOB = "the next job"
+NAMED = 3  # jobs of unknown run time, in a sentence
+
+Quantiles = dict[str, int]
+StartBasis = Literal["room", "runs", "limit"]  # it starts now; ended jobs or a fitted model; time limits alone
+
+
+class Blocker(msgspec.Struct, frozen=True):
+    """A job that holds, or will hold, a GPU that the request waits for.
+
+    ends_ms: p10, p50 and p90 of the time at which the job releases the GPU.
+    """
+
+    job: str
+    node: str
+    ends_ms: Quantiles
+
+
+class StartEstimate(msgspec.Struct, frozen=True):
+    """The start time of a request, and the constraint and jobs that it waits for."""
+
+    start_ms: Quantiles | None  # p10, p50, p90; None: not even when everything has ended
+    blocked_by: tuple[Blocker, ...]
+    constraint: str  # what it waits for longest: gpus, gpu_model, pool, topology, risk, quota, cpus, memory, power
+    sentence: str
+    as_of_ms: int = 0  # of the sampling
+    by: StartBasis | None = None  # what start_ms is known by; None: it is not known
+    awaits: str = ""  # what ends when it starts: `the next job`, `reservation 'mlperf'`; empty: nothing does
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """A constraint, and the same request without it."""
+
+    constraint: str
+    request: PlacementRequest
+
+
+class RoomForecast(msgspec.Struct, frozen=True):
+    """GPUs that are free now, GPUs that requests wait for, and when there is room for one more.
+
+    opens_ms: p10, p50 and p90 of the time when all these requests have started and a GPU is free. None if
+    there is no such time even after everything has ended.
+    """
+
+    free_gpus: int
+    waiting_gpus: int
+    opens_ms: Quantiles | None
+    sentence: str
+    as_of_ms: int = 0  # of the sampling
+    by: StartBasis | None = None  # as of a start time
+
+
+Adjust = Callable[[str | None, Quantiles], Quantiles]
+
+
+def as_sampled(waiting: str | None, start_ms: Quantiles) -> Quantiles:
+    """Return the sampled start times without a correction."""
+    return start_ms
+
+
+def estimate_start(
+    request: PlacementRequest, timelines: Timelines, now_ms: int | None = None, adjust: Adjust = as_sampled
+) -> StartEstimate:
+    """Estimate when a request starts, whether it waits already or comes now.
+
+    A newcomer goes behind all waiting requests of its priority. Raises RequestError.
+
+    told: function that corrects sampled times for the users. Its arguments are the request_id of a waiting
+    request (None for a newcomer) and the sampled quantiles.
+    """
+    check_request(request)
+    now_ms = max(timelines.now_ms, now_ms or 0)
+    if not request.gpus_per_node:
+        return _without_gpus(request, timelines, now_ms)
+    place = _earliest(request, timelines)
+    loosest = _tightest(request, timelines, place)
+    constraint = loosest.constraint if loosest else "gpus"
+    if is_behind_unknown(request, place.start_s, timelines) or _follows_unknown(request, timelines):
+        return StartEstimate(None, (), constraint, unknown_sentence(timelines), timelines.now_ms)
+    if not _starts(place):
+        return StartEstimate(None, (), constraint, _never(request, timelines), timelines.now_ms)
+    start_s, hindrances = place.start_s, hindrances_of(place, timelines.before(request))
+    waiting = timelines.waiting(request)
+    if waiting is not None and waiting in timelines.hindrances:
+        start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
+        if is_behind_unknown(request, start_s, timelines):
+            own = request.job_name if request.job_name in timelines.unknown else ""
+            said = unknown_sentence(timelines, own)
+            return StartEstimate(None, (), constraint, said, timelines.now_ms)
+    awaits = _awaited(start_s, timelines.bars(request)) or (NEXT_JOB if hindrances else "")
+    start_ms = not_before(now_ms, adjust(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
+    ends = BlockerEnds(start_s, start_ms, lambda ends_ms: adjust(None, ends_ms))
+    blockers = _blockers(request, hindrances, timelines, now_ms, ends)
+    job = f"job {blockers[0].job}" if blockers else ""
+    sentence = _sentence(request, timelines, start_ms, job if awaits == NEXT_JOB else awaits, now_ms)
+    basis = basis_of(start_ms, timelines, now_ms)
+    return StartEstimate(start_ms, blockers, constraint, sentence, timelines.now_ms, basis, awaits)
+
+
+def _awaited(start_s: Array, bars: Bars) -> str:
+    """Return the window that ends when the request starts in the middle future, or an empty text."""
+    middle_s = float(np.sort(start_s)[MIDDLE])
+    return next((one.name for one in bars.closures if abs(one.to_s - middle_s) <= ROUNDING_S), "")
+
+
+def _never(request: PlacementRequest, timelines: Timelines) -> str:
+    """Return why a request starts in none of the futures.
+
+    Work that no job event reports may still end.
+    """
+    view = timelines.rooms.empty
+    screened = screen(request, view, timelines.options)
+    lack = shortage(request, view, screened)
+    if "unknown_use" in screened.by_reason:
+        return f"no start time is known, as no job event says when the work on the GPUs ends: {lack}"
+    return f"does not fit even when all jobs have ended: {lack}"
+
+
+def basis_of(start_ms: Quantiles, timelines: Timelines, now_ms: int) -> StartBasis:
+    """Return the basis of a start time: free room, predicted run times, or time limits alone."""
+    if start_ms["p90"] - now_ms < 1000 * WORTH_S:
+        return "room"
+    return "limit" if timelines.by == "limit" else "runs"
+
+
+def is_behind_unknown(request: PlacementRequest, start_s: Array, timelines: Timelines) -> bool:
+    """Return whether jobs of unknown run time leave a request that could run here without a start time."""
+    if not timelines.unknown or np.isfinite(start_s).mean() >= KNOWN_SHARE:
+        return False
+    return fits_now(request, timelines.rooms.empty, timelines.options)
+
+
+def _follows_unknown(request: PlacementRequest, timelines: Timelines) -> bool:
+    """Return whether a newcomer has to wait behind requests whose own start times are unknown."""
+    if not timelines.unknown or timelines.waiting(request) is not None or timelines.fits_now(request):
+        return False
+    before = (entry.request for entry in timelines.entries)
+    return any(is_behind_unknown(one, timelines.starts_s[one.request_id], timelines) for one in before)
+
+
+def unknown_sentence(timelines: Timelines, own: str = "") -> str:
+    """Name the jobs of unknown run time that a request waits behind.
+
+    own: its own job, if that is one of them.
+
+    `behind 2 jobs whose run time is not known ('a', 'b'): too few jobs have ended yet, and they have no
+    time limit`.
+    """
+    if len(timelines.unknown) == 1:
+        own = ""
+    count = len(timelines.unknown) - bool(own)
+    jobs = islice((job for job in timelines.unknown if job != own), NAMED)
+    names = ", ".join(map(repr, jobs)) + (", …" if count > NAMED else "")
+    have = "it has" if count == 1 else "they have"
+    return (
+        f"behind {count_of(count, 'job')} whose run time is not known ({names}): too few jobs have ended yet, "
+        f"and {have} no time limit"
+    )
+
+
+def _without_gpus(request: PlacementRequest, timelines: Timelines, now_ms: int) -> StartEstimate:
+    """Estimate the start of a request without GPUs: now if there is room, otherwise unknown.
+
+    The futures do not say when CPUs and host memory become free.
+    """
+    constraint = "cpus" if request.cpus is not None else "memory"
+    if fits_now(request, timelines.view, timelines.options):
+        start_ms = dict.fromkeys(LEVELS, now_ms)
+        sentence = f"needs {needs(request)}; there is room now"
+        return StartEstimate(start_ms, (), constraint, sentence, timelines.now_ms, "room")
+    lack = shortage(request, timelines.view, screen(request, timelines.view, timelines.options))
+    return StartEstimate(None, (), constraint, f"{lack}; when more comes free is not known", timelines.now_ms)
+
+
+def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
+    """Return request_id → start_ms at p10, p50 and p90 for all waiting requests.
+
+    Requests that never fit, or whose start is unknown, are left out.
+    """
+    least = KNOWN_SHARE if timelines.unknown else np.nextafter(NEVER_SHARE, 1.0)
+    ids = [name for name, start_s in timelines.starts_s.items() if np.isfinite(start_s).mean() >= least]
+    if not ids:
+        return {}
+    starts_s = _sorted_quantiles(np.stack([timelines.starts_s[name] for name in ids]).astype(np.float64))
+    rows = (timelines.now_ms + np.round(1000 * starts_s)).astype(np.int64).tolist()
+    return {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows, strict=True)}
+
+
+def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate) -> RoomForecast:
+    """Forecast the room behind all waiting requests.
+
+    starts_ms: the start times of the waiting requests. newcomer: the estimate for one GPU behind them.
+    """
+    free = int(np.count_nonzero(timelines.view.free[timelines.view.is_open]))
+    waiting_gpus = sum(timelines.gpus[name] for name in timelines.starts_s)  # of starts that are not known, too
+    as_of_ms = timelines.now_ms
+    if timelines.unknown and len(starts_ms) < len(timelines.starts_s):
+        return RoomForecast(
+            free, waiting_gpus, None, f"not known: requests wait {unknown_sentence(timelines)}", as_of_ms
+        )
+    if newcomer.start_ms is None:
+        word = "not known" if timelines.unknown else "no room"
+        return RoomForecast(free, waiting_gpus, None, f"{word}: {newcomer.sentence}", as_of_ms)
+    rows = [*starts_ms.values(), tuple(newcomer.start_ms.values())]
+    opens_ms = {name: max(row[at] for row in rows) for at, name in enumerate(LEVELS)}
+    free_now = 0 if newcomer.awaits else free  # those that are free are kept for others
+    sentence = _room_sentence(free_now, len(starts_ms), opens_ms, as_of_ms, newcomer.awaits)
+    return RoomForecast(free, waiting_gpus, opens_ms, sentence, as_of_ms, basis_of(opens_ms, timelines, as_of_ms))
+
+
+def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, awaits: str = NEXT_JOB) -> str:
+    """Return the sentence of a room forecast.
+
+    `room in 40 min (p90 65 min), once the 3 requests that wait have started`.
+    awaits: what the start of a newcomer waits for.
+    """
+    ending = f", when {awaits} ends" if awaits else ""
+    if opens_ms["p90"] - now_ms < 1000 * WORTH_S:
+        if not free:
+            return f"room within a minute{ending}"
+        return f"room now: {count_of(free, 'GPU')} {'is' if free == 1 else 'are'} free"
+    lead = f"in {_lead(opens_ms['p50'] - now_ms)} (p90 {_lead(opens_ms['p90'] - now_ms)})"
+    if not waiting:
+        return f"room {lead}{ending}"
+    who = "the request that waits has" if waiting == 1 else f"the {waiting:,} requests that wait have"
+    return f"room {lead}, once {who} started"
+
+
+def not_before(now_ms: int, times_ms: Quantiles) -> Quantiles:
+    """Move times that were sampled a while ago to now if they have passed.
+
+    What has not happened yet lies ahead.
+    """
+    return {name: max(now_ms, time_ms) for name, time_ms in times_ms.items()}
+
+
+def quantiles_ms(after_s: Array, since_ms: int, now_ms: int = 0) -> Quantiles:
+    """Return {"p10", "p50", "p90"} in Unix ms of (path,) seconds after `since_ms`.
+
+    No time is earlier than `now_ms`.
+    """
+    values = since_ms + np.round(1000 * _sorted_quantiles(after_s[None].astype(np.float64)))[0]
+    return {name: max(now_ms, int(value)) for name, value in zip(LEVELS, values.tolist(), strict=True)}
+
+
+def _sorted_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (row, level) quantiles of (row, path) start times.
+
+    A path on which a request never starts counts as the latest path on which it does.
+    """
+    finite = np.where(np.isfinite(rows), rows, -np.inf)
+    rows = np.where(np.isfinite(rows), rows, finite.max(axis=1, keepdims=True))
+    return np.asarray(np.quantile(rows, list(LEVELS.values()), axis=1).T)
+
+
+def _earliest(request: PlacementRequest, timelines: Timelines) -> Place:
+    bars = timelines.bars(request)
+    place = earliest_place(request, timelines.before(request), timelines.rooms, bars.run_s, bars)
+    if request.gpu_share and _starts(place) and timelines.fits_now(request):
+        return replace(place, start_s=np.zeros_like(place.start_s))
+    return place
+
+
+def _starts(place: Place) -> bool:
+    return bool(np.isfinite(place.start_s).mean() > NEVER_SHARE)
+
+
+def _tightest(request: PlacementRequest, timelines: Timelines, place: Place) -> Relaxed | None:
+    """Return the constraint without which the request would start soonest.
+
+    Returns None if only plain GPUs are missing.
+    """
+    started, best = _median(place), None
+    soonest = started - WORTH_S
+    allowed_s = float(np.sort(timelines.bars(request).allowed_s)[MIDDLE])
+    if allowed_s > max(soonest, 0.0):
+        return Relaxed("quota", request)
+    room = timelines.rooms.of(request)
+    for relaxed in _relaxations(request):
+        if relaxed.constraint != "topology" and np.array_equal(timelines.rooms.of(relaxed.request), room):
+            continue  # no node is lost to it
+        start_s = _median(_earliest(relaxed.request, timelines))
+        if start_s < soonest:
+            soonest, best = start_s, relaxed
+    return best
+
+
+def _median(place: Place) -> float:
+    return float(np.sort(place.start_s)[MIDDLE])
+
+
+def _relaxations(request: PlacementRequest) -> list[Relaxed]:
+    def without(**changed: Any) -> PlacementRequest:
+        return msgspec.structs.replace(request, **changed)
+
+    found = []
+    if request.required is not None or request.spread:
+        found.append(Relaxed("topology", without(topology=TopologyConstraint(), spread=False)))
+    if request.models:
+        found.append(Relaxed("gpu_model", without(gpu_model="", gpu_models=())))
+    if request.pool:
+        found.append(Relaxed("pool", without(pool="")))
+    if request.gpu_memory_gib is not None or request.host_memory_gib is not None:
+        found.append(Relaxed("memory", without(gpu_memory_gib=None, host_memory_gib=None)))
+    if request.cpus is not None:
+        found.append(Relaxed("cpus", without(cpus=None)))
+    found.append(Relaxed("risk", without(max_risk=1.0)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class BlockerEnds:
+    """The ends of blockers in the sampled futures, limited so that no blocker ends after the start.
+
+    start_s: (path,) start of the request. start_ms: its issued quantiles, or None. corrected: applies to
+    quantiles the same correction as to those of starts.
+    """
+
+    start_s: Array
+    start_ms: Quantiles | None
+    corrected: Callable[[Quantiles], Quantiles]
+
+    def blocks(self, ends_s: Array) -> bool:
+        """Return whether the request starts after a job's end in at least half of the futures."""
+        return bool((ends_s <= self.start_s + ROUNDING_S).mean() >= NEVER_SHARE)
+
+    def issued(self, ends_s: Array, since_ms: int, now_ms: int) -> Quantiles:
+        """Return the quantiles of when a job releases its GPUs to the request.
+
+        They are never later than the request's start.
+        """
+        ends_ms = self.corrected(quantiles_ms(np.minimum(ends_s, self.start_s), since_ms, now_ms))
+        if self.start_ms is None:
+            return ends_ms
+        return {name: min(end_ms, self.start_ms[name]) for name, end_ms in ends_ms.items()}
+
+
+def _blockers(
+    request: PlacementRequest, hindrances: Sequence[Hindrance], timelines: Timelines, now_ms: int, ends: BlockerEnds
+) -> tuple[Blocker, ...]:
+    """Return the jobs that the request waits for.
+
+    The request's own job and jobs that still run when it starts are left out.
+    """
+    nodes, found = timelines.view.topology.nodes, []
+    for one in hindrances:
+        job, ends_s = timelines.jobs[one.job], timelines.ends_s[one.job]
+        if job != request.job_name and ends.blocks(ends_s):
+            found.append(Blocker(job, nodes[one.node].name, ends.issued(ends_s, timelines.now_ms, now_ms)))
+    return tuple(found)
+
+
+def _sentence(request: PlacementRequest, timelines: Timelines, start_ms: Quantiles, awaited: str, now_ms: int) -> str:
+    """Return the sentence of a start.
+
+    `needs 8 GPUs with fast intra-node links in pool train; the earliest such block is in 40 min (p90 65 min), …`.
+    awaited: the job or window whose end it waits for, or an empty text.
+    """
+    text = f"needs {_wanted(request)}{_pool(request, timelines)}"
+    if start_ms["p50"] - now_ms < 1000 * WORTH_S:
+        text += "; such a block is free now"
+        return text if start_ms["p90"] - now_ms < 1000 * WORTH_S else f"{text} (p90 {_lead(start_ms['p90'] - now_ms)})"
+    lead = f"in {_lead(start_ms['p50'] - now_ms)} (p90 {_lead(start_ms['p90'] - now_ms)})"
+    text += f"; the earliest such block is {lead}"
+    return f"{text}, when {awaited} ends" if awaited else text
+
+
+def starts_in(start_ms: Quantiles, now_ms: int) -> str:
+    """Return `starts in 40 min (p90 65 min)`, with the same numbers as the quantiles."""
+    return f"starts {time_until(start_ms, now_ms)}"
+
+
+def time_until(times_ms: Quantiles, now_ms: int) -> str:
+    """Return `in 40 min (p90 65 min)`, or `within a minute`."""
+    soon, late = times_ms["p50"] - now_ms, times_ms["p90"] - now_ms
+    if late < 1000 * WORTH_S:
+        return "within a minute"
+    middle = "within a minute" if soon < 1000 * WORTH_S else f"in {_lead(soon)}"
+    return f"{middle} (p90 {_lead(late)})"
+
+
+def blockers_of(
+    request: PlacementRequest,
+    timelines: Timelines,
+    now_ms: int,
+    start_ms: Quantiles | None = None,
+    adjust: Adjust = as_sampled,
+) -> tuple[Blocker, ...]:
+    """Return the jobs that a request of the played queue waits for, the last to end first.
+
+    start_ms: the start quantiles that were issued for the request.
+    """
+    waiting = timelines.waiting(request)
+    if waiting is None or waiting not in timelines.starts_s:
+        return ()
+    ends = BlockerEnds(timelines.starts_s[waiting], start_ms, lambda ends_ms: adjust(None, ends_ms))
+    return _blockers(request, timelines.hindrances.get(waiting, ()), timelines, now_ms, ends)
+
+
+def _wanted(request: PlacementRequest) -> str:
+    if request.required not in (Level.NODE, Level.NVLINK_DOMAIN):
+        return needs(request)
+    plain = needs(msgspec.structs.replace(request, topology=TopologyConstraint()))
+    links = "with fast intra-node links" if request.required is Level.NODE else "with NVLink between all of them"
+    return f"{plain} {links}"
+
+
+def _pool(request: PlacementRequest, timelines: Timelines) -> str:
+    """Return the pool if all nodes that could host the request belong to one named pool.
+
+    Otherwise returns an empty text.
+    """
+    nodes = timelines.view.topology.nodes
+    pools = {nodes[row].pool for row in np.flatnonzero(timelines.rooms.of(request) > 0).tolist()}
+    pool = next(iter(pools)) if len(pools) == 1 else "default"
+    return f" in pool {pool}" if pool != "default" else ""
+
+
+def _lead(ms: int) -> str:
+    """Return a duration in its natural unit.
+
+    >>> _lead(40 * 60_000), _lead(5 * 3_600_000), _lead(4 * 86_400_000)
+    ('40 min', '5 h', '4 days')
+    """
+    minutes = max(1, round(ms / 60_000))
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{round(minutes / 60)} h" if minutes < 2880 else f"{round(minutes / 1440)} days"

@@ -1,0 +1,1 @@
+"""The ledger: decisions, intents, queue, charges and audit in one SQLite file."""

@@ -1,0 +1,419 @@
+"""The ledger: decisions, intents, the queue and the audit trail in one SQLite file.
+
+    decisions   request_id → the request and the reply, byte for byte; `cursor` only grows
+    intents     what a placement holds until the job runs, ends, expires or is cancelled
+    queue       requests that wait, with the reply they got
+    audit       which caller asked for what; append-only, triggers refuse anything else
+
+The ledger writes before the placer replies. One process writes. A retry of a request gets the same bytes,
+even after a restart. SQLite finds damaged pages and indexes when the file opens. Checksums of rows and a
+hash chain of the audit (`ledger_chain`) find other damage. The ledger serves nothing that does not match.
+It raises a LedgerError that names the damaged part.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.requests import Decision, PlacementRequest, RankPlacement
+from fleetcast.placement.ledger.chain import (
+    NO_HASH,
+    QUEUED,
+    ChainHead,
+    decision_checksum,
+    encode,
+    intent_checksum,
+    line_hash,
+    queue_checksum,
+)
+from fleetcast.placement.ledger.charges import ChargeTable
+from fleetcast.placement.ledger.file import LAST_NUMBER, LedgerFile
+from fleetcast.placement.ledger.rows import (
+    SETTLED_WORDS,
+    Committed,
+    Intent,
+    IntentState,
+    LedgerAway,
+    LedgerError,
+    QueueEntry,
+    typed,
+    typed_bytes,
+)
+from fleetcast.placement.ledger.schema import AUDIT_COLUMNS
+from fleetcast.placement.queues.charges import Charge
+
+__all__ = ["Committed", "Intent", "IntentState", "Ledger", "LedgerAway", "LedgerError", "QueueEntry"]
+
+INSERT_LINE = f"INSERT INTO audit VALUES ({','.join('?' * len(AUDIT_COLUMNS))})"
+logger = logging.getLogger(__name__)
+DECISIONS = "SELECT cursor, request_id, body, reply, outcome, job, attempt, time_ms, checksum FROM decisions"
+_decode_request = msgspec.json.Decoder(PlacementRequest).decode
+_decode_decision = msgspec.json.Decoder(Decision).decode
+_decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
+
+
+_decode_models = msgspec.json.Decoder(dict[str, str]).decode
+
+
+@dataclass(slots=True)
+class _Memory:
+    """The frequently read rows, equal to the file between two transactions."""
+
+    intents: dict[str, Intent]
+    queue: dict[str, QueueEntry]
+    head: ChainHead
+    position: int  # the highest audit_id ever written
+    cursor: int  # of the last decision ever written
+
+
+class Ledger(LedgerFile):
+    """The ledger's file, opened or created.
+
+    Raises LedgerError if the file cannot be trusted. `version` grows with every change.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.version = 0
+        self._cached: _Memory | None = None
+        self.charges = ChargeTable(self)
+        super().__init__(path)
+
+    def _start(self) -> None:
+        super()._start()
+        kept = self._cached = self._load()
+        self.charges.load()
+        if kept.position > kept.head.audit_id:
+            logger.error(
+                "%s: lines %d..%d are missing at the end of its audit trail: `fleetcast audit verify` tells more",
+                *(self.path, kept.head.audit_id + 1, kept.position),
+            )
+
+    def _undo(self) -> None:
+        self._cached = None
+        self.charges.forget()
+
+    def _load(self) -> _Memory:
+        with self.readable():
+            return _Memory(
+                {intent.request_id: intent for intent in self._load_intents()},
+                {entry.request.request_id: entry for entry in self._load_queue()},
+                self._load_head(),
+                self._db.execute(LAST_NUMBER["audit"]).fetchone()[0],
+                self._db.execute(LAST_NUMBER["decisions"]).fetchone()[0],
+            )
+
+    @property
+    def _memory(self) -> _Memory:
+        if self._cached is None:
+            with self._trusted():
+                self._cached = self._load()
+        return self._cached
+
+    @property
+    def position(self) -> int:
+        return self._memory.position
+
+    @property
+    def head(self) -> ChainHead:
+        """The newest line of the audit trail.
+
+        A copy stored elsewhere shows later that nothing up to this line was changed.
+        """
+        return self._memory.head
+
+    def hashes(self, audit_id: int) -> tuple[str | None, ChainHead]:
+        """Return the hash of a line of the audit trail, and the head of the trail.
+
+        The hash is None if there is no such line.
+        """
+        found = self.rows("SELECT hash FROM audit WHERE audit_id = ?", [audit_id])
+        return found[0][0] if found else None, self.head
+
+    # -- decisions
+
+    def stored_reply(self, request: PlacementRequest) -> bytes | None:
+        """Return the reply that this request got before, or None if the request is new.
+
+        Raises RequestError if its id was used with another body.
+        """
+        found = self._stored(request.request_id)
+        if found is None:
+            entry = self._memory.queue.get(request.request_id)
+            if entry is None:
+                return None
+            found = encode(entry.request), entry.reply
+        body, reply = found
+        if body != encode(request):
+            raise RequestError(
+                f"request_id {request.request_id!r} was used before with another body; choose a new one", "request_id"
+            )
+        return reply
+
+    def find(self, request_id: str) -> bytes | None:
+        """Return the reply of a request, queued or decided. Returns None if the request is unknown."""
+        found = self._stored(request_id)
+        if found is not None:
+            return found[1]
+        entry = self._memory.queue.get(request_id)
+        return entry.reply if entry else None
+
+    def _stored(self, request_id: str) -> tuple[bytes, bytes] | None:
+        """Return body and reply of a decided request, or None."""
+        rows = self.rows(f"{DECISIONS} WHERE request_id = ?", [request_id])
+        if not rows:
+            return None
+        with self.readable():
+            _, _, body, reply, *_ = self._unchanged_decision(rows[0])
+            return typed_bytes(body), typed_bytes(reply)
+
+    def request(self, request_id: str) -> PlacementRequest | None:
+        """Return a decided or waiting request. Returns None if it is unknown."""
+        stored, waiting = self._stored(request_id), self._memory.queue.get(request_id)
+        if stored is None:
+            return waiting.request if waiting else None
+        with self.readable():
+            return _decode_request(stored[0])
+
+    def request_of(self, job: str, attempt: int) -> PlacementRequest | None:
+        """Return the request by which an attempt was placed, or None."""
+        where = "WHERE job = ? AND attempt = ? AND outcome = 'placed' ORDER BY cursor DESC LIMIT 1"
+        rows = self.rows(f"{DECISIONS} {where}", [job, attempt])
+        if not rows:
+            return None
+        with self.readable():
+            return _decode_request(typed_bytes(self._unchanged_decision(rows[0])[2]))
+
+    def _unchanged_decision(self, row: Sequence[Any]) -> Sequence[Any]:
+        return self.unchanged(f"the decision of request {row[1]!r}", row, decision_checksum)
+
+    def _decision(self, request_id: str) -> Decision | None:
+        """Return the stored decision, for the audit line about its end."""
+        reply = self.find(request_id)
+        with self.readable():
+            return _decode_decision(reply) if reply is not None else None
+
+    def commit(
+        self,
+        request: PlacementRequest,
+        decision: Decision,
+        now_ms: int,
+        caller: str,
+        action: str,
+        charge: Charge | None = None,
+    ) -> bytes:
+        """Store a final decision with its intent, charge and audit line. Returns the reply's bytes."""
+        reply = encode(decision)
+        with self.transaction():
+            self._memory.cursor += 1
+            row = (
+                *(self._memory.cursor, request.request_id, encode(request), reply, decision.outcome),
+                *(request.job_name, request.attempt, now_ms),
+            )
+            checksum = decision_checksum(row)
+            self._db.execute("INSERT INTO decisions VALUES (?,?,?,?,?,?,?,?,?)", [*row, checksum])
+            if decision.outcome == "placed":
+                self._hold(request, decision, now_ms)
+                if charge is not None:
+                    self.charges.open(charge)
+            if request.request_id in self._memory.queue:
+                self._db.execute("DELETE FROM queue WHERE request_id = ?", [request.request_id])
+                del self._memory.queue[request.request_id]
+            self.record(request.request_id, now_ms, caller, action, decision.sentence, decision, checksum)
+        self.version += 1
+        return reply
+
+    @property
+    def cursor(self) -> int:
+        """The cursor of the last decision ever written."""
+        return self._memory.cursor
+
+    def decisions_after(self, cursor: int, limit: int) -> list[Committed]:
+        """Return up to `limit` stored decisions after a cursor, in the order of their commit."""
+        rows = self.rows(f"{DECISIONS} WHERE cursor > ? ORDER BY cursor LIMIT ?", [cursor, limit])
+        with self.readable():
+            return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
+
+    def decisions_at(self, cursors: Sequence[int]) -> list[Committed]:
+        """Return stored decisions with these cursors, in the order of their commit."""
+        marks = ",".join("?" * len(cursors))
+        rows = self.rows(f"{DECISIONS} WHERE cursor IN ({marks}) ORDER BY cursor", cursors)
+        with self.readable():
+            return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
+
+    def newest_requests(self, limit: int) -> list[PlacementRequest]:
+        """Return the most recently decided requests, the oldest of them first."""
+        rows = self.rows(f"{DECISIONS} ORDER BY cursor DESC LIMIT ?", [limit])
+        with self.readable():
+            return [_decode_request(self._unchanged_decision(row)[2]) for row in reversed(rows)]
+
+    # -- intents
+
+    def _hold(self, request: PlacementRequest, decision: Decision, now_ms: int) -> None:
+        intent = Intent(
+            request_id=request.request_id,
+            job=request.job_name,
+            attempt=request.attempt,
+            ranks=decision.ranks,
+            cpus=float(request.cpus or 0),
+            host_memory_gib=request.host_memory_gib or 0.0,
+            limit_s=request.limit_s,
+            created_ms=now_ms,
+            expires_ms=decision.expires_ms,
+        )
+        row = intent.row(IntentState.ACTIVE)
+        self._db.execute("INSERT INTO intents VALUES (?,?,?,?,?,?,?,?,?,?,?)", [*row, intent_checksum(row)])
+        self._memory.intents[intent.request_id] = intent
+
+    def active_intents(self) -> list[Intent]:
+        """Return the intents whose jobs have not been seen running or ended, oldest first."""
+        return list(self._memory.intents.values())
+
+    def intent_state(self, request_id: str) -> IntentState | None:
+        rows = self.rows("SELECT * FROM intents WHERE request_id = ?", [request_id])
+        with self.readable():
+            return IntentState(self._unchanged_intent(rows[0])[-1]) if rows else None
+
+    def _unchanged_intent(self, row: Sequence[Any]) -> Sequence[Any]:
+        return self.unchanged(f"the intent of request {row[0]!r}", row, intent_checksum)
+
+    def end_promises(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
+        """Move active intents to their final state. Returns how many there were."""
+        rows = [(request_id, state) for request_id, state in states if request_id in self._memory.intents]
+        if not rows:
+            return 0
+        with self.transaction():
+            for request_id, state in rows:
+                intent = self._memory.intents.pop(request_id)
+                changed = [state.value, intent_checksum(intent.row(state)), request_id]
+                self._db.execute("UPDATE intents SET state = ?, checksum = ? WHERE request_id = ?", changed)
+                if state in SETTLED_WORDS:
+                    self.charges.close(intent.job, intent.attempt, now_ms, state.value)
+                    sentence = f"{intent.job} {SETTLED_WORDS[state]}"
+                    self.record(request_id, now_ms, caller, state.value, sentence, self._decision(request_id))
+        self.version += 1
+        return len(rows)
+
+    def _load_intents(self) -> list[Intent]:
+        states = ", ".join(f"'{state}'" for state in IntentState)
+        odd = self._db.execute(
+            f"SELECT request_id, state FROM intents WHERE state NOT IN ({states}) LIMIT 1"
+        ).fetchone()
+        if odd:  # a full scan: it may have been active, and no index leads to it any more
+            raise self._damaged(f"the intent of request {odd[0]!r} is {odd[1]!r}")
+        rows = self._db.execute("SELECT * FROM intents WHERE state = 'active' ORDER BY created_ms, rowid")
+        return [
+            typed(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:-1])) for row in map(self._unchanged_intent, rows)
+        ]
+
+    # -- queue
+
+    def enqueue(self, request: PlacementRequest, decision: Decision, now_ms: int, caller: str) -> bytes:
+        """Store a waiting request and its reply."""
+        reply = encode(decision)
+        with self.transaction():
+            row = (request.request_id, encode(request), reply, now_ms)
+            checksum = queue_checksum(row)
+            self._db.execute("INSERT INTO queue VALUES (?,?,?,?,?)", [*row, checksum])
+            self._memory.queue[request.request_id] = QueueEntry(request, reply, now_ms)
+            self.record(request.request_id, now_ms, caller, QUEUED, decision.sentence, decision, checksum)
+        self.version += 1
+        return reply
+
+    def queued(self) -> list[QueueEntry]:
+        """Return waiting entries in order of arrival."""
+        return list(self._memory.queue.values())
+
+    def is_queued(self, request_id: str) -> bool:
+        return request_id in self._memory.queue
+
+    def _load_queue(self) -> list[QueueEntry]:
+        rows = self._db.execute("SELECT * FROM queue ORDER BY queued_ms, rowid")
+        entries = []
+        for row in rows:
+            _, body, reply, queued_ms = self.unchanged(f"the queue's entry {row[0]!r}", row, queue_checksum)
+            entries.append(typed(QueueEntry, (_decode_request(body), reply, queued_ms)))
+        return entries
+
+    # -- audit
+
+    def record(
+        self,
+        request_id: str,
+        now_ms: int,
+        caller: str,
+        action: str,
+        sentence: str,
+        decision: Decision | None = None,
+        stored: str = "",
+    ) -> None:
+        """Append one line to the audit trail. `stored` is the checksum of the row that is written with it."""
+        said = decision or Decision(request_id=request_id, decision_id="", outcome="refused", sentence=sentence)
+        with self.transaction():
+            memory = self._memory
+            memory.position += 1
+            line = (
+                *(memory.position, now_ms, caller, action, request_id, said.decision_id, said.board_as_of_ms),
+                *(encode(said.models).decode(), sentence, stored, memory.head.hash),
+            )
+            memory.head = ChainHead(memory.position, line_hash(line))
+            self._db.execute(INSERT_LINE, [*line, memory.head.hash])
+
+    def accept(self, sentence: str, now_ms: int, caller: str) -> None:
+        """Record in the audit trail that `caller` accepted a loss or a change of the state.
+
+        `sentence` says which.
+        """
+        self.record("", now_ms, caller, "accept", sentence)
+
+    def audit(self, limit: int, after: int | None = None, request_id: str | None = None) -> list[dict[str, Any]]:
+        """Return lines of the audit trail: the newest first, or those after an `audit_id` in order."""
+        where, values = ["1 = 1"], list[Any]()
+        if after is not None:
+            where, values = [*where, "audit_id > ?"], [*values, after]
+        if request_id is not None:
+            where, values = [*where, "request_id = ?"], [*values, request_id]
+        order = "ASC" if after is not None else "DESC"
+        found = self._lines(f"{' AND '.join(where)} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
+        if request_id is None:
+            with self.readable():
+                self._check_links(found if after is not None else found[::-1])
+        return self._audit_rows(found)
+
+    def audit_at(self, audit_ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the lines of the audit trail with these numbers, the oldest first."""
+        marks = ",".join("?" * len(audit_ids))
+        return self._audit_rows(self._lines(f"audit_id IN ({marks}) ORDER BY audit_id", audit_ids))
+
+    def _lines(self, where: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        found = self.rows(f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {where}", values)
+        with self.readable():
+            for line in found:
+                self.unchanged(f"line {line[0]!r} of the audit trail", line, line_hash)
+        return found
+
+    def _audit_rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+        with self.readable():
+            rows = [dict(zip(AUDIT_COLUMNS, line, strict=True)) for line in found]
+            for row in rows:
+                row["models"] = _decode_models(row["models"])
+        return rows
+
+    def _check_links(self, lines: Sequence[Sequence[Any]]) -> None:
+        """Raise LedgerError if a line does not follow the line before it."""
+        for (*_, before), (audit_id, *_, previous, _) in pairwise(lines):
+            if before != previous:
+                raise self._damaged(f"something is missing before line {audit_id} of the audit trail")
+
+    def _load_head(self) -> ChainHead:
+        """Load the newest line of the audit trail, even if that line was changed.
+
+        `fleetcast audit verify` reports such a change. Later lines are checked against the hash of this line.
+        """
+        rows = self._db.execute("SELECT audit_id, hash FROM audit ORDER BY audit_id DESC LIMIT 1").fetchall()
+        return typed(ChainHead, rows[0]) if rows else ChainHead(0, NO_HASH)

@@ -1,0 +1,90 @@
+"""Migration of a ledger file of an earlier version, and creation of the tables in an empty one.
+
+Version 1 had neither checksums nor a chain. Those that the migration adds prove nothing up to the audit
+line in the fact `migrated`. Version 2 had no charges: the placer opens those of running jobs when it sees
+them.
+"""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fleetcast.placement.ledger.chain import CHECKSUMS, NO_HASH, QUEUED, encode, line_hash
+from fleetcast.placement.ledger.schema import CHARGES, SCHEMA_VERSION, TABLES, create, shape, shape_of, statements
+
+MIGRATED = "migrated"
+
+
+def begin(db: sqlite3.Connection) -> str:
+    """Create the tables of a file of version 0 if it is empty, otherwise return why not.
+
+    Version 1 created its tables one by one, so such a file may already have some.
+    """
+    found = shape(db)
+    tables = [name for name, sql in found.items() if sql.startswith("CREATE TABLE")]
+    if found.keys() - shape_of(1).keys() or any(
+        db.execute(f'SELECT EXISTS (SELECT 1 FROM "{name}")').fetchone()[0] for name in tables
+    ):
+        return f"it has version 0 and {', '.join(sorted(found))}: it is no ledger"
+    for name in tables:
+        db.execute(f"DROP TABLE {name}")
+    create(db)
+    return ""
+
+
+def migrate(db: sqlite3.Connection, version: int) -> None:
+    """Migrate a file of an earlier version to this one, inside the caller's transaction."""
+    if version == 1:
+        _copy_all(db)
+        return
+    for statement in statements(CHARGES):
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _copy_all(db: sqlite3.Connection) -> None:
+    """Copy everything of version 1 into tables of this version."""
+    counted = dict(db.execute("SELECT name, seq FROM sqlite_sequence"))
+    for name, sql in shape(db).items():
+        if not sql.startswith("CREATE TABLE"):
+            db.execute(f"DROP {sql.split()[1]} {name}")
+    for table in TABLES:
+        db.execute(f"ALTER TABLE {table} RENAME TO {table}_1")
+    create(db)
+    for table, checksum in CHECKSUMS.items():
+        _copy(db, table, lambda row, checksum=checksum: [*row, checksum(row)])  # type: ignore[misc]
+    _copy(db, "audit", _Chain(db))
+    for table in TABLES:
+        db.execute(f"DROP TABLE {table}_1")
+    for table in counted:  # the last numbers ever given, whatever rows there are
+        db.execute("DELETE FROM sqlite_sequence WHERE name = ?", [table])
+    db.executemany("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", counted.items())
+    (lines,) = db.execute("SELECT coalesce(max(audit_id), 0) FROM audit").fetchone()
+    db.execute("INSERT INTO state VALUES (?, ?)", [MIGRATED, encode({"version": 1, "lines": lines}).decode()])
+
+
+def _copy(db: sqlite3.Connection, table: str, made: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+    """Copy a table in the order of its row ids, so that the oldest active intent stays the first."""
+    rows = (made(row) for row in db.execute(f"SELECT * FROM {table}_1 ORDER BY rowid"))
+    width = len(db.execute(f"SELECT * FROM {table} LIMIT 0").description)
+    db.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * width)})", rows)
+
+
+class _Chain:
+    """A converter that adds the columns `stored`, `previous` and `hash` to lines of version 1."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._hash = NO_HASH
+
+    def __call__(self, row: Sequence[Any]) -> Sequence[Any]:
+        line = [*row, self._stored(row[4], row[3]), self._hash]
+        self._hash = line_hash(line)
+        return [*line, self._hash]
+
+    def _stored(self, request_id: Any, action: Any) -> str:
+        table = {QUEUED: "queue", "place": "decisions", "refuse": "decisions", "withdraw": "decisions"}.get(action)
+        if table is None:
+            return ""
+        found = self._db.execute(f"SELECT checksum FROM {table} WHERE request_id = ?", [request_id]).fetchone()
+        return str(found[0]) if found else ""

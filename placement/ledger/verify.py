@@ -1,0 +1,258 @@
+"""Verification that a ledger's audit chain, replies, intents and queue are what was written.
+
+It only reads, and the placer may write meanwhile. Rows are read one by one in one transaction, so a
+ledger of any size takes little memory. An attacker who can write the file can also recompute its hashes.
+Only a head that was stored elsewhere shows that a chain was cut short or rewritten.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleetcast.fleet import files
+from fleetcast.fleet.requests import Decision
+from fleetcast.placement.ledger.chain import (
+    CHARGE_TABLE_CHECKSUMS,
+    CHECKSUMS,
+    NO_HASH,
+    QUEUED,
+    ChainHead,
+    encode,
+    line_hash,
+)
+from fleetcast.placement.ledger.file import LAST_NUMBER
+from fleetcast.placement.ledger.migrate import MIGRATED
+from fleetcast.placement.ledger.rows import SETTLED_WORDS, LedgerError
+from fleetcast.placement.ledger.schema import AUDIT_COLUMNS, SCHEMA_VERSION, missing, shape, strange
+
+MOST_FINDINGS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFinding:
+    """A part of the ledger that is not as it was written.
+
+    kind: file, line, missing, tail, head, reply, intent, queue, charge.
+    """
+
+    kind: str
+    sentence: str
+    audit_id: int | None = None
+    request_id: str | None = None
+
+
+@dataclass(slots=True)
+class LedgerVerdict:
+    """The counts and findings of `verify`."""
+
+    head: ChainHead = field(default_factory=ChainHead)
+    held: int | None = None  # the line with the head to look for; None: not there, or no head
+    lines: int = 0
+    unchained: int = 0  # the first lines, which version 1 wrote and migration chained
+    replies: int = 0
+    waiting: int = 0
+    intents: int = 0
+    findings: list[LedgerFinding] = field(default_factory=list)
+    left_out: int = 0  # findings beyond `MOST_FINDINGS`
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def find(self, kind: str, sentence: str, audit_id: int | None = None, request_id: Any = None) -> None:
+        if len(self.findings) == MOST_FINDINGS:
+            self.left_out += 1
+            return
+        name = None if request_id is None else str(request_id)
+        self.findings.append(LedgerFinding(kind, sentence, audit_id, name))
+
+
+def verify(path: Path, head: str = "") -> LedgerVerdict:
+    """Check the whole ledger.
+
+    head: a hash that the chain must contain. Raises LedgerError if the file does not exist, is no ledger or
+    has another version.
+    """
+    if not path.is_file():
+        raise LedgerError(f"{path}: there is no ledger")
+    try:
+        with closing(files.connect_to_read(path)) as db:
+            db.execute("BEGIN")
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version != SCHEMA_VERSION:
+                raise LedgerError(
+                    f"{path} has version {version}, a chain has version {SCHEMA_VERSION}: "
+                    "the placer migrates an earlier one when it starts"
+                )
+            return _check(db, head)
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        raise LedgerError(f"{path} cannot be read: {error}") from None
+
+
+def _check(db: sqlite3.Connection, head: str) -> LedgerVerdict:
+    verdict = LedgerVerdict()
+    found = shape(db)
+    if why := strange(found, SCHEMA_VERSION):
+        verdict.find("file", why)
+        return verdict
+    for name in missing(found):
+        verdict.find("file", f"{name} was removed from the file: what it kept from being done may have been done")
+    for (said,) in db.execute(f"PRAGMA integrity_check({MOST_FINDINGS})"):
+        if said != "ok":
+            verdict.find("file", f"SQLite says: {said}")
+    trail = _Trail(db, verdict, head)
+    for check in (
+        trail.check,
+        lambda: _promises(db, verdict),
+        lambda: _waiting(db, verdict),
+        lambda: _verify_charges(db, verdict),
+    ):
+        with _as_finding(verdict):
+            check()
+    return verdict
+
+
+@contextmanager
+def _as_finding(verdict: LedgerVerdict) -> Iterator[None]:
+    """Report damage that stops a check as a finding, so that the next check can begin."""
+    try:
+        yield
+    except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
+        verdict.find("file", f"the rest cannot be read: {error}")
+
+
+class _Trail:
+    """The audit trail from its first line to its last, and the replies that its lines refer to."""
+
+    def __init__(self, db: sqlite3.Connection, verdict: LedgerVerdict, head: str) -> None:
+        self.db = db
+        self.verdict = verdict
+        self.expected_head = head
+        self.decided = 0
+        self.waiting = 0
+        self.settled: Counter[str] = Counter()
+
+    def check(self) -> None:
+        verdict = self.verdict
+        for row in self.db.execute(f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit ORDER BY audit_id"):
+            self._line(row)
+            self._reply(row)
+        self._end()
+        for row in self.db.execute("SELECT * FROM decisions ORDER BY cursor"):
+            verdict.replies += 1
+            _checked(verdict, "reply", f"the decision of request {row[1]!r}", "decisions", row, row[1])
+        if verdict.replies != self.decided:
+            verdict.find("reply", f"{verdict.replies:,} replies are stored, the trail speaks of {self.decided:,}")
+        for state in SETTLED_WORDS:
+            (count,) = self.db.execute("SELECT count(*) FROM intents WHERE state = ?", [state.value]).fetchone()
+            if count != self.settled[state]:
+                spoken = self.settled[state]
+                verdict.find("intent", f"{count:,} intents are {state}, the trail speaks of {spoken:,}")
+        (waiting,) = self.db.execute("SELECT count(*) FROM queue").fetchone()
+        if waiting != self.waiting:
+            verdict.find("queue", f"{waiting:,} requests wait, the trail speaks of {self.waiting:,}")
+
+    def _line(self, row: tuple[Any, ...]) -> None:
+        verdict, before = self.verdict, self.verdict.head
+        audit_id, previous, written = row[0], row[-2], row[-1]
+        verdict.lines += 1
+        if audit_id != before.audit_id + 1:
+            first, last = before.audit_id + 1, audit_id - 1
+            verdict.find("missing", f"lines {first}..{last} are missing before line {audit_id}", audit_id)
+        elif previous != before.hash:
+            verdict.find("line", f"the chain breaks at line {audit_id}: it does not follow on the one before", audit_id)
+        if line_hash(row[:-1]) != written:
+            verdict.find("line", f"the chain breaks at line {audit_id}: it is not what was written", audit_id)
+        if written == self.expected_head:
+            verdict.held = audit_id
+        self.settled[row[3]] += 1
+        verdict.head = ChainHead(audit_id, str(written))
+
+    def _reply(self, row: tuple[Any, ...]) -> None:
+        """Check that the row that was written with a line exists and is the same."""
+        audit_id, action, request_id, stored = row[0], row[3], row[4], row[9]
+        if not stored:
+            return
+        decision = self._checksum("decisions", request_id)
+        if action == QUEUED and decision is not None:
+            return  # it waits no more
+        if action == QUEUED:
+            self.waiting += 1
+            kind, what, found = "queue", "the queue's entry", self._checksum("queue", request_id)
+        else:
+            self.decided += 1
+            kind, what, found = "reply", "the decision", decision
+        if found != stored:
+            how = "is gone" if found is None else f"is not what line {audit_id} speaks for"
+            self.verdict.find(kind, f"{what} of request {request_id!r} {how}", None, request_id)
+
+    def _checksum(self, table: str, request_id: Any) -> Any:
+        found = self.db.execute(f"SELECT checksum FROM {table} WHERE request_id = ?", [request_id]).fetchone()
+        return found[0] if found else None
+
+    def _end(self) -> None:
+        verdict = self.verdict
+        (last,) = self.db.execute(LAST_NUMBER["audit"]).fetchone()
+        if last > verdict.head.audit_id:
+            sentence = f"lines {verdict.head.audit_id + 1}..{last} are missing at the end"
+            verdict.find("tail", sentence, verdict.head.audit_id + 1)
+        if self.expected_head == NO_HASH:
+            verdict.held = 0
+        elif self.expected_head and verdict.held is None:
+            sentence = (
+                "that head is not in the chain: lines up to it were cut off or rewritten, or it is another ledger's"
+            )
+            verdict.find("head", sentence)
+        rows = self.db.execute("SELECT value FROM state WHERE key = ?", [MIGRATED]).fetchall()
+        verdict.unchained = int(msgspec.json.decode(rows[0][0])["lines"]) if rows else 0
+
+
+def _promises(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
+    """Check that each intent is what was written and holds what its decision gave.
+
+    Each placement must have an intent.
+    """
+    rows = db.execute(
+        "SELECT intents.*, decisions.outcome, decisions.reply FROM intents LEFT JOIN decisions USING (request_id)"
+    )
+    for *row, outcome, reply in rows:
+        verdict.intents += 1
+        what = f"the intent of request {row[0]!r}"
+        if not _checked(verdict, "intent", what, "intents", row, row[0]):
+            continue
+        if outcome != "placed" or encode(msgspec.json.decode(reply, type=Decision).ranks) != row[3]:
+            verdict.find("intent", f"{what} holds other GPUs than its decision gave", None, row[0])
+    without = db.execute(
+        "SELECT request_id FROM decisions WHERE outcome = 'placed' "
+        "AND NOT EXISTS (SELECT 1 FROM intents WHERE intents.request_id = decisions.request_id)"
+    )
+    for (request_id,) in without:
+        verdict.find("intent", f"the intent of request {request_id!r} is gone", None, request_id)
+
+
+def _waiting(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
+    for row in db.execute("SELECT * FROM queue ORDER BY rowid"):
+        verdict.waiting += 1
+        _checked(verdict, "queue", f"the queue's entry {row[0]!r}", "queue", row, row[0])
+
+
+def _verify_charges(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
+    """Check that charges and credits are what was written."""
+    for table, checksum in CHARGE_TABLE_CHECKSUMS.items():
+        for row in db.execute(f"SELECT * FROM {table}"):
+            if checksum(row[:-1]) != row[-1]:
+                verdict.find("charge", f"row {row[0]!r} of {table} is not what was written")
+
+
+def _checked(verdict: LedgerVerdict, kind: str, what: str, table: str, row: Any, request_id: Any) -> bool:
+    *values, written = row
+    if CHECKSUMS[table](values) == written:
+        return True
+    verdict.find(kind, f"{what} is not what was written", None, request_id)
+    return False

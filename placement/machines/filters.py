@@ -1,0 +1,262 @@
+"""Filters that decide which nodes cannot host one member of a gang, and why.
+
+The reason of a node is the first one of `FILTERS` that applies. Each node counts once, so `nodes ==
+candidates + sum(rejected)`. A node is also rejected if a property that the request demands is unknown
+(its CPUs, its GPU model), because a promise needs evidence.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.fleet.requests import LEAST_AMOUNT, MAX_MEMBERS, PlacementRequest
+from fleetcast.fleet.topology import Level
+from fleetcast.placement.machines.options import Filter, Options, highest_risk, worst_risk
+from fleetcast.placement.machines.slots import WHOLE, count_rows
+from fleetcast.placement.machines.view import ClusterView, Hearing
+from fleetcast.placement.queues.closed import closed_nodes, closed_rows
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """The result of all filters for one request.
+
+    passes: (n,) candidates. room: (n,) members that a candidate can host, 0 elsewhere. by_reason: the first
+    reason of each rejected node.
+    """
+
+    passes: Mask
+    room: NDArray[np.int64]
+    free_gpus: NDArray[np.int64]
+    by_reason: dict[str, Mask]
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        return {reason: int(np.count_nonzero(mask)) for reason, mask in self.by_reason.items()}
+
+    def only(self, rows: NDArray[np.int64]) -> "Screen":
+        """Return the same screen with only `rows` as candidates."""
+        passes = np.zeros_like(self.passes)
+        passes[rows] = True
+        return replace(self, passes=passes, room=np.where(passes, self.room, 0))
+
+
+def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Screen:
+    """Apply all filters in order; the operator's own come before `busy`, which is always the last."""
+    passes = np.ones(len(view), bool)
+    by_reason: dict[str, Mask] = {}
+
+    def reject(reason: str, mask: Mask) -> None:
+        first = mask & passes
+        if first.any():
+            by_reason[reason] = first
+            np.logical_and(passes, ~mask, out=passes)
+
+    for reason, rejects in (*FILTERS, *options.filters):
+        mask = rejects(request, view, options)
+        if mask is not None:
+            reject(reason, mask)
+    room = room_on_gpus(request, view)
+    reject("busy", room < 1)
+    return Screen(passes, _room(request, view, room) * passes, view.free_gpus, by_reason)
+
+
+def room_on_gpus(request: PlacementRequest, view: ClusterView) -> NDArray[np.int64]:
+    """Return (n,) members that fit on the free GPUs, or free parts of GPUs, of each node."""
+    if request.milli < WHOLE:
+        return np.asarray((view.milli // request.milli).sum(axis=1, dtype=np.int64))
+    if request.gpus_per_node == 1:
+        return view.free_gpus
+    return view.free_gpus // request.gpus_per_node if request.gpus_per_node else np.full(len(view), MAX_MEMBERS)
+
+
+def _room(request: PlacementRequest, view: ClusterView, room: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return (n,) members that fit on each node. CPUs and host memory are per member.
+
+    room: (n,) members that fit by GPUs alone.
+    """
+    if request.spread:
+        return np.ones(len(view), np.int64)
+    for each, free in ((request.cpus, view.free_cpus), (request.host_memory_gib, view.free_host_memory_gib)):
+        if each is not None:
+            room = np.minimum(room, np.nan_to_num(free, nan=0.0) // max(each, LEAST_AMOUNT))
+    return room.astype(np.int64, copy=False)
+
+
+def unknown_topology(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Reject nodes of unknown domain, which cannot prove a required level."""
+    if request.required in (None, Level.NODE):
+        return None
+    assert request.required is not None
+    unknown: Mask = view.topology.domain[request.required] < 0
+    return unknown
+
+
+def other_cluster(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Reject nodes that are known to be in another cluster than the requested one."""
+    if not request.cluster or request.cluster in options.clusters:
+        return None
+    names = view.topology.domain_names[Level.CLUSTER]
+    own = names.index(request.cluster) if request.cluster in names else -2
+    domain = view.topology.domain[Level.CLUSTER]
+    other: Mask = (domain >= 0) & (domain != own)
+    return other
+
+
+def other_pool(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    if not request.pool:
+        return None
+    pools = view.inventory.pools
+    other: Mask = view.inventory.pool != (pools.index(request.pool) if request.pool in pools else -1)
+    return other
+
+
+def avoided(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    return closed_rows(request.avoid_nodes, view.inventory.row, len(view)) if request.avoid_nodes else None
+
+
+def _closed_for(reason: str) -> Filter:
+    """Make the filter of nodes that are closed to the request's queue for one reason."""
+
+    def closed(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+        groups = closed_nodes(request, reason)
+        if not groups:
+            return None
+        names = tuple(name for group in groups for name in group.nodes)
+        return closed_rows(names, view.inventory.row, len(view))
+
+    return closed
+
+
+def stale(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Reject nodes whose GPU telemetry is old, because what runs there now is unknown."""
+    return _hears(view, Hearing.STALE)
+
+
+def unheard(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Reject nodes on which no exporter has ever reported a GPU."""
+    return _hears(view, Hearing.UNHEARD)
+
+
+def _hears(view: ClusterView, hearing: Hearing) -> Mask | None:
+    return None if view.hearing is None else np.asarray(view.hearing == hearing)
+
+
+def _in_state(state: NodeState) -> Filter:
+    """Make the filter of nodes in one state other than in service."""
+
+    def in_state(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+        by_state: dict[int, Mask] = view.memo.of("states", (view.state,), lambda: _by_state(view))
+        return by_state.get(state)
+
+    return in_state
+
+
+def _by_state(view: ClusterView) -> dict[int, Mask]:
+    """Return state → (n,) the nodes in it, for the states that occur.
+
+    Most fleets have few states at a time.
+    """
+    return {state: view.state == state for state in np.unique(view.state).tolist()}
+
+
+def drained(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    """Refuse drained nodes."""
+    mask: Mask = view.state == NodeState.DRAINED
+    return mask
+
+
+def lost(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    """Refuse lost nodes."""
+    mask: Mask = view.state == NodeState.LOST
+    return mask
+
+
+def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Reject nodes whose GPU model is not among those that the request names.
+
+    Case does not matter, and a part of the name is enough: "H100" matches "NVIDIA H100 80GB HBM3".
+    """
+    wanted = request.models
+    if not wanted:
+        return None
+    names = view.inventory.gpu_models
+    codes = [code for code, name in enumerate(names) if any(part in name.casefold() for part in wanted)]
+    return ~np.isin(view.inventory.gpu_model, codes)
+
+
+def gpu_memory(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    if request.gpu_memory_gib is None:
+        return None
+    return ~(view.inventory.gpu_memory_gib >= request.gpu_memory_gib)
+
+
+def risk(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    """Refuse nodes that fail or slow with a higher probability than the request, or else the operator, accepts."""
+    return worst_risk(view, options) > _accepted_risk(request, options)
+
+
+def _risk_if_any(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Return the mask of `risk`, or None if no node has so high a risk."""
+    too_risky = highest_risk(view, options) > _accepted_risk(request, options)
+    return risk(request, view, options) if too_risky else None
+
+
+def _accepted_risk(request: PlacementRequest, options: Options) -> float:
+    return options.max_risk if request.max_risk is None else request.max_risk
+
+
+def cpus(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    return None if request.cpus is None else ~(view.free_cpus >= request.cpus)
+
+
+def host_memory(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    return None if request.host_memory_gib is None else ~(view.free_host_memory_gib >= request.host_memory_gib)
+
+
+def gpus_per_node(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Reject nodes with fewer GPUs than one member needs, free or not."""
+    return None if request.gpus_per_node <= 1 else view.topology.gpus < request.gpus_per_node
+
+
+def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Reject nodes where work that no job event reports takes the room that one member needs."""
+    if view.unknown_use is None or not request.gpus_per_node or not view.unknown_use.any():
+        return None
+    taken = count_rows(view.unknown_use)
+    short: Mask = (room_on_gpus(request, view) < 1) & (view.free_gpus + taken >= request.gpus_per_node)
+    return short
+
+
+def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    """Refuse nodes with too few free GPUs for one member, or with no GPU that has so much of it free."""
+    return room_on_gpus(request, view) < 1
+
+
+FILTERS: tuple[tuple[str, Filter], ...] = (
+    ("unknown_topology", unknown_topology),
+    ("cluster", other_cluster),
+    ("pool", other_pool),
+    ("avoided", avoided),
+    ("reservation", _closed_for("reservation")),
+    ("maintenance_window", _closed_for("maintenance_window")),
+    ("model_quota", _closed_for("model_quota")),
+    ("drained", _in_state(NodeState.DRAINED)),
+    ("lost", _in_state(NodeState.LOST)),
+    ("maintenance", _in_state(NodeState.MAINTENANCE)),
+    ("reserved", _in_state(NodeState.RESERVED)),
+    ("withheld", _in_state(NodeState.WITHHELD)),
+    ("stale", stale),
+    ("unheard", unheard),
+    ("gpu_model", gpu_model),
+    ("gpu_memory", gpu_memory),
+    ("risk", _risk_if_any),
+    ("cpus", cpus),
+    ("host_memory", host_memory),
+    ("gpus_per_node", gpus_per_node),
+    ("unknown_use", unknown_use),
+)

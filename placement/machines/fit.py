@@ -1,0 +1,389 @@
+"""Gang fit: finds the nodes for a whole gang, all or nothing.
+
+One fit over c candidate nodes, each of which can host a member:
+
+1. The size of an elastic gang is fixed beforehand (placement/machines/growth.py).
+2. For each allowed level, from the tightest: a domain is feasible if the sum of its nodes' room holds the
+   size.
+3. All feasible domains are filled at once, best score first, until each has the size: one sort and one
+   segmented cumulative sum, no loop over nodes. Scores are coarse here, so that nodes of one sub-domain
+   stay together.
+4. Each domain's gang is scored as a whole, with best fit of the domain itself. The best domain wins.
+5. With a preferred level, the search stops at the first level with a feasible domain. Otherwise all levels
+   compete by score.
+6. In the winning domain, the last, partly filled node is exchanged for the node that fits the remainder
+   best.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import WHOLE_GPU, Gang, PlacementRequest
+from fleetcast.fleet.topology import Level, Topology
+from fleetcast.placement.columns import begins, highest_first, in_order
+from fleetcast.placement.machines.scorers import LEVEL_SCORE, LEVELS, NodeScores
+
+SCORE_BINS = 20
+MOST_FITS = 3
+FEW = 32  # domains that are filled together
+AT_ONCE = 8  # of more, those of the highest bounds come first: mostly no other can win
+SAMPLE = 500  # numbers that stand for all of them
+ROUNDING = 1e-9  # of sums of numbers of at most 1
+
+Floats = NDArray[np.float64]  # an inner function that wrote it out would make it anew at each call
+Part = float | Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One feasible placement.
+
+    rows: (k,) node rows. takes: (k,) members on each node. The points sum to the score.
+    """
+
+    level: Level | None
+    rows: NDArray[np.int64]
+    takes: NDArray[np.int64]
+    score: float
+    points: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The room of a level: members that each domain can host."""
+
+    level: Level | None
+    domain: NDArray[np.integer[Any]]  # (c,) domain of each candidate, -1 unknown
+    members: NDArray[np.int64]  # (domains,)
+
+    @property
+    def most(self) -> int:
+        return int(self.members.max(initial=0))
+
+
+def room_at(level: Level | None, topology: Topology, rows: NDArray[np.int64], room: NDArray[np.int64]) -> Room:
+    """Sum the room of the candidates by domain."""
+    if level is None:
+        return Room(level, np.zeros(len(rows), np.int64), room.sum(keepdims=True))
+    if level is Level.NODE:
+        return Room(level, np.arange(len(rows)), room)
+    domain, count = topology.domain[level][rows], len(topology.domain_names[level])
+    return Room(level, domain, _sums(domain, room, max(count, 1)))
+
+
+def _sums(domain: NDArray[np.integer[Any]], room: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return (count,) sums by domain. Nodes without a domain (-1) do not count."""
+    each = room[0] if len(room) else 0
+    alike = bool((room == each).all())  # as for whole nodes: then it is enough to count
+    found = np.bincount(domain + 1, None if alike else room, count + 1)[1:]
+    return found * each if alike else found.astype(np.int64)
+
+
+def largest_size(gang: Gang, room: int) -> int:
+    """Return the size of the largest gang that `room` holds, 0 if not even the smallest fits.
+
+    >>> largest_size(Gang(min=2, desired=8, step=2), 7)
+    6
+    """
+    if room < gang.min:
+        return 0
+    return gang.min + (min(room, gang.desired) - gang.min) // gang.step * gang.step
+
+
+def widest_level(request: PlacementRequest) -> Level | None:
+    return request.required
+
+
+def allowed_levels(request: PlacementRequest) -> list[Level | None]:
+    """Return the levels to try, tightest first.
+
+    They run from the preferred level (or the node) to the required one (or anywhere).
+    """
+    last = LEVELS.index(request.required)
+    first = LEVELS.index(request.preferred) if request.preferred else 0
+    return list(LEVELS[min(first, last) : last + 1])
+
+
+def best_fits(request: PlacementRequest, topology: Topology, scores: NodeScores, size: int) -> list[Fit]:
+    """Return the best placement of `size` members, then up to two runners-up.
+
+    Empty if the gang fits nowhere.
+    """
+    if size == 0:
+        return []
+    search = GangSearch(request, topology, scores, size)
+    found: list[Fit] = []
+    for level in [Level.NODE] if size == 1 else allowed_levels(request):
+        offer = room_at(level, topology, scores.rows, scores.room)
+        can_lose = scores.is_bounded and len(found) == MOST_FITS
+        if offer.most < size or (can_lose and search.bound(offer) < found[-1].score):
+            continue
+        found += search.fits(offer, found[-1].score if len(found) == MOST_FITS else -np.inf)
+        found.sort(key=lambda fit: -fit.score)  # stable: the tighter level, the earlier domain wins a tie
+        found = list(_distinct(found))[:MOST_FITS]
+        if request.preferred:
+            break
+    return found
+
+
+def _distinct(fits: list[Fit]) -> Iterator[Fit]:
+    seen: set[bytes] = set()
+    for fit in fits:
+        key = np.sort(fit.rows).tobytes()
+        if key not in seen:
+            seen.add(key)
+            yield fit
+
+
+@dataclass(frozen=True)
+class GangSearch:
+    """A search for `size` members, level by level.
+
+    Values that the levels have in common are computed once.
+    """
+
+    request: PlacementRequest
+    topology: Topology
+    scores: NodeScores
+    size: int
+
+    @cached_property
+    def rank(self) -> NDArray[np.int64]:
+        """(c,) rank of each candidate by score, the best first. Among equal scores the first comes first."""
+        order = highest_first(self.scores.of_nodes(self.size))
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        return rank
+
+    @cached_property
+    def _safest(self) -> tuple[float, float]:
+        """The highest possible chances of survival and of a steady pace: those of the best nodes."""
+        span = self.scores.span(self.size)
+        survives, keeps_pace = (
+            float(np.exp(np.partition(logs, -span)[-span:].sum()))
+            for logs in (self.scores.survives, self.scores.keeps_pace)
+        )
+        return survives, keeps_pace
+
+    def bound(self, offer: Room) -> float:
+        """Return a score that no gang of a level exceeds, so that a level that cannot win is not filled."""
+        survives, keeps_pace = self._safest
+        return float(self._score_at_most(offer.level, survives, keeps_pace, self._tightest(offer)))
+
+    def bounds(self, offer: Room, feasible: NDArray[np.bool_], above: float = -np.inf) -> NDArray[np.float64]:
+        """Return (feasible domains,) scores that no gang of a domain exceeds.
+
+        They are mostly lower than `bound`, and cost more work.
+
+        The nodes that survive best are seldom those that keep their pace best. So the weighted sum of both
+        logarithms over the best nodes of a domain has a bound. Each logarithm then gets its own bound, unless
+        the first bound is below `above` everywhere. The score is convex in both, so it is highest where one of
+        them is as high as it can be.
+        """
+        risk, slow = self.scores.weights["risk"], self.scores.weights["slow"]
+        tight: Part = self.size / offer.members[feasible] if self.request.milli == WHOLE_GPU else 1.0
+
+        def highest(logs: Floats) -> Floats:
+            return _sums_of_highest(logs, self.scores.span(self.size), offer.domain, feasible)
+
+        def scores(survives: Floats, keeps_pace: Floats) -> Floats:
+            ends = (
+                (survives, np.minimum(keeps_pace, (both - risk * survives) / slow)),
+                (np.minimum(survives, (both - slow * keeps_pace) / risk), keeps_pace),
+            )
+            first, second = (self._score_at_most(offer.level, np.exp(s), np.exp(p), tight) for s, p in ends)
+            return np.asarray(np.maximum(first, second))
+
+        both = highest(risk * self.scores.survives + slow * self.scores.keeps_pace)
+        none = np.zeros_like(both)
+        found = scores(none, none)
+        if (found < above).all():
+            return found
+        return scores(highest(self.scores.survives), highest(self.scores.keeps_pace))
+
+    def _score_at_most(self, level: Level | None, survives: Part, keeps_pace: Part, tight: Part) -> Part:
+        """Return the score of a gang with these chances and this share of its domain.
+
+        All other parts of the score are as good as they can be.
+        """
+        parts: dict[str, Part] = dict.fromkeys(self.scores.weights, 1.0)
+        parts["risk"], parts["slow"] = survives, keeps_pace
+        parts["fit"] = 0.5 * self._best_fit + 0.5 * tight
+        parts["packing"] = 0.5 * LEVEL_SCORE[level] + 0.5
+        total = sum(self.scores.weights[name] * part for name, part in parts.items())
+        return total / self.scores.total_weight + ROUNDING
+
+    @cached_property
+    def _best_fit(self) -> float:
+        """The highest mean fit of any gang's members, with all but one of its nodes filled."""
+        full = float(self.scores.node_parts(self.size)["fit"].max())
+        return full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
+
+    def _tightest(self, offer: Room) -> float:
+        """Return the largest share of its domain that any gang takes.
+
+        Whole GPUs are free as often as there is room for them.
+        """
+        least = int(offer.members[offer.members >= self.size].min())
+        return self.size / least if self.request.milli == WHOLE_GPU else 1.0
+
+    def fits(self, offer: Room, above: float = -np.inf) -> list[Fit]:
+        """Return the best three domains of a level, each with its gang.
+
+        Domains that score less than `above` may be missing.
+        """
+        feasible = offer.members >= self.size
+        if offer.level is Level.NODE:
+            return _fits_of_nodes(self.scores, np.flatnonzero(feasible), self.size)
+        n = int(np.count_nonzero(feasible))
+        if not self.scores.is_alone or (n <= FEW and not np.isfinite(above)):
+            return self._fill_only(np.ones(n, bool), offer, feasible)
+        bounds = self.bounds(offer, feasible, above)
+        likely = bounds >= max(above, np.partition(bounds, -AT_ONCE)[-AT_ONCE] if n > FEW else -np.inf)
+        found = self._fill_only(likely, offer, feasible) if likely.any() else []
+        needed = bounds >= max(above, found[-1].score if len(found) == MOST_FITS else -np.inf)
+        return self._fill_only(needed, offer, feasible) if (needed & ~likely).any() else found
+
+    def _fill_only(self, wanted: NDArray[np.bool_], offer: Room, feasible: NDArray[np.bool_]) -> list[Fit]:
+        """Fill only the feasible domains that are wanted: (feasible domains,)."""
+        at = np.flatnonzero(feasible[offer.domain] & (offer.domain >= 0))
+        sub_domain = _sub_domain_rank(self.topology, self.scores, offer.level, at)
+        number, chosen = np.full(len(feasible), -1), np.flatnonzero(feasible)[wanted]
+        number[chosen] = np.arange(len(chosen))
+        domain = number[offer.domain[at]]
+        if len(chosen) == len(wanted):
+            return self._fill(offer.level, at, domain, sub_domain)
+        mine = domain >= 0
+        return self._fill(offer.level, at[mine], domain[mine], sub_domain[mine])
+
+    def _fill(
+        self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
+    ) -> list[Fit]:
+        """Return the best three domains with their gangs.
+
+        at, domain, sub_domain: (k,) each. Domains are 0 to n - 1. Sub-domains are ranks.
+        """
+        scores, size = self.scores, self.size
+        at, domain = self._order(at, domain, sub_domain)
+        first = np.flatnonzero(begins(domain))
+        take = _greedy(scores.room[at], domain, first, size)
+        used = take > 0
+        parts = scores.of_gangs(at[used], take[used], domain[used], level, len(first))
+        tight = size * self.request.gpus_per_node / np.maximum(np.add.reduceat(scores.free[at], first), 1)
+        parts["fit"] = 0.5 * parts["fit"] + 0.5 * np.minimum(tight, 1.0)
+        total = scores.total(parts)
+        ends = np.append(first[1:], len(at))
+        fits = []
+        for best in _best(total, MOST_FITS):
+            whole = slice(first[best], ends[best])
+            mine = used[whole]
+            rows, takes = _tighten_last(scores, at[whole], at[whole][mine], take[whole][mine])
+            fits.append(Fit(level, scores.rows[rows], takes, float(total[best]), scores.points(parts, best)))
+        return fits
+
+    def _order(
+        self, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (k,) candidates and their domains in fill order.
+
+        The order is by domain, coarse score, roomiest sub-domain, score and row.
+        """
+        coarse = SCORE_BINS - np.floor(self.scores.of_nodes(self.size)[at] * SCORE_BINS).astype(np.int64)
+        filled = domain * (SCORE_BINS + 1) + coarse
+        if (sub_domain[1:] > sub_domain[:-1]).all():
+            order = in_order(filled)  # the sort keeps the order of equals, so the other keys change nothing
+        else:
+            order = in_order(self.rank[at], sub_domain, filled)
+        return at[order], domain[order]
+
+
+def _fits_of_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list[Fit]:
+    """Return the best three nodes that hold the whole gang.
+
+    at: (k,) candidates that can hold it.
+    """
+    parts, total = scores.node_parts(size), scores.of_nodes(size)
+    found = at[_best(total[at], MOST_FITS)].tolist()
+    return [
+        Fit(Level.NODE, scores.rows[[node]], np.array([size]), float(total[node]), scores.points(parts, node))
+        for node in found
+    ]
+
+
+def _sums_of_highest(
+    logs: NDArray[np.float64], count: int, domain: NDArray[np.integer[Any]], feasible: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return (feasible domains,) bounds of the sum of the highest `count` numbers of each domain.
+
+    domain: (c,), -1 for none.
+
+    For any level t, that sum is at most `count * t` plus the amounts by which the domain's numbers exceed t.
+    It is exact if t is the lowest of the highest numbers. The chosen t is about the right one if all feasible
+    domains are alike.
+    """
+    some = logs[:: 1 + len(logs) // SAMPLE]
+    above = max(0, len(some) - 1 - count * int(np.count_nonzero(feasible)) * len(some) // len(logs))
+    level = float(np.partition(some, above)[above])
+    excess = np.bincount(domain + 1, np.maximum(logs, level) - level, len(feasible) + 1)[1:]
+    return np.asarray(np.minimum(count * level + excess[feasible], 0.0))
+
+
+def _best(total: NDArray[np.float64], count: int) -> list[int]:
+    """Return the indices of the highest scores, the first of equal scores first."""
+    if len(total) > 4 * count:
+        edge = np.partition(total, -count)[-count]
+        among = np.flatnonzero(total >= edge)
+        order: list[int] = among[np.argsort(-total[among], kind="stable")][:count].tolist()
+        return order
+    order = np.argsort(-total, kind="stable")[:count].tolist()
+    return order
+
+
+def _sub_domain_rank(
+    topology: Topology, scores: NodeScores, level: Level | None, at: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return (k,) rank of each node's next tighter known domain, the roomiest first.
+
+    Nodes without such a domain come last.
+    """
+    tighter = LEVELS[1 : LEVELS.index(level)]
+    for sub in reversed(tighter):
+        assert sub is not None
+        inner = topology.domain[sub][scores.rows[at]].astype(np.int64)
+        if (inner >= 0).any():
+            members = _sums(inner, scores.room[at], len(topology.domain_names[sub]))
+            if inner.min() >= 0 and (members[inner] == members[inner[0]]).all():
+                return inner
+            rank = np.full(len(members) + 1, len(members))
+            rank[in_order(members.max() - members)] = np.arange(len(members))
+            return rank[inner]
+    return np.zeros(len(at), np.int64)
+
+
+def _greedy(
+    room: NDArray[np.int64], domain: NDArray[np.int64], first: NDArray[np.int64], size: int
+) -> NDArray[np.int64]:
+    """Return (k,) members taken from each node, in order, until every domain has `size`.
+
+    first: the index at which each domain begins.
+    """
+    capped = np.minimum(room, size)
+    before = np.cumsum(capped) - capped
+    return np.asarray(np.clip(size - (before - before[first][domain]), 0, capped))
+
+
+def _tighten_last(
+    scores: NodeScores, pool: NDArray[np.int64], chosen: NDArray[np.int64], takes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Exchange a partly filled last node for the unused one of `pool` that fits the remainder best."""
+    left = int(takes[-1])
+    if len(chosen) < 2 or left == scores.room[chosen[-1]]:
+        return chosen, takes
+    spare = np.setdiff1d(pool[scores.room[pool] >= left], chosen[:-1])
+    best = spare[np.argmax(scores.of_nodes(left)[spare])]
+    return np.append(chosen[:-1], best), takes

@@ -1,0 +1,57 @@
+"""Fragmentation by pool: free GPUs that the present demand cannot use, and the largest gang that fits."""
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.machines.filters import screen
+from fleetcast.placement.machines.fit import room_at
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.potential import fragmented, stranded
+from fleetcast.placement.machines.scorers import LEVELS
+from fleetcast.placement.machines.slots import WHOLE
+from fleetcast.placement.machines.view import ClusterView
+
+ANYWHERE = "anywhere"
+
+
+class PoolFragments(msgspec.Struct, frozen=True):
+    """The fragmentation of a pool. A value is null while too few requests are known.
+
+    free_gpus: free GPUs in service that no window or reservation keeps, parts included. lost_gpus: those that
+    a random request of the demand cannot use. stranded_gpus: those whose node has too few free CPUs.
+    largest_gang: level → GPUs of the largest gang that fits now.
+    """
+
+    pool: str
+    free_gpus: float
+    lost_gpus: float | None
+    stranded_gpus: float | None
+    largest_gang: dict[str, int]
+
+
+def fragmentation(view: ClusterView, options: Options) -> list[PoolFragments]:
+    """Return one row for each pool, by name."""
+    return list(_rows(view, options))
+
+
+def _rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
+    for code, pool in sorted(enumerate(view.inventory.pools), key=lambda item: item[1]):
+        rows = np.flatnonzero((view.inventory.pool == code) & view.is_open)
+        milli, lost, idle = view.milli[rows], None, None
+        if options.demand is not None:
+            cpus, model = view.free_cpus[rows], view.inventory.gpu_model[rows].astype(np.int64)
+            lost = round(float(fragmented(options.demand, milli, cpus, model).sum()) / WHOLE, 3)
+            idle = round(float(stranded(options.demand, milli, cpus).sum()) / WHOLE, 3)
+        free = int(milli.sum(dtype=np.int64)) / WHOLE
+        yield PoolFragments(pool, free, lost, idle, _largest(pool, view, options))
+
+
+def _largest(pool: str, view: ClusterView, options: Options) -> dict[str, int]:
+    """Return level → the whole free GPUs of its best domain, on nodes that a request may get."""
+    screened = screen(PlacementRequest(request_id="largest", pool=pool), view, options)
+    rows = np.flatnonzero(screened.passes & view.is_open)
+    found = {level or ANYWHERE: room_at(level, view.topology, rows, screened.room[rows]).most for level in LEVELS}
+    return {str(level): gpus for level, gpus in found.items()}

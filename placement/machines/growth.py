@@ -1,0 +1,100 @@
+"""Growth: how many members an elastic gang gets, and on which nodes they may be.
+
+Above its minimum, a gang grows only onto nodes without the advice to avoid or drain them, and only while
+its expected progress grows: size x probability that none of its nodes interrupts it. In each domain of
+the widest allowed level, nodes join in order of the risk that one member on them brings. The best prefix
+over all domains is the size. If no domain can hold the gang without advised nodes, the gang stays at its
+minimum and competes for all candidates, as a fixed one does.
+
+The risk that racks and power domains add is left to the scores: it is a tenth of their worst member's.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import Gang, PlacementRequest
+from fleetcast.fleet.topology import Topology
+from fleetcast.placement.machines.fit import largest_size, room_at, widest_level
+from fleetcast.placement.machines.scorers import NodeScores
+from fleetcast.placement.machines.view import Advice
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class GangSize:
+    """The size of a gang, and the candidates that it may use.
+
+    size: members, 0 if it fits nowhere. keeps: (c,) the candidates that the gang may use. The next two say
+    why it is smaller than it could be. advised: the advice about the nodes with room that it left out. risky:
+    whether it left out other nodes whose risk costs more than they add.
+    """
+
+    size: int
+    keeps: Mask
+    advised: frozenset[Advice] = frozenset()
+    risky: bool = False
+
+
+def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> GangSize:
+    """Compute the size of a gang before it is placed."""
+    gang, level = request.members, widest_level(request)
+    offer = room_at(level, topology, scores.rows, scores.room)
+    most = largest_size(gang, offer.most)
+    everyone = np.ones(len(scores.rows), bool)
+    if most <= gang.min:
+        return GangSize(most, everyone)
+    healthy = scores.advice == Advice.NONE
+    room = np.where(healthy, scores.room, 0)
+    size, keeps = _best_prefix(gang, offer.domain.astype(np.int64), room, -scores.survives)
+    if size <= gang.min:
+        size, keeps = gang.min, everyone
+    out = scores.advice[~healthy & (scores.room > 0)] if size < most else np.zeros(0, np.int8)
+    held = largest_size(gang, room_at(level, topology, scores.rows, room).most)
+    return GangSize(size, keeps, frozenset(map(Advice, out.tolist())), risky=size < held)
+
+
+def _best_prefix(gang: Gang, domain: Rows, room: Rows, loss: NDArray[np.float64]) -> tuple[int, Mask]:
+    """Return the size with the most progress, and (c,) the nodes that add progress in their domain.
+
+    loss: (c,) hazards.
+
+    >>> gang, domain, room = Gang(min=1, desired=4), np.zeros(4, np.int64), np.ones(4, np.int64)
+    >>> size, keeps = _best_prefix(gang, domain, room, np.array([0.1, 0.6, 0.1, 0.1]))
+    >>> size, keeps.tolist()  # the risky node costs a factor of exp(-0.6), more than the 4 / 3 that it adds
+    (3, [True, False, True, True])
+    """
+    keeps = np.zeros(len(domain), bool)
+    at = np.flatnonzero((room > 0) & (domain >= 0))
+    if not len(at):
+        return 0, keeps
+    at = at[np.lexsort((loss[at] / room[at], domain[at]))]
+    own = domain[at]
+    members, lost = _sums_within(own, room[at]), _sums_within(own, loss[at])
+    steps = (np.minimum(members, gang.desired) - gang.min) // gang.step
+    sizes = np.where(members >= gang.min, gang.min + steps * gang.step, 0).astype(np.int64)
+    progress = np.where(sizes > 0, np.log(np.maximum(sizes, 1)) - lost, -np.inf)
+    last = _first_best(own, progress)
+    keeps[at] = (np.arange(len(at)) <= last[own]) & np.isfinite(progress[last[own]])
+    return int(sizes[progress.argmax()]), keeps
+
+
+def _sums_within(domain: Rows, values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (k,) running sums that start again with each domain. `domain` is sorted."""
+    sums = np.cumsum(values, dtype=np.float64)
+    first = np.flatnonzero(np.diff(domain, prepend=-1))
+    before = np.repeat((sums - values)[first], np.diff(first, append=len(domain)))
+    return np.asarray(sums - before)
+
+
+def _first_best(domain: Rows, progress: NDArray[np.float64]) -> Rows:
+    """Return (domains,) the index in `progress` of each domain's highest value, the first of equals."""
+    best = np.full(int(domain.max()) + 1, -np.inf)
+    np.maximum.at(best, domain, progress)
+    at = np.flatnonzero(progress == best[domain])[::-1]
+    last = np.zeros(len(best), np.int64)
+    last[domain[at]] = at  # of several the one written last stays, the first
+    return last

@@ -1,0 +1,150 @@
+"""The potential of nodes: the free GPUs that the demand could not use.
+
+Placing members where it grows least packs well. Each shape of the recent demand asks of every node
+whether it could run there. If it could, it can use the slots that have enough free for one of its GPUs.
+Otherwise it can use none. The rest of what is free, averaged over the demand, is *fragmented* (Weng et
+al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC
+2023). GPUs with too few CPUs on their node are *stranded*: softplus(free GPUs - free CPUs / CPUs that a
+GPU of the demand wants). The potential is the sum, in thousandths of GPUs.
+
+Differences are rounded down to whole `BIN`s, and among equals the first node by name is taken. Both
+matter: noise below a bin would scatter work, and taking the first fills nodes one after the other.
+
+Arrays are over k nodes with g slots. model: (k,) codes, -1 unknown. Unknown free CPUs (NaN) are enough
+for any shape.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.machines.shapes import MemberShape, ShapeDemand, member_shape
+from fleetcast.placement.machines.slots import WHOLE
+from fleetcast.placement.machines.view import ClusterView
+
+BIN = 40.0  # thousandths of a GPU
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Slots = NDArray[np.int64] | NDArray[np.int16]
+
+
+def usable(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
+    """Return (k,) thousandths of GPUs that a random shape of the demand could use on each node."""
+    enough = milli[:, None, :] >= demand.levels[None, :, None]
+    count = np.count_nonzero(enough, axis=2)
+    amount = np.einsum("kug,kg->ku", enough, milli, dtype=np.float64)
+    runs = count[:, demand.level_of] >= demand.gpus
+    runs &= ~(cpus[:, None] < demand.cpus)
+    runs &= demand.hosts[model]
+    return np.asarray(np.where(runs, amount[:, demand.level_of], 0.0) @ demand.weight)
+
+
+def fragmented(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
+    """Return (k,) thousandths of free GPUs that are of no use to a random shape of the demand."""
+    return np.asarray(milli.sum(axis=1, dtype=np.int64) - usable(demand, milli, cpus, model))
+
+
+def stranded(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
+    """Return (k,) thousandths of free GPUs beyond what the free CPUs can feed, smoothed."""
+    if demand.cpus_per_gpu <= 0:
+        return np.zeros(len(milli))
+    over = milli.sum(axis=1, dtype=np.int64) / WHOLE - np.nan_to_num(cpus, nan=np.inf) / demand.cpus_per_gpu
+    return np.asarray(WHOLE * np.logaddexp(0.0, over))
+
+
+def potential(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
+    """Return (k,) the sum of what is fragmented and what is stranded."""
+    return fragmented(demand, milli, cpus, model) + stranded(demand, milli, cpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The ways to place one member.
+
+    at: its node, an index into k. slot: the GPU, -1 unless the member takes a part of one GPU. milli: (ways,
+    g) what is free afterwards.
+    """
+
+    at: Ints
+    slot: Ints
+    milli: Ints
+
+
+def ways(shape: MemberShape, milli: Slots) -> Ways:
+    """Return the ways to place one member of this shape.
+
+    For a part of a GPU, these are the slots that it fits on, the first of equal ones. Whole GPUs take the
+    first free ones. Nodes with too few free GPUs are left out.
+    """
+    if shape.gpus == 1 and shape.milli < WHOLE:
+        alike = np.tril(milli[:, :, None] == milli[:, None, :], -1).any(axis=2)
+        at, slot = np.nonzero((milli >= shape.milli) & ~alike)
+        after = milli[at].astype(np.int64)
+        after[np.arange(len(at)), slot] -= shape.milli
+        return Ways(at, slot, after)
+    at = np.flatnonzero(np.count_nonzero(milli >= WHOLE, axis=1) >= shape.gpus)
+    return Ways(at, np.full(len(at), -1), taken(milli[at], np.full(len(at), shape.gpus)))
+
+
+def binned(growth: Floats) -> Floats:
+    """Score the growth of the potential: minus the growth in bins, rounded down.
+
+    >>> binned(np.array([1.0, 40.0, -39.0, -40.0])).tolist()
+    [-1.0, -1.0, 0.0, 1.0]
+    """
+    return np.asarray(np.floor(-growth / BIN))
+
+
+def best_slots(taken: Ways, good: Floats, nodes: int) -> tuple[Floats, Ints]:
+    """Return (nodes,) the best score of each node's ways, and (nodes,) its slot, the first of equals.
+
+    A node without a way has -inf.
+    """
+    best = np.full(nodes, -np.inf)
+    np.maximum.at(best, taken.at, good)
+    equal = np.flatnonzero(good == best[taken.at])[::-1].copy()
+    slot = np.full(nodes, -1, np.int64)
+    slot[taken.at[equal]] = taken.slot[equal]  # of several the one written last stays, the first
+    return best, slot
+
+
+class PotentialGrowth:
+    """The growth of the potential when members of one request are placed on candidates.
+
+    rows: the candidates' rows of the view.
+    """
+
+    def __init__(self, request: PlacementRequest, view: ClusterView, demand: ShapeDemand, rows: Ints) -> None:
+        self._demand, self._shape = demand, member_shape(request)
+        self._milli, self._cpus = view.milli[rows], view.free_cpus[rows]
+        self._model = view.inventory.gpu_model[rows].astype(np.int64)
+        self._before = potential(demand, self._milli, self._cpus, self._model)
+
+    def fit(self, at: Ints, members: Ints) -> Floats:
+        """Return (k,) scores in [0, 1] of placing members on candidates. A half means no growth.
+
+        The score is higher where the potential grows less, in whole bins. at: (k,) candidates. If a node gets
+        several parts of GPUs, the first stands for all of them.
+        """
+        shape = self._shape
+        if 0 < shape.milli < WHOLE:
+            found = ways(shape, self._milli[at])
+            good, _ = best_slots(found, self._good(at[found.at], found.milli, np.ones(len(found.at))), len(at))
+            good = np.where(np.isfinite(good), good * members, 0.0)
+        else:
+            good = self._good(at, taken(self._milli[at], shape.gpus * members), members.astype(np.float64))
+        return np.asarray(1 / (1 + np.exp(-good * BIN / WHOLE)))
+
+    def _good(self, at: Ints, milli: Ints, members: Floats) -> Floats:
+        cpus = self._cpus[at] - members * self._shape.cpus
+        return binned(potential(self._demand, milli, cpus, self._model[at]) - self._before[at])
+
+
+def taken(milli: Slots, gpus: Ints) -> Ints:
+    """Return (k, g) what is left when the first `gpus` whole GPUs of each node are taken."""
+    enough = milli >= WHOLE
+    first = enough & (np.cumsum(enough, axis=1) <= gpus[:, None])
+    return np.where(first, 0, milli).astype(np.int64)

@@ -1,0 +1,291 @@
+"""Scorers for nodes (the order in which to fill a domain) and for whole gangs (which domain wins).
+
+Each scorer has a name and gives a score in [0, 1].
+
+risk     chance that nothing interrupts the gang: the product of (1 - p_fail) over its nodes, less what
+         racks, power domains and rails with two or more of them add (fleet/shared_domains.py)
+slow     chance that no node slows down (a gang runs at the pace of its slowest member); a hot node starts
+         slow
+fit      how little usable room is broken: half best fit, half the change of the fragmentation of FGD (Weng
+         et al., "Beware of Fragmentation", ATC 2023), with whole-GPU shapes of 1, 2, 4, ... GPUs, equally
+         likely; where the newest requests are known, how little the potential grows over them
+         (placement/machines/potential.py)
+packing  how near the members are to each other: the level of the domain and the number of nodes
+quiet    only for heavy host I/O: the node's other GPUs are idle (they share PCIe and disks)
+"""
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.shared_domains import carried_heat, hazard_within, shared_hazard
+from fleetcast.fleet.topology import Level
+from fleetcast.placement.columns import begins, in_order, is_ascending, median
+from fleetcast.placement.machines.filters import Screen
+from fleetcast.placement.machines.options import Options, known_risk
+from fleetcast.placement.machines.potential import PotentialGrowth
+from fleetcast.placement.machines.slots import WHOLE
+from fleetcast.placement.machines.view import ClusterView
+
+WEIGHTS = {"risk": 3.0, "slow": 2.0, "fit": 2.0, "packing": 2.0, "quiet": 2.0}
+GANG_PARTS = ("risk", "slow", "fit", "packing")  # of every request
+PLUGIN_WEIGHT = 1.0
+
+Chances = tuple[NDArray[np.float64], ...]  # an inner function that wrote it out would make it anew at each call
+
+LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included
+LEVEL_SCORE = {level: 1 - index / (len(LEVELS) - 1) for index, level in enumerate(LEVELS)}
+MOST_IN_TABLE = 64  # free GPUs of a node
+HIGHEST_RISK = 1 - 1e-9
+SHORTEST_S, LONGEST_S = 600.0, 86_400.0
+
+
+@lru_cache(maxsize=64)
+def fragments(gpus: int) -> NDArray[np.float64]:
+    """Return (gpus + 1,) expected GPUs that a random shape leaves unused, by free GPUs of a node.
+
+    >>> fragments(4).round(2).tolist()  # shapes 1, 2, 4: one free GPU serves only the first of them
+    [0.0, 0.67, 0.67, 1.33, 0.0]
+    """
+    shapes = 2 ** np.arange(int(np.log2(max(gpus, 1))) + 1)
+    left: NDArray[np.float64] = (np.arange(gpus + 1)[:, None] % shapes[None, :]).mean(axis=1)
+    return left
+
+
+def node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Score what it means to leave `free - taken` free GPUs on nodes of `gpus` GPUs.
+
+    All arrays have the same length.
+    """
+    if not len(free):
+        return np.zeros(0)
+    most, left = int(free.max()), free - taken
+    if most <= MOST_IN_TABLE and (gpus == gpus[0]).all():
+        return _fit_table(most, int(gpus[0]))[free * (most + 1) + left]
+    return _fit_score(fragments(most), free, left, gpus)
+
+
+def _fit_score(
+    broken: NDArray[np.float64], free: NDArray[np.int64], left: NDArray[np.int64], gpus: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    size = np.maximum(gpus, 1)
+    score: NDArray[np.float64] = 0.5 * (1 - left / size) + 0.25 + 0.25 * (broken[free] - broken[left]) / size
+    return score.clip(0.0, 1.0)
+
+
+@lru_cache(maxsize=64)
+def _fit_table(most: int, gpus: int) -> NDArray[np.float64]:
+    """Return ((most + 1) ** 2,) `node_fit` of nodes of one size, at index free * (most + 1) + left."""
+    free, left = np.divmod(np.arange((most + 1) ** 2), most + 1)
+    return _fit_score(fragments(most), free, left, np.full(len(free), gpus))
+
+
+def parts_free(view: ClusterView, milli: int) -> NDArray[np.int64]:
+    """Return (n,) how many more parts of that size fit on GPUs that are partly taken. 0 for whole GPUs."""
+    if milli == WHOLE:
+        return np.zeros(len(view), np.int64)
+    return np.asarray(np.where(view.milli < WHOLE, view.milli // milli, 0).sum(axis=1, dtype=np.int64))
+
+
+def run_s(request: PlacementRequest, view: ClusterView) -> float:
+    """Return the seconds over which risk counts for a request.
+
+    That is the usual run time, at most the limit or a day (the job restarts then). If it is unknown, it is
+    the horizon.
+    """
+    gpus = request.members.desired * request.gpus_per_node
+    usual = view.usual_run_s.get(gpus, view.usual_run_s.get(0, np.inf))
+    expected = min(usual, np.inf if request.limit_s is None else request.limit_s)
+    if view.risk is None or not np.isfinite(expected):
+        return float(view.risk_horizon_s)
+    return float(np.clip(expected, SHORTEST_S, LONGEST_S))
+
+
+def risk_within(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (n,) probabilities of failing and of slowing down within the time, NaN if unknown."""
+    by_time = view.risk
+    if by_time is None:
+        return view.p_fail, view.p_slow
+    fails, slows = (
+        np.where(np.isfinite(p).all(axis=0), hazard_within(np.nan_to_num(p), by_time.horizons_s, duration_s), np.nan)
+        for p in (by_time.p_fail, by_time.p_slow)
+    )
+    return 1 - np.exp(-fails), 1 - np.exp(-(slows + carried_heat(by_time.gpu_temp_c, duration_s)))
+
+
+def log_chances(view: ClusterView, options: Options, duration_s: float) -> Chances:
+    """Return (n,) log probabilities of not failing and of not slowing down within the time."""
+
+    def chances() -> Chances:
+        known = [known_risk(p, options.prior_risk) for p in risk_within(view, duration_s)]
+        return tuple(np.log1p(-np.clip(p, 0, HIGHEST_RISK)) for p in known)
+
+    ahead = () if view.risk is None else (view.risk.p_fail, view.risk.p_slow, view.risk.gpu_temp_c)
+    parts = (view.p_fail, view.p_slow, view.risk, *ahead)
+    found: Chances = view.memo.of(("chances", duration_s, options.prior_risk, len(parts)), parts, chances)
+    return found
+
+
+class NodeScores:
+    """Scores of the candidates of one request, as arrays over c candidate rows.
+
+    room: members that each can host. most_room: the room of the roomiest, at least 1. survives, keeps_pace:
+    log probabilities. extra: scores by name.
+    """
+
+    def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
+        rows = np.flatnonzero(screened.passes)
+        self.request = request
+        self.rows = rows
+        self.room = screened.room[rows]
+        self.most_room = int(self.room.max(initial=1))
+        self.free = screened.free_gpus[rows]
+        self.growth = PotentialGrowth(request, view, options.demand, rows) if options.demand is not None else None
+        self.gpus = view.topology.gpus[rows].astype(np.int64)
+        self.horizon_s = run_s(request, view)
+        self.survives, self.keeps_pace = (chances[rows] for chances in log_chances(view, options, self.horizon_s))
+        self.extra = {
+            name: np.clip(np.nan_to_num(scorer(request, view, options)[rows], nan=0.5), 0, 1)
+            for name, scorer in options.scorers
+        }
+        if request.host_offload:
+            held = np.count_nonzero(view.holders[rows] >= 0, axis=1)
+            self.extra["quiet"] = 1 - held / np.maximum(self.gpus, 1)
+        self.weights = {name: WEIGHTS[name] for name in GANG_PARTS}
+        self.weights |= {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
+        self.total_weight = sum(self.weights.values())
+        self._view = view
+        self._of_nodes: dict[int, NDArray[np.float64]] = {}
+        self._parts: dict[int, dict[str, NDArray[np.float64]]] = {}
+
+    @cached_property
+    def advice(self) -> NDArray[np.int8]:
+        """(c,) the advice to operators about each candidate."""
+        return self._view.advice[self.rows]
+
+    @cached_property
+    def is_bounded(self) -> bool:
+        """Return whether no scorer of the operator replaces a built-in part, whose bound would not be that scorer's."""
+        return self.extra.keys().isdisjoint(GANG_PARTS)
+
+    @cached_property
+    def is_alone(self) -> bool:
+        """Return whether the score of a gang has bounds, and does not depend on other nodes."""
+        if not self.is_bounded or self.growth is not None or not len(self.free):
+            return False
+        least, most = int(self.free.min()), int(self.free.max())
+        return max(least, 1).bit_length() == max(most, 1).bit_length()  # `fragments` has the same shapes for both
+
+    @cached_property
+    def parts(self) -> NDArray[np.int64]:
+        """(c,) parts of the requested size that still fit on partly taken GPUs of each candidate."""
+        return parts_free(self._view, self.request.milli)[self.rows]
+
+    @cached_property
+    def shared(self) -> dict[str, NDArray[np.int32]]:
+        """Level → (c,) number of the domain of each candidate, -1 unknown."""
+        domain = self._view.topology.domain
+        return {
+            "rack": domain[Level.RACK][self.rows],
+            "power": self._view.inventory.power[self.rows],
+            "rail": domain[Level.RAIL_GROUP][self.rows],
+        }
+
+    def node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
+        """Return the parts of each node's score for a share of `size` members: name → (c,), higher is better."""
+        if size not in self._parts:
+            self._parts[size] = self._parts_for(size)
+        return self._parts[size]
+
+    def _parts_for(self, size: int) -> dict[str, NDArray[np.float64]]:
+        span = self.span(size)
+        return {
+            "risk": np.exp(span * self.survives),
+            "slow": np.exp(span * self.keeps_pace),
+            "fit": self.fit(np.arange(len(self.rows)), np.minimum(self.room, size)),
+            "packing": np.minimum(self.room, size) / size,
+            **self.extra,
+        }
+
+    def fit(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return (k,) how little usable room `members` break on the candidates `at`."""
+        if self.growth is not None:
+            return self.growth.fit(at, members)
+        return node_fit(self.free[at], self._whole(at, members), self.gpus[at])
+
+    def _whole(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return (k,) the wholly free GPUs of the candidates `at` that these members would take or break."""
+        if self.request.milli == WHOLE:
+            return members * self.request.gpus_per_node
+        on_whole = WHOLE // self.request.milli
+        return np.asarray(-(-np.maximum(members - self.parts[at], 0) // on_whole))
+
+    def of_nodes(self, size: int) -> NDArray[np.float64]:
+        """Return (c,) the weighted mean of `node_parts`, in [0, 1]."""
+        if size not in self._of_nodes:
+            self._of_nodes[size] = self.total(self.node_parts(size))
+        return self._of_nodes[size]
+
+    def span(self, size: int) -> int:
+        """Return the fewest candidates that could hold `size` members if all were as roomy as the roomiest."""
+        return -(-size // self.most_room)
+
+    def of_gangs(
+        self, at: NDArray[np.int64], take: NDArray[np.int64], domain: NDArray[np.int64], level: Level | None, n: int
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return name → (n,) unweighted scores by domain.
+
+        at, take, domain: (k,) each: candidates, members, and domains 0..n-1.
+        """
+        size = max(1, int(take.sum()) // max(1, n))
+        used = np.bincount(domain, minlength=n)
+        span, node = self.span(size), self.fit(at, take)
+        return {
+            "risk": np.exp(np.bincount(domain, self.survives[at], n) - self.shared_risk(at, domain, n)),
+            "slow": np.exp(np.bincount(domain, self.keeps_pace[at], n)),
+            "fit": np.bincount(domain, node * take, n) / size,
+            "packing": 0.5 * LEVEL_SCORE[level] + 0.5 * span / np.maximum(used, 1),
+            **{name: np.bincount(domain, part[at] * take, n) / size for name, part in self.extra.items()},
+        }
+
+    @cached_property
+    def excess(self) -> NDArray[np.float64]:
+        """(c,) hazard above the median."""
+        return np.maximum(median(self.survives) - self.survives, 0.0)
+
+    def shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+        """Return (n,) hazard that the gangs' members have in common. For the arguments see `of_gangs`."""
+        found, excess = np.zeros(n), self.excess[at]
+        for level, numbers in self.shared.items():
+            own = numbers[at]
+            lowest, highest = int(own.min(initial=0)), int(own.max(initial=-1))
+            if highest < 0:
+                continue
+            gang, hazard = domain, excess
+            if lowest < 0:
+                known = own >= 0
+                own, gang, hazard = own[known], domain[known], excess[known]
+            keys = gang * (highest + 1) + own
+            if not is_ascending(keys):
+                order = in_order(keys)
+                keys, gang, hazard = keys[order], gang[order], hazard[order]
+            first = np.flatnonzero(begins(keys))
+            more = np.append(first[1:], len(keys)) - first > 1
+            worst = np.maximum.reduceat(hazard, first)[more]
+            found += np.bincount(gang[first[more]], shared_hazard(level, worst, self.horizon_s), n)
+        return found
+
+    def total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return (n,) the weighted mean of the parts."""
+        score = np.zeros(len(parts["risk"]))
+        for name, part in parts.items():
+            score += self.weights[name] * part
+        return score / self.total_weight
+
+    def points(self, parts: dict[str, NDArray[np.float64]], domain: int) -> dict[str, float]:
+        """Return the contribution of each part to the score of one domain. They sum to the score."""
+        return {
+            name: round(self.weights[name] * float(part[domain]) / self.total_weight, 4) for name, part in parts.items()
+        }

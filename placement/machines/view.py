@@ -1,0 +1,196 @@
+"""ClusterView: one consistent set of arrays for one decision."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.fleet.topology import Topology
+from fleetcast.placement.machines.slots import NO_PARTS, WHOLE, HeldParts, Milli, count_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The facts of the n nodes of a topology, as columns."""
+
+    gpu_model: NDArray[np.int32]  # (n,) index into `gpu_models`, -1 unknown
+    gpu_models: tuple[str, ...]
+    gpu_memory_gib: NDArray[np.float64]  # (n,) NaN = unknown
+    cpus: NDArray[np.float64]  # (n,) NaN = unknown
+    host_memory_gib: NDArray[np.float64]  # (n,) NaN = unknown
+    row: dict[str, int]
+    power: NDArray[np.int32]  # (n,) number of the power domain, -1 unknown
+    pool: NDArray[np.int32]  # (n,) index into `pools`
+    pools: tuple[str, ...]
+
+    @classmethod
+    def of(cls, topology: Topology) -> "Inventory":
+        models: dict[str, int] = {"": -1}
+        powers: dict[str, int] = {"": -1}
+        pools: dict[str, int] = {}
+        nodes = topology.nodes
+        pool = np.array([pools.setdefault(node.pool, len(pools)) for node in nodes], np.int32)
+        return cls(
+            gpu_model=np.array([models.setdefault(node.gpu_model, len(models) - 1) for node in nodes], np.int32),
+            gpu_models=tuple(models)[1:],
+            gpu_memory_gib=_known([node.gpu_memory_gib for node in nodes]),
+            cpus=_known([node.cpus for node in nodes]),
+            host_memory_gib=_known([node.host_memory_gib for node in nodes]),
+            row={node.name: row for row, node in enumerate(nodes)},
+            power=np.array([powers.setdefault(node.power_domain, len(powers) - 1) for node in nodes], np.int32),
+            pool=pool,
+            pools=tuple(pools),
+        )
+
+
+def _known(values: list[float] | list[int]) -> NDArray[np.float64]:
+    """Return the values as a column in which zero and NaN, which both mean unknown, become NaN."""
+    column = np.array(values, np.float64)
+    return np.where(column > 0, column, np.nan)
+
+
+NOT_GIVEN = cast(Inventory, None)
+NO_ADVICE = cast(NDArray[np.int8], None)
+
+
+class Advice(IntEnum):
+    """The advice of a node's forecast to its operators."""
+
+    NONE = 0
+    AVOID = 1  # place nothing large here
+    DRAIN = 2
+
+
+class Hearing(IntEnum):
+    """The evidence from telemetry that GPUs of a node are free.
+
+    The numbers are those of the board's `node.hearing`.
+    """
+
+    FRESH = 0  # a GPU sample arrived lately
+    STALE = 1  # none arrived lately
+    UNHEARD = 2  # none ever arrived, though the site has exporters
+    UNCONFIRMED = 3  # the site has no exporters: the word of its scheduler counts
+
+
+def may_place(state: NDArray[np.int8], hearing: NDArray[np.int8] | None) -> NDArray[np.bool_]:
+    """Return (n,) whether a node is in service and its telemetry does not speak against it.
+
+    hearing: (n,). None if telemetry does not matter.
+    """
+    serving = state == NodeState.IN_SERVICE
+    found: NDArray[np.bool_] = serving if hearing is None else serving & ~np.isin(hearing, UNSURE)
+    return found
+
+
+UNSURE = (Hearing.STALE, Hearing.UNHEARD)
+
+
+@dataclass(frozen=True, slots=True)
+class RiskByTime:
+    """The risk of nodes within several horizons.
+
+    p_fail, p_slow: (horizon, n) within each of horizons_s, NaN if unknown. gpu_temp_c: (n,) of the hottest
+    GPU.
+    """
+
+    horizons_s: tuple[float, ...]
+    p_fail: NDArray[np.float64]
+    p_slow: NDArray[np.float64]
+    gpu_temp_c: NDArray[np.float64]
+
+
+MAX_REMEMBERED = 16
+
+
+class ViewMemo:
+    """A cache of results computed from parts of a view, valid while the parts are the same objects."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[tuple[object, ...], Any]] = {}
+
+    def of(self, key: Hashable, parts: tuple[object, ...], make: Callable[[], Any]) -> Any:
+        """Return the result of `make` for these parts, computed now or earlier.
+
+        key: what else the result depends on. Arrays among the parts become read-only.
+        """
+        known = self._known.get(key)
+        if known is not None:
+            for old, new in zip(known[0], parts, strict=True):
+                if old is not new:
+                    break
+            else:
+                return known[1]
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+        for part in parts:
+            if isinstance(part, np.ndarray):
+                part.flags.writeable = False  # who changed it would not be seen
+        self._known[key] = parts, (made := make())
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The state of the fleet for one decision, as arrays over the n nodes of `topology`.
+
+    No code changes them. NaN means unknown, and counts neither as the worst value nor as the best.
+    """
+
+    topology: Topology
+    milli: Milli  # (n, g) thousandths of the GPU that are usable and unoccupied
+    usable: NDArray[np.bool_]  # (n, g) the GPU exists, answers and is in no unknown use
+    state: NDArray[np.int8]  # (n,) NodeState
+    p_fail: NDArray[np.float64]  # (n,) probability within `risk_horizon_s`
+    p_slow: NDArray[np.float64]  # (n,) likewise
+    reason: dict[int, str]  # row → first reason sentence, of risky nodes
+    holders: NDArray[np.int32]  # (n, g) index into `jobs`, -1 nobody
+    jobs: tuple[str, ...]
+    free_cpus: NDArray[np.float64]
+    free_host_memory_gib: NDArray[np.float64]
+    risk_horizon_s: int = 3600
+    risk: "RiskByTime | None" = None  # at more horizons; without it the hazard is even
+    usual_run_s: Mapping[int, float] = field(default_factory=dict)  # GPUs of a job (0: any) → median run time
+    as_of_ms: int = 0
+    generation: int = 0
+    models: tuple[tuple[str, str], ...] = ()
+    unknown_use: NDArray[np.bool_] | None = None  # (n, g) at work, and no job event tells by what
+    inventory: Inventory = NOT_GIVEN  # made from the topology when not given
+    advice: NDArray[np.int8] = NO_ADVICE  # (n,) Advice; none when not given
+    hearing: NDArray[np.int8] | None = None  # (n,) Hearing; None: nobody asks for it
+    kept: NDArray[np.bool_] | None = None  # (n,) a window or a reservation keeps the node now
+    parts: HeldParts = NO_PARTS  # of GPUs that several jobs may share; such a GPU's holder is the first of them
+    memo: ViewMemo = field(default_factory=ViewMemo, repr=False, compare=False)  # views made of this one share it
+    free: NDArray[np.bool_] = field(init=False)  # (n, g) all of the GPU is; follows from `milli`
+    free_gpus: NDArray[np.int64] = field(init=False)  # (n,) how many of them
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "free", self.milli == WHOLE)
+        object.__setattr__(self, "free_gpus", count_rows(self.free))
+        if self.inventory is NOT_GIVEN:
+            object.__setattr__(self, "inventory", Inventory.of(self.topology))
+        if self.advice is NO_ADVICE:
+            object.__setattr__(self, "advice", np.zeros(len(self.topology), np.int8))
+
+    def __len__(self) -> int:
+        return len(self.topology)
+
+    @property
+    def in_service(self) -> NDArray[np.bool_]:
+        """(n,) whether something may be placed on a node.
+
+        The node is in service and, at a site with exporters, has sent telemetry lately.
+        """
+        return may_place(self.state, self.hearing)
+
+    @property
+    def is_open(self) -> NDArray[np.bool_]:
+        """(n,) nodes that are in service and kept by no window or reservation.
+
+        Any request may use their free GPUs.
+        """
+        return self.in_service if self.kept is None else self.in_service & ~self.kept

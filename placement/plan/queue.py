@@ -1,0 +1,383 @@
+"""The queue: priority first, then first come, first served, with EASY backfill.
+
+All functions are pure: they take a state and return a plan.
+
+1. Entries are placed in order until one does not fit: the head.
+2. The head gets a reservation. Running jobs end one after the other, as estimated, until the head fits: its
+   *shadow time*. The GPUs that `decide` gives it then, under all its constraints, are reserved.
+3. Another entry may start now if it ends before the shadow time by its own estimate, or on GPUs that are
+   not reserved (Lifka, "The ANL/IBM SP Scheduling System", 1995). An overdue entry was first in line to
+   become the head. Behind the head, overdue entries have no precedence (`fleetcast.placement.play.backfill`).
+4. An entry that would not fit into the fleet with all jobs gone waits without delaying any other entry.
+
+Estimates are the p90 of finished jobs of the same GPU count, never a job's own future. A request is
+skipped if one with the same fit key (`fleetcast.placement.queues.asks`) failed in this pass. At most `BACKFILL_TRIES`
+keys are tried. So the cost of a pass depends on how many different requests it has.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import Decision, PlacementRequest
+from fleetcast.placement.engine import claimed, decided, fits_now, holds_gang
+from fleetcast.placement.machines.filters import screen
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.machines.words import shortage
+from fleetcast.placement.plan.reasons import AfterPass, WaitCode, WaitReason
+from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
+from fleetcast.placement.plan.turns import OneLine, QueueTurns
+from fleetcast.placement.queues.asks import FitKey, QueueAsk, ask_of, fit_key
+
+BACKFILL_TRIES = 64
+FitKeys = tuple[FitKey, FitKey]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An entry of the queue."""
+
+    request: PlacementRequest
+    queued_ms: int
+
+
+class Wait(msgspec.Struct, gc=False):
+    """The reason why an entry still waits.
+
+    `position` counts from 1. `start_ms`: the head's shadow time, None for all other entries.
+    """
+
+    entry: Waiting
+    position: int
+    reason: WaitReason
+    start_ms: int | None = None
+
+    @property
+    def why(self) -> str:
+        """The reason as a sentence."""
+        return self.reason.sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The result of one pass over the queue.
+
+    placed: entries in the order of their decisions. view, running: the state after these placements.
+    reservation: that of the head.
+    """
+
+    placed: tuple[tuple[Waiting, Decision], ...]
+    waiting: tuple[Wait, ...]
+    view: ClusterView
+    running: Mapping[str, RunningJob]
+    reservation: "Reservation | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The resources that the head of the queue claims.
+
+    gpus: (n, g) bool, GPUs that it will use at `shadow_ms`. cpus, host_memory_gib: (n,) what it will use
+    then.
+    """
+
+    entry: Waiting
+    shadow_ms: int
+    blocker: str
+    gpus: NDArray[np.bool_]
+    cpus: NDArray[np.float64]
+    host_memory_gib: NDArray[np.float64]
+
+    def dropped(self) -> "Reservation":
+        """Return the same reservation without any resources."""
+        nothing = np.zeros_like(self.gpus), np.zeros_like(self.cpus), np.zeros_like(self.host_memory_gib)
+        return Reservation(self.entry, self.shadow_ms, self.blocker, *nothing)
+
+    def spare(self, view: ClusterView) -> ClusterView:
+        """Return the view without the resources that the head has reserved."""
+        return replace(
+            view,
+            milli=np.where(self.gpus, np.int16(0), view.milli),
+            free_cpus=view.free_cpus - self.cpus,
+            free_host_memory_gib=view.free_host_memory_gib - self.host_memory_gib,
+        )
+
+
+def order_key(entry: Waiting) -> tuple[int, int, str]:
+    """Return the sort key: higher priority first, then the longer wait, then the request's id."""
+    return -entry.request.priority, entry.queued_ms, entry.request.request_id
+
+
+ONE_LINE = OneLine(order_key)
+
+
+def plan(
+    queue: Sequence[Waiting],
+    view: ClusterView,
+    running: Mapping[str, RunningJob],
+    run_times: RunTimeQuantiles,
+    options: Options,
+    turns: QueueTurns | None = None,
+    dropped: str = "",
+) -> Plan:
+    """Make one pass over the queue at `options.now_ms`.
+
+    running: the jobs that hold GPUs in the view. dropped: a request that gets no reservation in this pass if
+    it becomes the head (`fleetcast.placement.plan.claims`).
+    """
+    after = AfterPass(options, view, turns or ONE_LINE)
+    cycle = Cycle(view, dict(running), run_times, options, turns or ONE_LINE, after, dropped)
+    ordered = iter(cycle.turns.in_order(queue))
+    for entry in ordered:
+        cycle.try_entry(entry)
+        if cycle.reservation is not None:
+            break
+    for entry in cycle.turns.behind(list(ordered)):
+        cycle.try_entry(entry)
+    cycle.after.view = cycle.view
+    return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)
+
+
+class AskInPass(msgspec.Struct, gc=False):
+    """The findings of a pass about entries with one ask.
+
+    reason: why none of them can start in this pass. version: the version of the turns at which its queue
+    refuses it, or allows all that it asks for. final: a refusal that makes no entry the head. wants: whether
+    its queue may still lack part of its guarantee.
+    """
+
+    ask: QueueAsk
+    reason: WaitReason | None = None
+    version: int = -1
+    refused: WaitReason | None = None
+    final: WaitReason | None = None
+    is_whole: bool = True
+    wants: bool = True
+
+
+@dataclass(slots=True)
+class Cycle:
+    """The state of one pass over the queue."""
+
+    view: ClusterView
+    running: dict[str, RunningJob]
+    run_times: RunTimeQuantiles
+    options: Options
+    turns: QueueTurns
+    after: AfterPass
+    dropped: str
+    placed: list[tuple[Waiting, Decision]] = field(default_factory=list)
+    waiting: list[Wait] = field(default_factory=list)
+    reservation: Reservation | None = None
+    tries: int = 0
+    asks: dict[QueueAsk, AskInPass] = field(default_factory=dict)
+    final: dict[FitKey, WaitReason] = field(default_factory=dict)  # of what cannot start in this pass
+    late: dict[FitKey, WaitReason] = field(default_factory=dict)  # nor if it should end after the head starts
+    in_line: bool = field(init=False)  # all wait in one line: in which queue does not matter
+    has_plugins: bool = field(init=False)  # the operator's own filters may read which queue that is
+    _ahead: Timeline | None = None
+    _spare: tuple[ClusterView, ClusterView] | None = None
+    _ends: dict[tuple[int, float | None], bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.has_plugins = bool(self.options.filters)
+        self.in_line = self.turns.standing is None and not self.has_plugins
+
+    def fit_keys(self, request: PlacementRequest) -> FitKeys:
+        """Return the two keys under which a failure of this request may be recorded.
+
+        Without plugins both are the same.
+        """
+        built_in = fit_key(request, has_plugins=False)
+        return built_in, fit_key(request, has_plugins=True) if self.has_plugins else built_in
+
+    def failed_key(self, request: PlacementRequest, view: ClusterView) -> FitKey:
+        """Return the key of all requests that fail for the same reason as this one.
+
+        The key is a narrow one if a plugin rejected a node.
+        """
+        plugins = {name for name, _ in self.options.filters}
+        by_plugin = bool(plugins) and not plugins.isdisjoint(screen(request, view, self.options).by_reason)
+        return fit_key(request, has_plugins=by_plugin)
+
+    def try_entry(self, entry: Waiting) -> None:
+        """Consider an entry, limited to what its queue may have."""
+        ask = ask_of(entry.request)
+        if self.in_line and ask.in_line is not None:
+            ask = ask.in_line
+        row = self.asks.get(ask)
+        if row is None:
+            row = self.asks[ask] = AskInPass(ask)
+        reason = row.reason or self._known_wait(row, entry)
+        if reason is not None and reason is row.reason:
+            self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked
+        elif reason is not None:
+            self._refuse(entry, row, reason)
+        elif self._try(entry, row):
+            return
+        if row.wants and row.refused is None:
+            row.wants = self.waiting[-1].reason.code != "never" and self.turns.want(entry.request)
+
+    def _refuse(self, entry: Waiting, row: AskInPass, reason: WaitReason) -> None:
+        """Let an entry wait. It becomes the head if its queue lacks only GPUs that jobs hold."""
+        may_be_head = reason is row.refused and reason is not row.final and self.reservation is None
+        later = self.turns.later(entry.request) if may_be_head else None
+        if later is None or self._final(later) is not None or fits_now(later, self.view, self.options):
+            row.final = reason
+            self._wait(entry, reason)
+        else:
+            self._reserve(entry, later)
+
+    def _final(self, request: PlacementRequest) -> WaitReason | None:
+        wide, narrow = self.fit_keys(request)
+        return self.final.get(wide) or self.final.get(narrow)
+
+    def _known_wait(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
+        """Return why an entry is skipped, or None to try it."""
+        wide, narrow = row.ask.wide, row.ask.narrow
+        final = self.final.get(wide) or self.final.get(narrow)
+        if final is not None:
+            row.reason, row.refused = final, None
+            return row.reason
+        if self.tries >= BACKFILL_TRIES:
+            row.reason, row.wants = self._behind("untried", entry.request), False  # nobody is placed any more
+            return row.reason
+        if row.version != self.turns.version:
+            self._inspect(row, entry.request)
+        if row.refused is not None or self.reservation is None:
+            return row.refused
+        late = self.late.get(wide) or self.late.get(narrow) if row.is_whole else None
+        if late is None or self._ends_in_time(row.ask.gpus, entry.request.limit_s):
+            return None
+        return late
+
+    def _inspect(self, row: AskInPass, request: PlacementRequest) -> None:
+        """Record what the queue allows this ask now."""
+        allowed, row.version = self.turns.allow(request), self.turns.version
+        row.is_whole = allowed is request
+        row.refused = WaitReason("queue", request, self.after, said=allowed) if isinstance(allowed, str) else None
+
+    def _try(self, entry: Waiting, row: AskInPass) -> bool:
+        """Place the entry if it fits. Otherwise it waits. Returns whether it was placed."""
+        allowed = self.turns.allow(entry.request)
+        assert not isinstance(allowed, str), allowed
+        final = None if allowed is entry.request else self._final(allowed)
+        if final is not None:
+            self._wait(entry, final)
+        elif self.reservation is not None:
+            return self._backfill(entry, allowed, self.reservation)
+        elif self._place(entry, allowed, self.view):
+            return True
+        else:
+            self._reserve(entry, allowed)
+        return False
+
+    def _place(self, entry: Waiting, request: PlacementRequest, view: ClusterView) -> bool:
+        """Decide within `view`, which is the cycle's view or a part of it.
+
+        Returns whether the entry was placed.
+        """
+        screened = screen(request, view, self.options)
+        if not holds_gang(request, view, screened):
+            return False
+        decision = decided(request, view, self.options, screened)
+        assert decision.outcome == "placed", decision.sentence
+        self.view = place(self.view, request, decision.ranks)
+        gpus = sum(len(rank.gpus) for rank in decision.ranks)
+        self.running[request.job_name] = RunningJob(self.options.now_ms, gpus, request.limit_s)
+        self.placed.append((entry, decision))
+        self.turns.take(entry.request, decision)
+        return True
+
+    def _reserve(self, entry: Waiting, request: PlacementRequest) -> None:
+        """Claim GPUs for the head.
+
+        A request that never fits, or whose start time nothing can predict, waits without a reservation.
+        """
+        timeline = self._timeline()
+        step = timeline.first_fit(request, self.options)
+        if step is None and not request.gpus_per_node:
+            reason = WaitReason("unknown", request, self.after)
+            self.final[self.failed_key(request, self.view)] = reason
+        elif step is None:
+            empty = timeline.at(len(timeline.ahead))
+            lack = shortage(request, empty, screen(request, empty, self.options))
+            said = f"does not fit even when all running jobs have ended: {lack}"
+            reason = WaitReason("never", request, self.after, said=said)
+            self.final[self.failed_key(request, empty)] = reason
+        else:
+            last, head = timeline.ahead[step - 1], Waiting(request, entry.queued_ms)
+            reserved = claim(head, timeline.at(step), last.end_ms, last.job, self.options)
+            self.reservation = reserved.dropped() if entry.request.request_id == self.dropped else reserved
+            self._wait(entry, WaitReason("next", request, self.after, last.job), last.end_ms)
+            return
+        self._wait(entry, reason)
+
+    def _backfill(self, entry: Waiting, request: PlacementRequest, head: Reservation) -> bool:
+        in_time = self._ends_in_time(request.members.desired * request.gpus_per_node, request.limit_s)
+        wide, narrow = self.fit_keys(request)
+        late = self.late.get(wide) or self.late.get(narrow)
+        if late is not None and not in_time:
+            self._wait(entry, late)
+            return False
+        self.tries += 1
+        view = self.view if in_time else self._beside(head)
+        if self._place(entry, request, view):
+            return True
+        if in_time:
+            reason = self._behind("room", request)
+        else:
+            code: WaitCode = "kept" if fits_now(request, self.view, self.options) else "room"
+            reason = self._behind(code, request)
+        failed = self.final if in_time else self.late
+        failed[self.failed_key(request, view)] = reason
+        self._wait(entry, reason)
+        return False
+
+    def _ends_in_time(self, gpus: int, limit_s: float | None) -> bool:
+        """Return whether a job with this number of GPUs should have ended when the head starts.
+
+        For an overdue head only time limits count. If hundreds of jobs pass a large head on an estimate, one of
+        them always outruns it.
+        """
+        assert self.reservation is not None
+        in_time = self._ends.get((gpus, limit_s))
+        if in_time is None:
+            promised = self.turns.is_overdue(self.reservation.entry.request)
+            likely_s = self.run_times.run_s(gpus, 0.9, limit_s=limit_s)
+            run_s = limit_s if promised and limit_s is not None else likely_s
+            in_time = self.options.now_ms + 1000 * run_s <= self.reservation.shadow_ms
+            self._ends[gpus, limit_s] = in_time
+        return in_time
+
+    def _timeline(self) -> Timeline:
+        """Return the timeline of releases ahead, computed again if the view has changed."""
+        if self._ahead is None or self._ahead.view is not self.view:
+            ahead = releases(self.view, self.running, self.run_times, self.options.now_ms)
+            self._ahead = Timeline(self.view, ahead)
+        return self._ahead
+
+    def _beside(self, head: Reservation) -> ClusterView:
+        """Return the view without the resources that the head has reserved."""
+        if self._spare is None or self._spare[0] is not self.view:
+            self._spare = self.view, head.spare(self.view)
+        return self._spare[1]
+
+    def _behind(self, code: WaitCode, request: PlacementRequest) -> WaitReason:
+        assert self.reservation is not None
+        return WaitReason(code, request, self.after, self.reservation.entry.request.job_name)
+
+    def _wait(self, entry: Waiting, reason: WaitReason, start_ms: int | None = None) -> None:
+        self.waiting.append(Wait(entry, len(self.waiting) + 1, reason, start_ms))
+
+
+def claim(entry: Waiting, view: ClusterView, shadow_ms: int, blocker: str, options: Options) -> Reservation:
+    """Return the resources that the head will use, given the view of its shadow time."""
+    gpus, members = claimed(entry.request, view, options)
+    cpus = np.multiply(members, entry.request.cpus or 0, dtype=np.float64)
+    memory_gib = np.multiply(members, entry.request.host_memory_gib or 0.0, dtype=np.float64)
+    return Reservation(entry, shadow_ms, blocker, gpus, cpus, memory_gib)

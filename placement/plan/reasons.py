@@ -1,0 +1,81 @@
+"""The reasons why entries of the queue wait, as a code and its details.
+
+A reason makes its sentence only when a caller reads it, because thousands of entries share one. The free
+GPUs in it are those after the pass.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.machines.filters import screen
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.machines.words import fitting, needs
+from fleetcast.placement.plan.turns import QueueTurns
+
+WaitCode = Literal["queue", "never", "next", "room", "kept", "untried", "unknown", "gone"]
+"""queue: its queue may have no more; never: it fits into no empty fleet; next: it is the head; room: too little is
+free; kept: what is free is kept for the head; untried: the pass had tried enough others; unknown: nobody knows when
+CPUs and host memory come free; gone: the file of queues does not name its queue any more."""
+
+
+@dataclass(slots=True)
+class AfterPass:
+    """The free GPUs after a pass, and the state of the queues then."""
+
+    options: Options
+    view: ClusterView
+    turns: QueueTurns
+
+    def room(self, request: PlacementRequest) -> str:
+        """Describe the free room for a request: `16 free GPUs fit`."""
+        return fitting(request, int(screen(request, self.view, self.options).room.sum()))
+
+
+class WaitReason(msgspec.Struct, gc=False):
+    """The reason why a request waits.
+
+    request: any of those of the same shape. job: the head, or the job that the head waits for. said: the
+    sentence, if it is known already. at_limit: the cached value of `is_over_quota`, None until a caller asks.
+    """
+
+    code: WaitCode
+    request: PlacementRequest
+    after: AfterPass
+    job: str = ""
+    said: str = ""
+    at_limit: bool | None = None
+
+    @property
+    def sentence(self) -> str:
+        if not self.said:
+            self.said = self._sentence()
+        return self.said
+
+    def _sentence(self) -> str:
+        if self.code == "kept":
+            return f"would fit, but on GPUs kept free: {self._behind}, and should start before this job ends"
+        what = f"waits for {needs(self.request)}"
+        if self.code == "untried":
+            allowed = self.after.turns.allow(self.request)
+            if isinstance(allowed, str):
+                return allowed
+            return f"{what}; not tried in this pass; {self._behind}"
+        text = f"{what}; {self.after.room(self.request)}"
+        if self.code == "next":
+            return f"{text}; it is next, when {self.job} has ended"
+        return f"{text}; when more comes is not known" if self.code == "unknown" else f"{text}; {self._behind}"
+
+    @property
+    def is_over_quota(self) -> bool:
+        """Return whether its queue is at its limit, so that more machines would not start the request."""
+        if self.at_limit is None:
+            self.at_limit = self.code in ("queue", "untried") and self.after.turns.is_at_limit(self.request)
+        return self.at_limit
+
+    @property
+    def _behind(self) -> str:
+        return f"{self.job} is next"

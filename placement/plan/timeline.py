@@ -1,0 +1,319 @@
+"""Run-time estimates, and the cluster view as running jobs end one after the other."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import PlacementRequest, RankPlacement
+from fleetcast.placement.engine import fits_now
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.slots import WHOLE, HeldParts, count_rows, held
+from fleetcast.placement.machines.view import ClusterView
+
+FALLBACK_S = 86_400.0
+FEWEST_JOBS = 5
+SPREAD_UNKNOWN = 1.0  # sigma of log seconds while only one number is known
+SPREAD_LEAST = 0.05
+SHORTEST_REST = 0.05  # a job past every estimate is given this share of its age more
+RUN_LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # of quantiles that models give
+RARE = 0.9  # a job longer than this share of its like is past what they tell
+NORMAL = NormalDist()
+Z90 = NORMAL.inv_cdf(0.9)
+
+
+Levels = NDArray[np.float64]
+Basis = Literal["runs", "limit", "prior"]  # of a run time: ended jobs or a fitted model; its time limit alone; neither
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimeQuantiles:
+    """Run times of finished jobs as log-normals by GPU count: count → (p50_s, p90_s).
+
+    The count 0 stands for all counts.
+    """
+
+    by_gpus: Mapping[int, tuple[float, float]]
+    levels_s: Mapping[int, Sequence[float]] = field(default_factory=dict)  # run times at `RUN_LEVELS`, where known
+    seen: Mapping[int, int] = field(default_factory=dict)  # GPU count → finished jobs
+
+    @classmethod
+    def of(cls, durations: Mapping[str, Any]) -> "RunTimeQuantiles":
+        """Read from `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": …}`.
+
+        Counts with too few jobs use the run times of all jobs.
+        """
+        sized = {int(gpus): row for gpus, row in (durations.get("by_gpus") or {}).items()}
+        rows = sized | {0: durations.get("all") or {}}
+        known = {
+            gpus: row
+            for gpus, row in rows.items()
+            if (row.get("n") or 0) >= FEWEST_JOBS and row.get("p50") and row.get("p90")
+        }
+        return cls(
+            {gpus: (float(row["p50"]), float(row["p90"])) for gpus, row in known.items()},
+            {gpus: row["levels"] for gpus, row in known.items() if len(row.get("levels") or ()) == len(RUN_LEVELS)},
+            {gpus: int(row.get("n") or 0) for gpus, row in sized.items() if gpus > 0},
+        )
+
+    def medians_s(self) -> dict[int, float]:
+        """Return GPU count → median run time in seconds. The count 0 stands for all counts."""
+        return {gpus: median for gpus, (median, _) in self.by_gpus.items()}
+
+    def basis(self, gpus: int, limit_s: float | None, age_s: float = 0.0) -> Basis:
+        """Return the basis of the run time of a job of `gpus` GPUs that has run for `age_s`.
+
+        >>> RunTimeQuantiles({}).basis(8, None), RunTimeQuantiles({}).basis(8, 60.0)
+        ('prior', 'limit')
+        """
+        if gpus in self.by_gpus or 0 in self.by_gpus:
+            return "runs"
+        return "limit" if limit_s is not None and age_s < limit_s else "prior"
+
+    def run_s(self, gpus: int, q: float, *, age_s: float = 0.0, limit_s: float | None = None) -> float:
+        """Return quantile `q` of the run time of a job of `gpus` GPUs that has run for `age_s`.
+
+        Its p90 comes from finished jobs of the same count, else from all jobs, else it is the limit, else a day.
+        The result is at most the limit, but always above `age_s`.
+
+        >>> RunTimeQuantiles({8: (100.0, 1000.0)}).run_s(8, 0.9, limit_s=600.0)
+        600.0
+        """
+        return self._run_s_at_levels(gpus, [q], age_s, limit_s)[0]
+
+    def _run_s_at_levels(self, gpus: int, levels: Sequence[float], age_s: float, limit_s: float | None) -> list[float]:
+        """Return `run_s` at each of `levels`."""
+        mu, sigma = self._log_normal(gpus, limit_s)
+        passed = self._passed(gpus, age_s, limit_s)
+        shares = [passed + level * (1 - passed) for level in levels]
+        runs_s = [math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0 for share in shares]
+        least_s = age_s * (1 + SHORTEST_REST)
+        most_s = math.inf if limit_s is None else limit_s
+        if least_s <= 0.0 and most_s == math.inf:
+            return runs_s
+        return [max(min(run_s, most_s), least_s) for run_s in runs_s]
+
+    def draw(
+        self, gpus: int, levels: Levels, age_s: float, limit_s: float | None, quantiles_s: Sequence[float] | None = None
+    ) -> Levels:
+        """Return (k,) run times at `levels` (k,) in (0, 1), all longer than `age_s`.
+
+        quantiles_s: run times at `RUN_LEVELS`, if known.
+
+        A job that outlived nearly all similar jobs is as likely as not to double its age (Pareto), up to its
+        limit.
+
+        >>> RunTimeQuantiles({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
+        [100000.0]
+        """
+        if quantiles_s is None and age_s <= 0 and limit_s is None:
+            quantiles_s = self.levels_s.get(gpus) or self.levels_s.get(0)
+        if limit_s is not None and age_s >= limit_s:
+            limit_s = None  # past its limit the limit says nothing
+        if quantiles_s is not None:
+            known = np.maximum.accumulate(np.log(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
+            run_s = np.exp(np.interp(levels, RUN_LEVELS, known))
+        else:
+            run_s = np.array(self._run_s_at_levels(gpus, levels.tolist(), age_s, limit_s))
+            passed = self._passed(gpus, age_s, limit_s)
+            if passed > RARE:
+                faded = min(1.0, (passed - RARE) / (1 - RARE) * 2)
+                run_s = np.maximum(run_s, age_s + faded * age_s * levels / (1 - levels))
+        if limit_s is not None:
+            run_s = np.minimum(run_s, limit_s)
+        return np.asarray(np.maximum(run_s, age_s + 1.0))
+
+    def _passed(self, gpus: int, age_s: float, limit_s: float | None) -> float:
+        """Return the share of similar jobs that had ended at this age."""
+        if age_s <= 0:
+            return 0.0
+        mu, sigma = self._log_normal(gpus, limit_s)
+        return NORMAL.cdf((math.log(age_s) - mu) / sigma)
+
+    def _log_normal(self, gpus: int, limit_s: float | None) -> tuple[float, float]:
+        known = self.by_gpus.get(gpus) or self.by_gpus.get(0)
+        p90 = known[1] if known else limit_s or FALLBACK_S
+        sigma = max(SPREAD_LEAST, math.log(p90 / known[0]) / Z90) if known else SPREAD_UNKNOWN
+        return math.log(p90) - Z90 * sigma, sigma
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job that holds GPUs.
+
+    left_s: quantiles of its remaining time at `RUN_LEVELS`, if a model knows them.
+    """
+
+    started_ms: int
+    gpus: int
+    limit_s: float | None = None
+    left_s: tuple[float, ...] | None = None
+
+    def age_s(self, now_ms: int) -> float:
+        """Return how long it has run."""
+        return max(0.0, (now_ms - self.started_ms) / 1000)
+
+    def basis(self, run_times: RunTimeQuantiles, now_ms: int) -> Basis:
+        """Return the basis of its remaining time."""
+        return "runs" if self.left_s is not None else run_times.basis(self.gpus, self.limit_s, self.age_s(now_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """GPUs that become free when a job ends.
+
+    gpus: (k,) flat index into the (n, g) arrays of the view. milli: (k,) thousandths.
+    """
+
+    job: str
+    end_ms: int
+    gpus: NDArray[np.int64]
+    milli: NDArray[np.int64]
+
+
+def releases(
+    view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, now_ms: int
+) -> list[Release]:
+    """Estimate when each holder of GPUs ends, soonest first.
+
+    The estimate is the p90 of its run time given its age.
+    """
+    parts = held(view.holders, view.parts)
+    edges = np.searchsorted(parts.job, np.arange(len(view.jobs) + 1))
+    found = []
+    for index, job in enumerate(view.jobs):
+        own = slice(edges[index], edges[index + 1])
+        gpus = parts.gpu[own]
+        if len(gpus):
+            row = running.get(job) or RunningJob(now_ms, len(gpus))
+            age_s = max(0.0, (now_ms - row.started_ms) / 1000)
+            run_s = run_times.run_s(row.gpus, 0.9, age_s=age_s, limit_s=row.limit_s)
+            found.append(Release(job, max(now_ms + 1000, row.started_ms + round(run_s * 1000)), gpus, parts.milli[own]))
+    return sorted(found, key=lambda release: (release.end_ms, release.job))
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The GPUs that a job takes. CPUs and host memory are per rank."""
+
+    job: str
+    ranks: Sequence[RankPlacement]
+    cpus: float = 0.0
+    host_memory_gib: float = 0.0
+
+
+def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
+    """Return the view with these placements added. Their jobs are appended to `jobs`.
+
+    The view is copied once.
+    """
+    milli, holders = view.milli.copy(), view.holders.copy()
+    free_cpus, free_memory = view.free_cpus.copy(), view.free_host_memory_gib.copy()
+    g, known, left, held_by = milli.shape[1], view.inventory.row, milli.ravel(), holders.ravel()
+    shared: list[tuple[int, int, int]] = []
+    for job, hold in enumerate(holds, len(view.jobs)):
+        ranks = [(known[rank.node], rank) for rank in hold.ranks if rank.node in known]
+        slots = [(row * g + gpu, rank.milli) for row, rank in ranks for gpu in rank.gpus if gpu < g]
+        gpus = np.array([gpu for gpu, _ in slots], np.int64)
+        held_by[gpus[held_by[gpus] < 0]] = job
+        left[[gpu for gpu, taken in slots if taken >= WHOLE]] = 0
+        for gpu, taken in slots:
+            if taken < WHOLE:
+                left[gpu] = max(left[gpu] - taken, 0)
+                shared.append((job, gpu, taken))
+        rows = [row for row, _ in ranks]
+        np.subtract.at(free_cpus, rows, hold.cpus)
+        np.subtract.at(free_memory, rows, hold.host_memory_gib)
+    return replace(
+        view,
+        milli=milli,
+        holders=holders,
+        jobs=(*view.jobs, *(hold.job for hold in holds)),
+        parts=view.parts.and_these(shared),
+        free_cpus=free_cpus,
+        free_host_memory_gib=free_memory,
+    )
+
+
+def vacate(view: ClusterView, jobs: Collection[str]) -> ClusterView:
+    """Return the view after these jobs have released their GPUs. The other jobs get new numbers.
+
+    CPUs and host memory stay unchanged until the next board states them.
+    """
+    if not view.jobs:
+        return view
+    stays = np.array([job not in jobs for job in view.jobs], bool)
+    number = np.where(stays, np.cumsum(stays) - 1, -1).astype(np.int32)
+    parts = view.parts
+    stays_there = stays[parts.job] if len(parts.job) else np.zeros(0, bool)
+    left = HeldParts(number[parts.job[stays_there]].astype(np.int64), parts.gpu[stays_there], parts.milli[stays_there])
+    holders = np.where(view.holders >= 0, number[view.holders], np.int32(-1))
+    if len(left.gpu):
+        holders.ravel()[left.gpu[::-1]] = left.job[::-1]  # the first of those that share it
+    freed = (view.holders >= 0) & (holders < 0) & view.usable
+    milli = np.where(freed, np.int16(WHOLE), view.milli)
+    if len(parts.gpu) > len(left.gpu):
+        milli.ravel()[left.gpu] = WHOLE
+        np.subtract.at(milli.ravel(), left.gpu, left.milli.astype(np.int16))
+    names = tuple(job for job, stay in zip(view.jobs, stays.tolist(), strict=True) if stay)
+    return replace(view, milli=milli, holders=holders, jobs=names, parts=left)
+
+
+def place(view: ClusterView, request: PlacementRequest, ranks: Sequence[RankPlacement]) -> ClusterView:
+    """Return the view with the placement of a request added."""
+    return occupy(view, [Hold(request.job_name, ranks, float(request.cpus or 0), request.host_memory_gib or 0.0)])
+
+
+class Timeline:
+    """A view and the releases ahead of it. Step k is the fleet after the first k releases."""
+
+    def __init__(self, view: ClusterView, ahead: Sequence[Release]) -> None:
+        self.view = view
+        self.ahead = ahead
+        self._gpus = np.concatenate([release.gpus for release in ahead]) if ahead else np.zeros(0, np.int64)
+        self._milli = np.concatenate([release.milli for release in ahead]) if ahead else np.zeros(0, np.int64)
+        self._ends = np.cumsum([0, *(len(release.gpus) for release in ahead)])
+        self._held = view.holders >= 0
+        self._busy = np.maximum(count_rows(self._held), 1)
+
+    def at(self, step: int) -> ClusterView:
+        """Return the view after `step` releases.
+
+        CPUs and host memory become free in proportion to a node's GPUs.
+        """
+        if step == 0:
+            return self.view
+        view = self.view
+        given = slice(self._ends[step])
+        back = np.bincount(self._gpus[given], self._milli[given], view.milli.size).reshape(view.milli.shape)
+        milli = np.minimum(view.milli + back, WHOLE).astype(np.int16)
+        released = (back > 0) & (milli == WHOLE)
+        share = count_rows(released & self._held) / self._busy
+        return replace(
+            view,
+            milli=np.where(view.usable, milli, view.milli),
+            holders=np.where(released, np.int32(-1), view.holders),
+            free_cpus=view.free_cpus + share * (view.inventory.cpus - view.free_cpus),
+            free_host_memory_gib=view.free_host_memory_gib
+            + share * (view.inventory.host_memory_gib - view.free_host_memory_gib),
+        )
+
+    def first_fit(self, request: PlacementRequest, options: Options) -> int | None:
+        """Return the first step at which the request fits, or None if it never does.
+
+        Bisection works because room only grows.
+        """
+        low, high = 0, len(self.ahead)
+        if not fits_now(request, self.at(high), options):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if fits_now(request, self.at(middle), options):
+                high = middle
+            else:
+                low = middle + 1
+        return low

@@ -1,0 +1,430 @@
+"""Queue order and quota: one implementation for the plan, for start times and for `GET /queue`.
+
+Without a file of queues, all requests wait in one line. With a file, `TreeTurns` orders them by the tree,
+and applies limits, loans between queues, reservations and maintenance windows.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import WHOLE_GPU, Decision, PlacementRequest
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
+from fleetcast.placement.queues.asks import Waiters
+from fleetcast.placement.queues.charges import LeafUse
+from fleetcast.placement.queues.closed import ClosedNodes, ClosedReason, limit, nodes_of, window_reason, window_words
+from fleetcast.placement.queues.order import DAY_S
+from fleetcast.placement.queues.queues_ahead import Closure, QueueHold
+from fleetcast.placement.queues.standing import LENDERS, QueueStanding, amounts_of
+from fleetcast.placement.queues.tree import ANY, QueueNode, QueueTree, Window, words_of
+
+SLACK = 0.1  # of a run time: how long before its latest start a request with a deadline is due
+
+
+class QueueTurns(Protocol):
+    """Queue order and quota: the next entry, and the part of its request that it may have."""
+
+    def in_order(self, queue: Sequence[Any]) -> list[Any]: ...
+
+    def behind(self, queue: Sequence[Any]) -> list[Any]:
+        """Return entries in the order in which they may pass the head of the queue.
+
+        Waits do not count (`fleetcast.placement.play.backfill`).
+        """
+
+    def is_overdue(self, request: PlacementRequest) -> bool:
+        """Return whether a request of the last ordering has waited as long as it may."""
+
+    def later(self, request: PlacementRequest) -> PlacementRequest | None:
+        """Return a refused request as it may be placed once jobs have ended.
+
+        Returns None if other queues keep what it lacks.
+        """
+
+    def allow(self, request: PlacementRequest) -> PlacementRequest | str:
+        """Limit the request to what may be placed now, or return the reason against it."""
+
+    def is_at_limit(self, request: PlacementRequest) -> bool:
+        """Return whether the limit of its queue, or of one above, keeps it from holding more now."""
+
+    def places(self, entries: Sequence[Any]) -> "Places":
+        """Return the keys by which a sampled future sorts these entries and the newcomers."""
+
+    def take(self, request: PlacementRequest, decision: Decision) -> None:
+        """Count a placement."""
+
+    def want(self, request: PlacementRequest) -> bool:
+        """Count a request that waits for GPUs.
+
+        Returns False if further requests of its queue need not be counted.
+        """
+
+    def rebuilt(self) -> "QueueTurns":
+        """Return the same turns, as if nothing had been placed in this pass."""
+
+    def hold_of(self, request: PlacementRequest) -> QueueHold | None:
+        """Return what the smallest form of a request takes from its queue.
+
+        Returns None if the request counts for no queue.
+        """
+
+    def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
+        """Return the closures that keep nodes from a request for a while."""
+
+    @property
+    def standing(self) -> QueueStanding | None:
+        """The state of the queues. None without a tree of queues."""
+
+    @property
+    def holds(self) -> Mapping[str, QueueHold]:
+        """Job → what it holds, and the queue that it counts for."""
+
+    @property
+    def version(self) -> int:
+        """A number that changes when `allow` may give another answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The keys by which a sampled future sorts entries and newcomers.
+
+    orders: the key of each entry. The smallest is next. levels: never rising. newcomers: the places that a
+    newcomer may stand behind.
+    """
+
+    orders: Sequence[tuple[float, float]]
+    levels: Sequence[float]
+    newcomers: Sequence[float]
+
+
+class OneLine:
+    """One line in which all requests wait, without quotas."""
+
+    def __init__(self, key: Callable[[Any], Any]) -> None:
+        self._key = key
+
+    def in_order(self, queue: Sequence[Any]) -> list[Any]:
+        return sorted(queue, key=self._key)
+
+    def behind(self, queue: Sequence[Any]) -> list[Any]:
+        return list(queue)
+
+    def is_overdue(self, request: PlacementRequest) -> bool:
+        return False
+
+    def later(self, request: PlacementRequest) -> PlacementRequest | None:
+        return None
+
+    def allow(self, request: PlacementRequest) -> PlacementRequest | str:
+        return request
+
+    def is_at_limit(self, request: PlacementRequest) -> bool:
+        return False
+
+    def places(self, entries: Sequence[Any]) -> Places:
+        orders = [(-float(entry.request.priority), entry.queued_ms / 1000) for entry in entries]
+        levels = [entry.request.priority for entry in entries]
+        return Places(orders, levels, [order for order, _ in orders] or [0.0])
+
+    def take(self, request: PlacementRequest, decision: Decision) -> None:
+        pass
+
+    def want(self, request: PlacementRequest) -> bool:
+        return False
+
+    def rebuilt(self) -> "OneLine":
+        return self
+
+    def hold_of(self, request: PlacementRequest) -> QueueHold | None:
+        return None
+
+    def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
+        return ()
+
+    @property
+    def standing(self) -> None:
+        return None
+
+    @property
+    def holds(self) -> Mapping[str, QueueHold]:
+        return {}
+
+    @property
+    def version(self) -> int:
+        return 0
+
+
+class TreeTurns:
+    """The turns of a tree of queues in its present state, for one pass.
+
+    jobs: running job → what it holds, and of which queue.
+    """
+
+    def __init__(
+        self,
+        tree: QueueTree,
+        use: Mapping[str, LeafUse],
+        view: ClusterView,
+        run_times: RunTimeQuantiles,
+        now_ms: int,
+        banked: Mapping[str, float] | None = None,
+        jobs: Mapping[str, QueueHold] | None = None,
+    ) -> None:
+        self._state = use, banked, jobs
+        self.tree = tree
+        self.view = view
+        self.run_times = run_times
+        self.now_ms = now_ms
+        self.standing = QueueStanding(tree, use, capacity_of(view, use.get(""), jobs), banked or {})
+        self._windows = [(window, nodes_of(window, view.topology)) for window in tree.windows if window.to_ms > now_ms]
+        self._closed: dict[tuple[str, ...], tuple[ClosedNodes, ...]] = {}
+        self._overdue: frozenset[str] = frozenset()  # requests, in the last order
+        self._sated: set[str] = set()  # leaves that lack nothing of what they are guaranteed any more
+        self._closures = [
+            Closure(nodes, (window.from_ms - now_ms) / 1000, (window.to_ms - now_ms) / 1000, words_of(window))
+            for window, nodes in self._windows
+        ]
+        self.holds = dict(jobs or {})
+
+    def rebuilt(self) -> "TreeTurns":
+        use, banked, jobs = self._state
+        return TreeTurns(self.tree, use, self.view, self.run_times, self.now_ms, banked, jobs)
+
+    def in_order(self, queue: Sequence[Any]) -> list[Any]:
+        return self.standing.in_order(queue, self.ranks) if len(queue) > 1 else list(queue)
+
+    def shares_in_order(self, queue: Sequence[Any]) -> dict[str, dict[str, float]]:
+        """Return the shares that decided the order, by request.
+
+        The form is request_id → its queue at each level, from the root → share.
+        """
+        found: dict[str, dict[str, float]] = {}
+        self.standing.in_order(queue, self.ranks, found)
+        return found
+
+    def behind(self, queue: Sequence[Any]) -> list[Any]:
+        return self.standing.in_order(queue, self.ranks_on_time) if self._overdue else list(queue)
+
+    def is_overdue(self, request: PlacementRequest) -> bool:
+        return request.request_id in self._overdue
+
+    def ranks(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
+        """Return (k,) the place of each entry within its leaf.
+
+        Overdue entries come first. Then the higher priority, the smaller area and the longer wait decide.
+        queues: the queue of each ask.
+        """
+        on_time = ~(self.now_ms >= self.due_ms(waiters, queues))
+        self._overdue = frozenset(waiters.entries[at].request.request_id for at in np.flatnonzero(~on_time).tolist())
+        return self._ranks(waiters, queues, on_time)
+
+    def ranks_on_time(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
+        """Return (k,) the place of each entry within its leaf as if no entry were overdue."""
+        return self._ranks(waiters, queues, np.ones(len(waiters.entries), bool))
+
+    def _ranks(self, waiters: Waiters, queues: Sequence[QueueNode], on_time: NDArray[np.bool_]) -> NDArray[np.int64]:
+        priority = np.array([self.tree.priority_of(request) for request in waiters.first], np.int64)[waiters.ask]
+        gpus = np.array([ask.wished for ask in waiters.asks], np.int64) / WHOLE_GPU
+        counts = [queue.order == "shortest" for queue in queues]
+        area = np.where(counts, gpus, 0.0)[waiters.ask] * waiters.times("limit_s", DAY_S)
+        return waiters.ranks(on_time, np.where(on_time, -priority, 0), np.where(on_time, area, 0.0))
+
+    def due_ms(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.float64]:
+        """Return (k,) the time from which each entry goes before all others of its leaf.
+
+        That is the end of its longest wait, or the latest start that meets its deadline if that is earlier.
+        """
+        longest_s = np.array([queue.max_wait_s for queue in queues])[waiters.ask]
+        due_ms = waiters.queued_ms + 1000 * np.minimum(longest_s, waiters.times("tolerated_wait_s", np.inf))
+        deadline_ms = waiters.times("deadline_ms", np.inf)
+        for at in np.flatnonzero(np.isfinite(deadline_ms)).tolist():
+            latest_ms = deadline_ms[at] - 1000 * (1 + SLACK) * self._run_s(waiters.entries[at].request)
+            due_ms[at] = min(due_ms[at], latest_ms)
+        return np.asarray(due_ms)
+
+    def _run_s(self, request: PlacementRequest) -> float:
+        gpus = request.members.desired * request.gpus_per_node
+        return self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
+
+    def allow(self, request: PlacementRequest) -> PlacementRequest | str:
+        allowed = self.standing.allow(request) if self._is_known(request) else request
+        return allowed if isinstance(allowed, str) else self._beside_windows(allowed)
+
+    def later(self, request: PlacementRequest) -> PlacementRequest | None:
+        return self._beside_windows(request) if self.standing.comes_back(request) else None
+
+    def is_at_limit(self, request: PlacementRequest) -> bool:
+        if not self._is_known(request):
+            return False
+        least = self.standing.wanted(request, request.members.min)
+        return self.standing.refused_by(self.tree.leaf_of(request), least) not in (None, LENDERS)
+
+    def _beside_windows(self, request: PlacementRequest) -> PlacementRequest:
+        return limit(request, self._closed_to(request))
+
+    def _is_known(self, request: PlacementRequest) -> bool:
+        """Return whether the request belongs to a queue of the tree.
+
+        Jobs that wait for other schedulers may belong to none.
+        """
+        return bool(self.tree.known_leaf(request))
+
+    def _closed_to(self, request: PlacementRequest) -> tuple[ClosedNodes, ...]:
+        """Return the nodes that the request may not use.
+
+        These are the nodes that a window keeps for others before the request would end, and the nodes of GPU
+        models that its queue may take no more of.
+        """
+        models, windows = self._models_without_room(request), self._barring(request)
+        key = (*models, *map(str, windows))
+        if key not in self._closed:
+            found: list[tuple[ClosedReason, NDArray[np.bool_], str]] = [
+                ("model_quota", self._of_model(name), f"of model {name}, of which its queue may have no more now")
+                for name in models
+            ]
+            for number in windows:
+                window, mask = self._windows[number]
+                found.append((window_reason(window), mask, window_words(window)))
+            nodes = self.view.topology.nodes
+            self._closed[key] = tuple(
+                ClosedNodes(reason, tuple(nodes[row].name for row in np.flatnonzero(mask).tolist()), words)
+                for reason, mask, words in found
+                if mask.any()
+            )
+        return self._closed[key]
+
+    def _barring(self, request: PlacementRequest) -> list[int]:
+        """Return the windows that keep their nodes for others before the request would end."""
+        if not self._windows:
+            return []
+        end_ms, leaf = self.now_ms + 1000 * self._run_s(request), self.tree.known_leaf(request)
+        windows = enumerate(self._windows)
+        return [number for number, (window, _) in windows if window.from_ms < end_ms and not is_for(window, leaf)]
+
+    def barred_by(self, request: PlacementRequest) -> list[tuple[Window, int]]:
+        """Return the windows that bar a request, each with its number of nodes."""
+        found = [self._windows[number] for number in self._barring(request)]
+        return [(window, int(nodes.sum())) for window, nodes in found]
+
+    def _models_without_room(self, request: PlacementRequest) -> list[str]:
+        """Return the GPU models that a request for any model may not take more of now.
+
+        More of them would exceed a limit, or take what other queues do not lend.
+        """
+        named = request.gpu_model or len(request.gpu_models) == 1
+        if named or len(self.tree.resources) < 2 or not self._is_known(request):
+            return []
+        found = []
+        for name in self.tree.resources:
+            asked = msgspec.structs.replace(request, gpu_model=name, gpu_models=())
+            if name != ANY and isinstance(self.standing.allow(asked), str):
+                found.append(name)
+        return found
+
+    def _of_model(self, model: str) -> NDArray[np.bool_]:
+        codes = [code for code, name in enumerate(self.view.inventory.gpu_models) if name == model]
+        return np.isin(self.view.inventory.gpu_model, codes)
+
+    def places(self, entries: Sequence[Any]) -> Places:
+        """Return the keys of the entries in their present order.
+
+        A newcomer stands behind the last entry of a leaf. Each entry's leaf is drawn with the same chance.
+        """
+        last: dict[str, float] = {}
+        leaves = [self.tree.known_leaf(entry.request) for entry in entries]
+        for number, leaf in enumerate(leaves):
+            last[leaf] = float(number)
+        orders = [(float(number), 0.0) for number in range(len(entries))]
+        return Places(orders, [-number for number in range(len(entries))], [last[leaf] for leaf in leaves] or [0.0])
+
+    def take(self, request: PlacementRequest, decision: Decision) -> None:
+        if not self._is_known(request):
+            return
+        amounts = placed_amounts(decision, self.view)
+        self.holds[request.job_name] = QueueHold(self.tree.leaf_of(request), amounts)
+        self.standing.take(request, amounts)
+
+    def hold_of(self, request: PlacementRequest) -> QueueHold | None:
+        if not self._is_known(request):
+            return None
+        return QueueHold(self.tree.leaf_of(request), self.standing.wanted(request, request.members.min))
+
+    def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
+        leaf = self.tree.known_leaf(request)
+        pairs = zip(self._windows, self._closures, strict=True)
+        return tuple(closure for (window, _), closure in pairs if not is_for(window, leaf))
+
+    def want(self, request: PlacementRequest) -> bool:
+        leaf = self.tree.known_leaf(request)
+        if not leaf or leaf in self._sated:
+            return False
+        if not self.standing.want(request):
+            self._sated.add(leaf)
+            return False
+        return True
+
+    @property
+    def version(self) -> int:
+        return self.standing.version
+
+
+def is_below(leaf: str, queue: str) -> bool:
+    return leaf == queue or leaf.startswith(f"{queue}/")
+
+
+def is_for(window: Window, leaf: str) -> bool:
+    """Return whether a window reserves its nodes for a leaf."""
+    return window.queue is not None and is_below(leaf, window.queue)
+
+
+def capacity_of(
+    view: ClusterView, outside: LeafUse | None = None, jobs: Collection[str] | None = None
+) -> dict[str, float]:
+    """Return resource → GPUs that can be used, less those that jobs without a queue hold in the fleet.
+
+    outside: what these jobs hold, including nodes outside the fleet. jobs: all jobs that have a queue.
+    """
+    found = _amounts(view, view.usable)
+    if outside is None:
+        return found
+    of_fleet = outside.held
+    if jobs is not None:
+        is_outside = np.array([*(name not in jobs for name in view.jobs), False])  # the last is of -1: nobody
+        of_fleet = _amounts(view, view.usable & is_outside[view.holders])
+    for name, gpus in outside.held.items():
+        found[name] = max(0.0, found.get(name, 0.0) - min(gpus, of_fleet.get(name, 0.0)))
+    return found
+
+
+def _amounts(view: ClusterView, mask: NDArray[np.bool_]) -> dict[str, float]:
+    """Return resource → GPUs of a mask (node, GPU)."""
+    counts, models = np.count_nonzero(mask, axis=1), view.inventory.gpu_models
+    by_model = np.bincount(view.inventory.gpu_model + 1, counts, len(models) + 1)[1:].tolist()
+    return {ANY: float(counts.sum()), **dict(zip(models, by_model, strict=True))}
+
+
+def placed_amounts(decision: Decision, view: ClusterView) -> dict[str, float]:
+    """Return resource → GPUs of a placement."""
+    found = {ANY: 0.0}
+    for node, gpus in placed_gpus(decision, view):
+        found[ANY] += gpus
+        if node.gpu_model:
+            found[node.gpu_model] = found.get(node.gpu_model, 0.0) + gpus
+    return found
+
+
+def placed_gpus(decision: Decision, view: ClusterView) -> Iterable[tuple[Any, float]]:
+    """Return (node, GPUs) of each rank that is on a known node."""
+    row = view.inventory.row
+    nodes = view.topology.nodes
+    return [
+        (nodes[row[rank.node]], len(rank.gpus) * rank.milli / WHOLE_GPU) for rank in decision.ranks if rank.node in row
+    ]
+
+
+__all__ = ["OneLine", "QueueTurns", "TreeTurns", "amounts_of"]

@@ -1,0 +1,87 @@
+"""One pass of EASY backfill over rows, on any machine.
+
+The pass decides which entries start now, and which one gets a reservation.
+
+Entries are tried by rank: by priority, then starved entries (by arrival), then the smallest key. The
+first that does not fit is the *head*: the machine keeps room for it. Other entries start only outside
+that room, or if they should have ended by then (Lifka, "The ANL/IBM SP Scheduling System", 1995). Once an
+entry did not start, no entry behind it in its row is tried in this pass, because room only shrinks.
+
+Entries behind the head are ordered by priority and key alone, however long they have waited. Only the
+head has a promise. If the bound also ordered the entries that pass it, a long queue would become first
+come, first served. Even so, no starved entry is passed for ever: in time it becomes the head, and the
+head's start is never delayed unless a job runs longer than planned.
+"""
+
+import heapq
+from collections.abc import Hashable
+from typing import Protocol, TypeVar
+
+from fleetcast.placement.play.rows import NEVER, A, Item, Rank, Rows, WaitingRow
+
+B_contra = TypeVar("B_contra", bound=Hashable, contravariant=True)
+
+
+class Machine(Protocol[B_contra]):
+    """The machine that a pass places on. It holds the head's claim."""
+
+    def fits(self, ask: B_contra) -> bool:
+        """Return whether there is room now, claimed or not. False is final within a pass."""
+
+    def start(self, ask: B_contra, item: Item) -> bool:
+        """Start an entry now if that does not delay the head's reservation. Returns False otherwise."""
+
+    def claim(self, ask: B_contra, item: Item) -> bool:
+        """Reserve room for an entry, the head, from the earliest time at which there should be room.
+
+        Returns False if there will never be room.
+        """
+
+
+Ranked = tuple[Rank, Item, WaitingRow[A]]
+UNBOUND_S = -NEVER  # a moment at which nobody has waited too long
+
+
+def backfill(rows: Rows[A], machine: Machine[A], now_s: float) -> None:
+    """Start the entries that may start now, and remove them from their rows."""
+    if _head(rows, machine, now_s):
+        _beside(rows, machine)
+
+
+def _head(rows: Rows[A], machine: Machine[A], now_s: float) -> bool:
+    """Start entries by rank until one does not fit, and reserve room for that one.
+
+    Returns False if no entry is left waiting for room.
+    """
+    ranked: list[Ranked[A]] = [(*row.first(now_s), row) for row in rows]
+    heapq.heapify(ranked)
+    while ranked:
+        _, item, row = heapq.heappop(ranked)
+        if _starts(row, item, machine):
+            _push_next(ranked, row, now_s)
+        elif machine.claim(row.ask, item):
+            return True
+    return False
+
+
+def _beside(rows: Rows[A], machine: Machine[A]) -> None:
+    """Start entries by key that do not delay the head."""
+    ranked: list[Ranked[A]] = [(*row.first(UNBOUND_S), row) for row in rows if machine.fits(row.ask)]
+    heapq.heapify(ranked)
+    while ranked:
+        _, item, row = heapq.heappop(ranked)
+        if _starts(row, item, machine):
+            _push_next(ranked, row, UNBOUND_S)
+
+
+def _starts(row: WaitingRow[A], item: Item, machine: Machine[A]) -> bool:
+    started = machine.start(row.ask, item)
+    if started:
+        row.remove(item)
+    return started
+
+
+def _push_next(ranked: list[Ranked[A]], row: WaitingRow[A], now_s: float) -> None:
+    """Add the next entry of a row to the ranked entries."""
+    if row.size:
+        heapq.heappush(ranked, (*row.first(now_s), row))

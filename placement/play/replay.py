@@ -1,0 +1,166 @@
+"""Play a queue through time: a scheduler makes a pass after each arrival and each end.
+
+A scheduler never sees a run time before its end. A refused start releases its GPUs after a while, and the
+job waits again with its old arrival. The same input gives the same starts: there is no randomness and no
+other clock.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.placement.play.backfill import B_contra, Machine, backfill
+from fleetcast.placement.play.rows import NEVER, A, Item, Rows
+
+Floats = NDArray[np.float64]
+REFUSED_S = 300.0  # what the placer calls intent_expires_s
+Refuses = Callable[[int, int], bool]  # whether the start of a job, its n-th, is refused outside
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Jobs in order of submission, as lists.
+
+    limit_s: None if unknown. queue: the queue of each job, by which shares are counted.
+    """
+
+    name: Sequence[str]
+    submit_s: Sequence[float]
+    run_s: Sequence[float]
+    gpus: Sequence[int]
+    limit_s: Sequence[float | None]
+    user: Sequence[str] = ()
+    queue: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
+
+class PlayedScheduler(Protocol):
+    """A scheduler in a play. Jobs are rows of the trace. Jobs that it can never start are left out."""
+
+    def wait(self, job: int, now_s: float) -> None:
+        """Add a job that waits from now on, or again after a refused start."""
+
+    def end(self, job: int, now_s: float, refused: bool) -> None:
+        """Free the GPUs of a job."""
+
+    def go(self, now_s: float) -> Sequence[int] | None:
+        """Return the jobs that start now. Returns None if no pass was needed."""
+
+
+@dataclass(slots=True)
+class Replay:
+    """The state of a play.
+
+    start_s: (job,) NaN until the job starts. passes: how many passes the scheduler made.
+    """
+
+    trace: Trace
+    scheduler: PlayedScheduler
+    refuses: Refuses | None = None
+    passes: int = 0
+    start_s: Floats = field(init=False)
+    _ends: list[tuple[float, int, bool]] = field(default_factory=list)  # when, who, whether its start was refused
+    _tries: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.start_s = np.full(len(self.trace), np.nan)
+
+    def play(self) -> Floats:
+        """Play to the end of the last job. Returns (job,) start times in seconds."""
+        for _ in self.steps():
+            pass
+        return self.start_s
+
+    def steps(self) -> Iterator[float]:
+        """Yield each moment at which something happened, after the scheduler's pass."""
+        submit_s, job = self.trace.submit_s, 0
+        while job < len(submit_s) or self._ends:
+            now_s = min(submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER)
+            while self._ends and self._ends[0][0] <= now_s:
+                _, ended, refused = heapq.heappop(self._ends)
+                self.scheduler.end(ended, now_s, refused)
+                if refused:
+                    self.scheduler.wait(ended, now_s)
+            while job < len(submit_s) and submit_s[job] <= now_s:
+                self.scheduler.wait(job, now_s)
+                job += 1
+            self._run_pass(now_s)
+            yield now_s
+
+    def _run_pass(self, now_s: float) -> None:
+        started = self.scheduler.go(now_s)
+        self.passes += started is not None
+        for job in started or ():
+            tried = self._tries.get(job, 0)
+            refused = self.refuses is not None and self.refuses(job, tried)
+            if refused:
+                self._tries[job] = tried + 1
+            else:
+                self.start_s[job] = now_s
+            heapq.heappush(self._ends, (now_s + (REFUSED_S if refused else self.trace.run_s[job]), job, refused))
+
+
+class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
+    """A machine through which time passes. started: the jobs started in the pass since `at`."""
+
+    started: list[Item]
+
+    def at(self, now_s: float) -> None: ...
+
+    def end(self, number: int) -> None: ...
+
+
+class QueuePolicy(Protocol):
+    """The order of jobs, computed from what is known of them at that time. Jobs are rows of the trace."""
+
+    def key(self, job: int, now_s: float) -> float: ...
+
+    def started(self, job: int, now_s: float) -> None: ...
+
+    def ended(self, job: int, now_s: float) -> None: ...
+
+
+@dataclass(slots=True)
+class RowScheduler(Generic[A]):
+    """One queue ordered by a policy, with EASY backfill.
+
+    ask: the ask of a job, None if it can never start.
+    """
+
+    submit_s: Sequence[float]
+    machine: PlayedMachine[A]
+    policy: QueuePolicy
+    ask: Callable[[int], A | None]
+    bound_s: float = NEVER
+    _rows: Rows[A] = field(default_factory=Rows)
+    _tries: dict[int, int] = field(default_factory=dict)
+
+    def wait(self, job: int, now_s: float) -> None:
+        ask = self.ask(job)
+        if ask is not None:
+            name = f"{job:09}.{self._tries.get(job, 0)}"
+            item = Item(name, self.policy.key(job, now_s), self.submit_s[job], job)
+            self._rows.add(ask, item, bound_s=self.bound_s)
+
+    def end(self, job: int, now_s: float, refused: bool) -> None:
+        self.machine.end(job)
+        if refused:
+            self._tries[job] = self._tries.get(job, 0) + 1
+        else:
+            self.policy.ended(job, now_s)
+
+    def go(self, now_s: float) -> Sequence[int] | None:
+        self.machine.at(now_s)
+        if not any(self.machine.fits(row.ask) for row in self._rows):
+            return None
+        backfill(self._rows, self.machine, now_s)
+        jobs = [item.number for item in self.machine.started]
+        for job in jobs:
+            self.policy.started(job, now_s)
+        return jobs

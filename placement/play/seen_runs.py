@@ -1,0 +1,47 @@
+"""Run times by GPU count, learnt from jobs as they end. A plan expects them of jobs that still run."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from fleetcast.placement.plan.timeline import RUN_LEVELS, RunTimeQuantiles
+from fleetcast.placement.play.capacity import CountAsk
+
+MAX_RUNS = 200  # of a GPU count
+RELEARN = 0.05  # of its runs are new: learn its quantiles again
+
+
+class SeenRuns:
+    """The run times of jobs that ended in a play.
+
+    times: their quantiles, in the form in which the placer reads them from a board.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[int, deque[float]] = {}
+        self._new: dict[int, int] = {}
+        self._rows: dict[int, dict[str, object]] = {}
+        self.times = RunTimeQuantiles({})
+
+    def ended(self, gpus: int, run_s: float) -> None:
+        learnt = False
+        for count in (gpus, 0):
+            runs = self._runs.setdefault(count, deque(maxlen=MAX_RUNS))
+            runs.append(run_s)
+            self._new[count] = self._new.get(count, 0) + 1
+            if self._new[count] > RELEARN * len(runs):
+                self._rows[count], self._new[count], learnt = _row(runs), 0, True
+        if learnt:
+            self.times = RunTimeQuantiles.of({"by_gpus": self._rows, "all": self._rows[0]})
+
+    def planned(self, ask: CountAsk, age_s: float) -> float:
+        """Return the time limit, which ends a job. Without a limit, return the p90 of similar jobs."""
+        if ask.limit_s is not None:
+            return ask.limit_s
+        return self.times.run_s(ask.gpus, 0.9, age_s=age_s)
+
+
+def _row(runs: Sequence[float]) -> dict[str, object]:
+    levels = np.quantile(runs, RUN_LEVELS)
+    return {"n": len(runs), "p50": levels[RUN_LEVELS.index(0.5)], "p90": levels[RUN_LEVELS.index(0.9)]}

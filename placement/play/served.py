@@ -1,0 +1,169 @@
+"""The serving plan, `fleetcast.placement.plan.queue.plan`, played through time on a fleet whose jobs follow a trace.
+
+It knows what the placer knows at that moment: requests, charges, banks, and run times of jobs that ended
+before.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.fleet.requests import PlacementRequest, RankPlacement
+from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, demand_of, member_shape
+from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.charged import charge_of
+from fleetcast.placement.plan.queue import ONE_LINE, Wait, Waiting, plan
+from fleetcast.placement.plan.timeline import RunningJob, vacate
+from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
+from fleetcast.placement.play.seen_runs import SeenRuns
+from fleetcast.placement.queues.charges import Charge, LeafUse, PastUse, use_of
+from fleetcast.placement.queues.credits import Bank, banks_at
+from fleetcast.placement.queues.tree import QueueTree
+
+MAX_SHAPES = 2000  # newest requests that are packed for
+SHAPES_BETWEEN_REBUILDS = 500
+FEWEST_SHAPES = 50
+
+
+def played_view(gpus: Sequence[int]) -> ClusterView:
+    """Return an empty fleet of nodes with these GPU counts. Nothing else is known of the nodes."""
+    topology = Topology.build([NodeSpec(f"n{row + 1:04d}", each) for row, each in enumerate(gpus)])
+    n = len(gpus)
+    usable = np.arange(max(gpus))[None, :] < np.array(gpus)[:, None]
+    unknown = np.full(n, np.nan)
+    return ClusterView(
+        topology=topology,
+        milli=milli_of(usable),
+        usable=usable,
+        state=np.full(n, NodeState.IN_SERVICE, np.int8),
+        p_fail=np.zeros(n),
+        p_slow=np.zeros(n),
+        reason={},
+        holders=np.full(usable.shape, -1, np.int32),
+        jobs=(),
+        free_cpus=unknown,
+        free_host_memory_gib=unknown,
+    )
+
+
+@dataclass(slots=True)
+class PlayedCharges:
+    """The charges and banks of a play, as the ledger would hold them."""
+
+    tree: QueueTree
+    opened: dict[int, Charge] = field(default_factory=dict)  # job → its charge
+    closed: list[Charge] = field(default_factory=list)
+    banks: dict[str, Bank] = field(default_factory=dict)
+    _past: PastUse = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._past = PastUse(self.tree.policy.half_life_s)
+
+    def update_banks(self, now_ms: int) -> None:
+        """Update the banks to now, before anything that they depend on changes."""
+        self.banks |= banks_at(self.tree, self.banks, self.opened.values(), now_ms)
+
+    def close(self, job: int, now_ms: int, outcome: str) -> None:
+        self.update_banks(now_ms)
+        charge = replace(self.opened.pop(job), ended_ms=now_ms, outcome=outcome)
+        self._past.add(charge)
+        self.closed.append(charge)
+
+    def use(self, now_ms: int) -> dict[str, LeafUse]:
+        return use_of(self.opened.values(), self._past, now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class JobHold:
+    """The GPUs that a running job holds."""
+
+    request: PlacementRequest
+    ranks: tuple[RankPlacement, ...]
+
+
+@dataclass(slots=True)
+class ServedPlan:
+    """The serving plan as a scheduler that can be played.
+
+    ask: the request of a job, with a unique id. None if the job can never be placed. forgets: shares count
+    only what is held now, as Kueue's do. waits: those of the last pass. holds: those of running jobs.
+    """
+
+    view: ClusterView
+    ask: Callable[[int], PlacementRequest | None]
+    tree: QueueTree | None = None
+    forgets: bool = False
+    runs: SeenRuns = field(default_factory=SeenRuns)
+    played: PlayedCharges | None = field(init=False)
+    waits: tuple[Wait, ...] = ()
+    holds: dict[int, JobHold] = field(default_factory=dict)
+    _waiting: dict[str, Waiting] = field(default_factory=dict)
+    _jobs: dict[str, int] = field(default_factory=dict)  # request id → job, while it waits or runs
+    _running: dict[str, RunningJob] = field(default_factory=dict)
+    _gone: set[str] = field(default_factory=set)
+    _shapes: RecentShapes = field(default_factory=lambda: RecentShapes(MAX_SHAPES))
+    _demand: ShapeDemand | None = None
+    _queued_ms: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.played = PlayedCharges(self.tree) if self.tree is not None else None
+
+    def wait(self, job: int, now_s: float) -> None:
+        request = self.ask(job)
+        if request is None:
+            return
+        queued_ms = self._queued_ms.setdefault(job, round(now_s * 1000))
+        self._waiting[request.request_id] = Waiting(request, queued_ms)
+        self._jobs[request.request_id] = job
+        self._shapes.add(member_shape(request), request.members.desired)
+        if self._shapes.version % min(max(len(self._shapes) // 4, 10), SHAPES_BETWEEN_REBUILDS) == 0:
+            self._demand = demand_of(self._shapes.counted(), ()) if len(self._shapes) >= FEWEST_SHAPES else None
+
+    def end(self, job: int, now_s: float, refused: bool) -> None:
+        hold, now_ms = self.holds.pop(job), round(now_s * 1000)
+        mine = self._running.pop(hold.request.job_name)
+        if self.played is not None:
+            self.played.close(job, now_ms, "expired" if refused else "finished")
+        self._gone.add(hold.request.job_name)
+        if not refused:
+            self.runs.ended(mine.gpus, (now_ms - mine.started_ms) / 1000)
+            del self._queued_ms[job]
+
+    def go(self, now_s: float) -> Sequence[int] | None:
+        if not self._waiting:
+            self.waits = ()
+            return None
+        if self._gone:
+            self.view = vacate(self.view, self._gone)
+            self._gone.clear()
+        now_ms = round(now_s * 1000)
+        options, turns = Options(now_ms=now_ms, demand=self._demand), self._make_turns(now_ms)
+        found = plan(tuple(self._waiting.values()), self.view, self._running, self.runs.times, options, turns)
+        before, self.view, self.waits = self.view, found.view, found.waiting
+        self._running = dict(found.running)
+        started = []
+        for entry, decision in found.placed:
+            job = self._jobs.pop(entry.request.request_id)
+            del self._waiting[entry.request.request_id]
+            self.holds[job] = JobHold(entry.request, decision.ranks)
+            if self.played is not None:
+                leaf = self.played.tree.leaf_of(entry.request)
+                charge = charge_of(entry.request, decision, leaf, before, self.runs.times, now_ms, entry.queued_ms)
+                self.played.opened[job] = replace(charge, started_ms=now_ms)
+            started.append(job)
+        return started
+
+    def _make_turns(self, now_ms: int) -> QueueTurns:
+        if self.played is None:
+            return ONE_LINE
+        self.played.update_banks(now_ms)
+        use = self.played.use(now_ms)
+        if self.forgets:
+            use = {leaf: LeafUse(mine.held, 0.0) for leaf, mine in use.items()}
+        banked = {name: bank.banked for name, bank in self.played.banks.items()}
+        return TreeTurns(self.played.tree, use, self.view, self.runs.times, now_ms, banked)

@@ -1,0 +1,1 @@
+"""The tree of queues: order, quota, shares, charges and credits. It knows no machines."""

@@ -1,0 +1,92 @@
+"""Requests that carry the nodes that their queue may not use now.
+
+A node is closed by a reservation or a maintenance window, or because the queue has used up its quota of
+the node's GPU model. `fleetcast.placement.plan.turns` makes one such request for each request that it allows. The
+filters reject these nodes, each with its reason, and the sentence of a refusal names the windows.
+"""
+
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.topology import Topology
+from fleetcast.placement.queues.tree import Window
+
+ClosedReason = Literal["reservation", "maintenance_window", "model_quota"]
+_FIELDS = PlacementRequest.__struct_fields__
+
+
+class ClosedNodes(msgspec.Struct, frozen=True, cache_hash=True):
+    """Nodes that are closed for one reason.
+
+    words: the text that follows their number in a sentence.
+    """
+
+    reason: ClosedReason
+    nodes: tuple[str, ...]
+    words: str
+
+
+class LimitedRequest(PlacementRequest, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
+    """A request that may not use some nodes.
+
+    It never leaves the placer. The ledger stores the request as it came.
+    """
+
+    closed: tuple[ClosedNodes, ...] = ()
+
+
+def limit(request: PlacementRequest, closed: tuple[ClosedNodes, ...]) -> PlacementRequest:
+    """Return the request without these nodes."""
+    if not closed:
+        return request
+    return LimitedRequest(**{name: getattr(request, name) for name in _FIELDS}, closed=closed)
+
+
+def closed_nodes(request: PlacementRequest, reason: str) -> list[ClosedNodes]:
+    """Return the nodes that are closed to a request for one reason."""
+    return [one for one in request.closed if one.reason == reason] if isinstance(request, LimitedRequest) else []
+
+
+def closed_rows(nodes: tuple[str, ...], row: dict[str, int], size: int) -> NDArray[np.bool_]:
+    """Return (n,) whether each node has one of these names."""
+    mask = np.zeros(size, bool)
+    mask[[row[name] for name in nodes if name in row]] = True
+    return mask
+
+
+def nodes_of(window: Window, topology: Topology) -> NDArray[np.bool_]:
+    """Return (n,) whether each node is in the window."""
+    named = set(window.nodes)
+    mask = np.array([name in named for name in topology.names], bool)
+    for level, name in window.domains:
+        names = topology.domain_names[level]
+        if name in names:
+            mask |= topology.domain[level] == names.index(name)
+    return mask
+
+
+def window_reason(window: Window) -> ClosedReason:
+    """Return the reason for which a window closes its nodes."""
+    return "maintenance_window" if window.queue is None else "reservation"
+
+
+def window_words(window: Window) -> str:
+    """Describe a window.
+
+    >>> window_words(Window("mlperf", "production", ("n1",), (), 0, 1_796_284_800_000))
+    "kept by reservation 'mlperf' for queue 'production' until 2026-12-03 08:00 UTC"
+    """
+    end = f"until {date_of(window.to_ms)} UTC"
+    if window.queue is None:
+        return f"kept free by maintenance {window.name!r} {end}"
+    return f"kept by reservation {window.name!r} for queue {window.queue!r} {end}"
+
+
+def date_of(time_ms: int) -> str:
+    """Return a time in UTC, to the minute."""
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M}"

@@ -1,0 +1,86 @@
+"""Credits: time banking of queues.
+
+A queue earns a share of its unused guarantee, and pays with it for what it borrows.
+
+With the rate e earned (or s spent) a second, the half-life h and λ = ln 2/h, in closed form between two
+changes:
+
+    b(t) = (b₀ − e/λ) · 2^(−t/h) + e/λ, at most the cap     b(t) = (b₀ + s/λ) · 2^(−t/h) − s/λ, at least 0
+
+Conserved: banked = earned − spent − expired. Expired is what the half-life and the cap took.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from fleetcast.placement.queues.charges import LN2, Charge, parts_of
+from fleetcast.placement.queues.tree import ANY, Credits, QueueTree
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """A queue's credits in GPU-seconds since its beginning, at a time."""
+
+    as_of_ms: int
+    earned: float = 0.0
+    spent: float = 0.0
+    expired: float = 0.0
+
+    @property
+    def banked(self) -> float:
+        return max(0.0, self.earned - self.spent - self.expired)
+
+    def at(self, now_ms: int, held: float, guaranteed: float, credits: Credits, half_life_s: float) -> "Bank":
+        """Return the bank at a later time, if `held` GPUs were held all that time.
+
+        A clock that was set back changes nothing.
+        """
+        after_s = (now_ms - self.as_of_ms) / 1000
+        if after_s <= 0:
+            return self
+        if held <= guaranteed:
+            return self._earning(now_ms, after_s, credits.rate * (guaranteed - held), credits.cap_gpu_s, half_life_s)
+        return self._spending(now_ms, after_s, held - guaranteed, half_life_s)
+
+    def _earning(self, now_ms: int, after_s: float, rate: float, cap: float, half_life_s: float) -> "Bank":
+        left = math.exp2(-after_s / half_life_s)
+        most = rate * half_life_s / LN2
+        banked = min(cap, (self.banked - most) * left + most)
+        earned = rate * after_s
+        return replace(
+            self,
+            as_of_ms=now_ms,
+            earned=self.earned + earned,
+            expired=self.expired + max(0.0, self.banked + earned - banked),
+        )
+
+    def _spending(self, now_ms: int, after_s: float, rate: float, half_life_s: float) -> "Bank":
+        worth = rate * half_life_s / LN2
+        lasts_s = half_life_s * math.log2((self.banked + worth) / worth)
+        within_s = min(after_s, lasts_s)
+        banked = max(0.0, (self.banked + worth) * math.exp2(-within_s / half_life_s) - worth)
+        spent = min(rate * within_s, self.banked - banked)
+        gone = max(0.0, self.banked - banked - spent)
+        return replace(self, as_of_ms=now_ms, spent=self.spent + spent, expired=self.expired + gone)
+
+
+def banks_at(tree: QueueTree, known: Mapping[str, Bank], opened: Iterable[Charge], now_ms: int) -> dict[str, Bank]:
+    """Return queue → its bank now, for queues with credits.
+
+    The open charges count as held all the time since `known`.
+    """
+    with_credits = [node for node in tree.nodes if node.credits is not None]
+    if not with_credits:
+        return {}
+    held: dict[str, float] = {}
+    for charge in opened:
+        for name in parts_of(charge.leaf):
+            held[name] = held.get(name, 0.0) + charge.gpus
+    found = {}
+    for node in with_credits:
+        bank, guaranteed = known.get(node.name) or Bank(now_ms), node.guaranteed.get(ANY, 0.0)
+        assert node.credits is not None
+        mine = held.get(node.name, 0.0)
+        found[node.name] = bank.at(now_ms, mine, guaranteed, node.credits, tree.policy.half_life_s)
+    return found

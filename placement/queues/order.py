@@ -1,0 +1,26 @@
+"""The order of requests within a leaf of the queue.
+
+`fifo`      first come, first served
+`shortest`  the smallest area, GPUs x run time, first. Area counts rather than time alone, because a job
+            costs the others the room that it takes times its run time (Smith's rule; Hu et al., "QSSF", SC
+            2021). A request that has waited as long as its bound comes first, by arrival, until there is a
+            head (`fleetcast.placement.play.backfill`). The rule is a bound, not a discount of the key by the wait,
+            which would make every request wait.
+
+A user who cuts a job into small ones gains by that within a leaf. Users as leaves, and charges,
+counteract it.
+
+The run time in the area is the user's limit, or a day without one. Then GPUs alone decide the order.
+`fleetcast evaluate queue` compares this with forecasts of the run time.
+"""
+
+DAY_S = 86_400.0
+
+
+def area(gpus: float, limit_s: float | None) -> float:
+    """Return the GPU-seconds that a request may take.
+
+    >>> area(8, 60.0), area(8, None)
+    (480.0, 691200.0)
+    """
+    return gpus * (DAY_S if limit_s is None else limit_s)

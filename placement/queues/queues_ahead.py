@@ -1,0 +1,129 @@
+"""The state of queues along a sampled future, in which jobs start and end.
+
+The rules are those of `fleetcast.placement.queues.standing`. All waiting requests of a queue count as wanted, whatever
+their place. A job that may run on any model counts as GPUs of any model.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.placement.queues.standing import LENDERS, QueueStanding
+from fleetcast.placement.queues.tree import Amounts
+
+Times = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class QueueHold:
+    """The amounts that a job takes from its leaf."""
+
+    leaf: str
+    amounts: Amounts
+
+    @cached_property
+    def kind(self) -> tuple[str, ...]:
+        """The leaf and the names of its resources. Holds of one kind differ only in their amounts."""
+        return self.leaf, *sorted(self.amounts)
+
+    @cached_property
+    def most(self) -> float:
+        return max(self.amounts.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Closure:
+    """Nodes that a queue may not use for a while.
+
+    nodes: (n,). from_s, to_s: seconds from now. name: its name for people.
+    """
+
+    nodes: NDArray[np.bool_]
+    from_s: float
+    to_s: float
+    name: str = ""
+
+    def bars(self, start_s: float, run_s: float) -> bool:
+        """Return whether a job that should run for `run_s` may not start there at `start_s`."""
+        return self.from_s < start_s + run_s and start_s < self.to_s
+
+
+class QueuesAhead:
+    """The queues along one future. The numbers are those of the jobs that hold GPUs."""
+
+    def __init__(self, standing: QueueStanding, holds: Mapping[int, QueueHold]) -> None:
+        self._standing = standing
+        self._holds = dict(holds)
+        self._refused: dict[tuple[str, ...], tuple[float, str]] = {}  # kind → the least that is refused, and by whom
+        self._allowed: dict[tuple[str, ...], float] = {}  # kind → the most that is allowed, since the last change
+
+    @classmethod
+    def of(cls, standing: QueueStanding, holds: Mapping[int, QueueHold], waiting: Iterable[QueueHold]) -> "QueuesAhead":
+        """Return the queues in their present state, with all waiting requests."""
+        standing = standing.copy()
+        standing.forget_wants()
+        for hold in waiting:
+            standing.wait(hold.leaf, hold.amounts)
+        return cls(standing, holds)
+
+    def copy(self) -> "QueuesAhead":
+        """Return an independent copy."""
+        return QueuesAhead(self._standing.copy(), self._holds)
+
+    def allows(self, hold: QueueHold) -> bool:
+        """Return whether the queue of this job may have its amounts now."""
+        least, _ = self._refused.get(hold.kind, (np.inf, ""))
+        if hold.most >= least:
+            return False
+        if hold.most <= self._allowed.get(hold.kind, -1.0):
+            return True
+        by = self._standing.refused_by(hold.leaf, hold.amounts)
+        if by is not None:
+            self._refused[hold.kind] = hold.most, by
+        else:
+            self._allowed[hold.kind] = hold.most
+        return by is None
+
+    def start(self, number: int, hold: QueueHold, waited: bool) -> None:
+        """Count a job that starts. waited: it was among the requests that wanted GPUs."""
+        self._allowed.clear()
+        if waited:
+            self._standing.wait(hold.leaf, hold.amounts, -1.0)
+        self._standing.hold(hold.leaf, hold.amounts)
+        self._holds[number] = hold
+
+    def end(self, number: int) -> None:
+        hold = self._holds.pop(number, None)
+        if hold is not None:
+            self._allowed.clear()
+            self._standing.hold(hold.leaf, hold.amounts, -1.0)
+            freed = {LENDERS, *self._standing.path(hold.leaf)}
+            self._refused = {kind: row for kind, row in self._refused.items() if row[1] not in freed}
+
+
+def allowed_from(standing: QueueStanding, spans: Iterable[tuple[float, float, QueueHold]], hold: QueueHold) -> float:
+    """Return the seconds after which a queue may have the job, inf if never.
+
+    spans: (start_s, end_s, hold) of each job that holds GPUs, or will. Jobs that started before now are
+    counted in `standing` already.
+    """
+    numbered = list(enumerate(spans))
+    events = [(end_s, 0, number) for number, (_, end_s, _) in numbered]
+    events += [(start_s, 1, number) for number, (start_s, _, _) in numbered if start_s >= 0]
+    holds = {number: one for number, (start_s, _, one) in numbered if start_s < 0}
+    queues, coming = QueuesAhead.of(standing, holds, ()), {number: one for number, (_, _, one) in numbered}
+    if queues.allows(hold):
+        return 0.0
+    for now_s, together in groupby(sorted(events), key=lambda event: event[0]):
+        for _, starts, number in together:
+            if starts:
+                queues.start(number, coming[number], waited=False)
+            else:
+                queues.end(number)
+        if queues.allows(hold):
+            return float(now_s)
+    return float("inf")

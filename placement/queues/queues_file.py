@@ -1,0 +1,271 @@
+"""Reading and checking `queues.toml`.
+
+A file with any error is refused as a whole. The RequestError names the line, the field and the fix.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from fleetcast.fleet.decode_faults import Path, explain, field_of, nearest_key
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.node_names import is_node_name, node_name_fault
+from fleetcast.fleet.requests import MAX_COUNT
+from fleetcast.fleet.toml_lines import line_at, lines_of
+from fleetcast.fleet.toml_text import read_toml
+from fleetcast.fleet.topology import Level, NodeSpec
+from fleetcast.placement.queues.queue_table import NumberCheck, QueueTable, check_text, make_nodes
+from fleetcast.placement.queues.tree import ANY, LeafOrder, Prices, QueueClass, QueueTree, TreePolicy, Window
+
+MOST_BYTES = 4_194_304
+MOST_QUEUES = 10_000
+MOST_WINDOWS = 1_000
+MOST_CLASSES = 1_000
+MOST_AMOUNTS = 100_000  # queues times GPU models: each pass compares that many
+LATEST_MS = 253_402_214_400_000  # 9999-12-31: later times cannot be written as dates in every zone
+MOST_MONEY = 1e9  # of a GPU-hour
+LATER = {
+    "spares": "spare nodes",
+    "power": "power caps",
+    "carbon": "carbon windows",
+    "share": "training beside inference",
+}
+HERE = ("policy", "class", "queue", "reservation", "maintenance", "prices")
+REFUSE = "refuse"
+_AnyTable = TypeVar("_AnyTable", bound=msgspec.Struct)
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class PolicyTable(_Table, frozen=True):
+    """The table `[policy]` of the file."""
+
+    half_life_h: float = 168.0
+    order: LeafOrder = "shortest"
+    max_wait_h: float = 24.0
+    claims: int = 8
+    preempt_gpu_h_per_h: float | None = None
+    unknown_queue: str = REFUSE
+    overcommit: bool = False
+
+
+class ClassTable(_Table, frozen=True):
+    """A table `[class.NAME]` of the file."""
+
+    priority: int = 0
+    preempts: tuple[str, ...] = ()
+
+
+class ReservationTable(_Table, frozen=True, kw_only=True):
+    """A table `[[reservation]]` or, without a queue, `[[maintenance]]`.
+
+    nodes: names, or {level = "domain"}.
+    """
+
+    name: str = ""
+    queue: str = ""
+    nodes: tuple[str, ...] | dict[Literal["nvlink_domain", "rack", "rail_group", "block"], str]
+    from_: datetime = msgspec.field(name="from")
+    to: datetime
+
+
+class Refuse:
+    """A builder of errors that name a place in the file."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __call__(self, path: Path, why: str) -> RequestError:
+        """Return the error about a place. Its message names the line and the field."""
+        field = field_of(path)
+        return RequestError(f"line {line_at(lines_of(self._text), path)}: {field}: {why}", field)
+
+
+def read_queues(text: str) -> QueueTree:
+    """Read the queue tree from a file's text.
+
+    Raises RequestError that says what is wrong with the file, and where.
+    """
+    if len(text) > MOST_BYTES:
+        size = f"{len(text):,} bytes, at most {MOST_BYTES:,}"
+        raise RequestError(f"the file has {size} are read: a tree of {MOST_QUEUES:,} queues fits into that", "queue")
+    try:
+        document = read_toml(text)
+    except ValueError as error:
+        raise RequestError(f"no valid TOML: {error}", None) from None
+    refuse = Refuse(text)
+    for name in document:
+        if name in LATER:
+            raise refuse((name,), f"{LATER[name]} are not honoured yet; leave the table out")
+        if name not in HERE:
+            raise refuse((name,), f"no such table{nearest_key(name, HERE)}")
+    return _tree(document, refuse, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree:
+    policy = _policy(_convert(document.get("policy", {}), PolicyTable, ("policy",), refuse), refuse)
+    class_tables = _dict(document, "class", refuse)
+    if len(class_tables) > MOST_CLASSES:
+        raise refuse(("class",), f"there are {len(class_tables):,} classes, at most {MOST_CLASSES:,}")
+    classes = {
+        name: _class(name, _convert(table, ClassTable, ("class", name), refuse), refuse)
+        for name, table in class_tables.items()
+    }
+    tables = _dict(document, "queue", refuse)
+    if not tables:
+        raise refuse(("queue",), "there is none: write at least one [queue.NAME]")
+    if len(tables) > MOST_QUEUES:
+        raise refuse(("queue",), f"there are {len(tables):,} queues, at most {MOST_QUEUES:,}")
+    queues = {name: _convert(table, QueueTable, ("queue", name), refuse) for name, table in tables.items()}
+    nodes = make_nodes(queues, policy, classes, refuse)
+    tree = QueueTree(nodes, policy, classes, (), _prices(document.get("prices", {}), refuse), digest)
+    if len(nodes) * len(tree.resources) > MOST_AMOUNTS:
+        counts = f"{len(nodes) - 1:,} queues times {len(tree.resources) - 1:,} GPU models"
+        raise refuse(("queue",), f"{counts}, at most {MOST_AMOUNTS:,} amounts: name fewer models, or fewer queues")
+    _check_names(tree, refuse)
+    windows = _windows(document, "reservation", tree, refuse) + _windows(document, "maintenance", tree, refuse)
+    return QueueTree(nodes, policy, classes, windows, tree.prices, digest)
+
+
+def installed_gpus(nodes: Iterable[NodeSpec]) -> dict[str, float]:
+    """Return resource → GPUs that a fleet has, including those that are out of service today."""
+    found: dict[str, float] = {ANY: 0.0}
+    for node in nodes:
+        found[ANY] += node.gpus
+        if node.gpu_model:
+            found[node.gpu_model] = found.get(node.gpu_model, 0.0) + node.gpus
+    return found
+
+
+def check_capacity(tree: QueueTree, capacity: Mapping[str, float], text: str = "") -> None:
+    """Raise RequestError if the queues are guaranteed more GPUs than the fleet has.
+
+    capacity: resource → GPUs of the fleet.
+    """
+    if tree.policy.overcommit:
+        return
+    root = tree.nodes[0]
+    for resource in tree.resources:
+        promised = math.fsum(tree.nodes[child].guaranteed.get(resource, 0.0) for child in root.children)
+        if promised > capacity.get(resource, 0.0):
+            what = "GPUs" if resource == ANY else f"GPUs of model {resource}"
+            first = next(node for row in root.children if resource in (node := tree.nodes[row]).guaranteed)
+            raise Refuse(text)(
+                ("queue", first.name, "guaranteed"),
+                f"the queues are guaranteed {promised:g} {what}, the fleet has {capacity.get(resource, 0.0):g}: "
+                "guarantee less, or set overcommit = true in [policy]",
+            )
+
+
+def _convert(value: Any, kind: type[_AnyTable], path: Path, refuse: Refuse) -> _AnyTable:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        fault = explain(error, kind, value, toml=True)
+        raise refuse((*path, *fault.path), fault.why) from None
+
+
+def _dict(document: Mapping[str, Any], name: str, refuse: Refuse) -> dict[str, Any]:
+    value = document.get(name, {})
+    if not isinstance(value, dict):
+        raise refuse((name,), f"is a {type(value).__name__}; write [{name}.NAME]")
+    return value
+
+
+def _policy(table: PolicyTable, refuse: Refuse) -> TreePolicy:
+    check = NumberCheck(("policy",), refuse)
+    check("half_life_h", table.half_life_h, 0.001, 1e6, "hours")
+    check("max_wait_h", table.max_wait_h, 0.001, 1e6, "hours")
+    check("claims", table.claims, 0, 1000)
+    check("preempt_gpu_h_per_h", table.preempt_gpu_h_per_h, 0, 1e9, "GPU-hours an hour")
+    unknown = "" if table.unknown_queue == REFUSE else table.unknown_queue
+    half_life_s, max_wait_s = table.half_life_h * 3600, table.max_wait_h * 3600
+    return TreePolicy(
+        *(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit),
+        may_preempt=bool(table.preempt_gpu_h_per_h),
+    )
+
+
+def _class(name: str, table: ClassTable, refuse: Refuse) -> QueueClass:
+    check_text(name, ("class", name), refuse)
+    NumberCheck(("class", name), refuse)("priority", table.priority, -MAX_COUNT, MAX_COUNT)
+    return QueueClass(table.priority, table.preempts)
+
+
+def _check_names(tree: QueueTree, refuse: Refuse) -> None:
+    """Check the names by which one table refers to another."""
+    unknown, leaves = tree.policy.unknown_queue, {node.name: None for node in tree.leaves()}
+    if unknown and unknown not in leaves:
+        why = f"{unknown!r} is no queue without queues below it{nearest_key(unknown, [*leaves])}"
+        raise refuse(("policy", "unknown_queue"), why)
+    for name, found in tree.classes.items():
+        for other in found.preempts:
+            if other not in tree.classes and other not in tree.row:
+                near = nearest_key(other, [*tree.classes, *leaves])
+                raise refuse(("class", name, "preempts"), f"{other!r} is no class and no queue{near}")
+
+
+def _prices(value: Any, refuse: Refuse) -> Prices:
+    if not isinstance(value, dict):
+        raise refuse(("prices",), f"is {value!r}, must be a table of prices of a GPU-hour by model")
+    rest = dict(value)
+    currency = rest.pop("currency", "")
+    if not isinstance(currency, str) or len(currency) > 16 or not currency.isprintable():
+        raise refuse(("prices", "currency"), f"is {currency!r}, must be a short text, such as 'EUR'")
+    for model, price in rest.items():
+        check_text(model, ("prices", model), refuse)
+        if isinstance(price, bool) or not isinstance(price, int | float):
+            raise refuse(("prices", model), f"is {price!r}, must be money for a GPU-hour, 0 or more")
+        NumberCheck(("prices",), refuse)(model, price, 0, MOST_MONEY, "money for a GPU-hour")
+    return Prices({model: float(price) for model, price in rest.items()}, currency)
+
+
+def _windows(document: Mapping[str, Any], kind: str, tree: QueueTree, refuse: Refuse) -> tuple[Window, ...]:
+    tables = document.get(kind, [])
+    if not isinstance(tables, list):
+        raise refuse((kind,), f"is no list of tables; write [[{kind}]]")
+    if len(tables) > MOST_WINDOWS:
+        raise refuse((kind,), f"there are {len(tables):,}, at most {MOST_WINDOWS:,}")
+    found = []
+    for at, value in enumerate(tables):
+        table = _convert(value, ReservationTable, (kind, at), refuse)
+        found.append(_window(table, kind, (kind, at), tree, refuse))
+    return tuple(found)
+
+
+def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, refuse: Refuse) -> Window:
+    if kind == "reservation" and (table.queue not in tree.row or not table.queue):
+        raise refuse((*path, "queue"), f"{table.queue!r} is no queue{nearest_key(table.queue, list(tree.row)[1:])}")
+    if kind == "maintenance" and table.queue:
+        raise refuse((*path, "queue"), "maintenance is nobody's: leave the queue out, or write [[reservation]]")
+    if not table.nodes:
+        raise refuse((*path, "nodes"), 'is empty: name nodes, or a domain such as {rack = "r12"}')
+    names = table.nodes.values() if isinstance(table.nodes, dict) else table.nodes
+    for text in (table.name, *names):
+        check_text(text or "unnamed", path, refuse)
+    from_ms, to_ms = _ms(table.from_), _ms(table.to)
+    for key, ms in (("from", from_ms), ("to", to_ms)):
+        if not 0 <= ms <= LATEST_MS:
+            raise refuse((*path, key), "must lie between 1970 and 9999-12-31")
+    if from_ms >= to_ms:
+        raise refuse((*path, "to"), f"{table.to.isoformat()} is not after its begin, {table.from_.isoformat()}")
+    name = table.name or f"{kind} {path[1] + 1}"  # type: ignore[operator]
+    queue = table.queue or None
+    if isinstance(table.nodes, dict):
+        domains = tuple((Level(level), domain) for level, domain in table.nodes.items())
+        return Window(name, queue, (), domains, from_ms, to_ms)
+    if (bad := next((node for node in table.nodes if not is_node_name(node)), None)) is not None:
+        raise refuse((*path, "nodes"), node_name_fault(bad))
+    return Window(name, queue, table.nodes, (), from_ms, to_ms)
+
+
+def _ms(time: datetime) -> int:
+    """Return a time in Unix ms. A time without a zone is UTC."""
+    known = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return round(known.timestamp() * 1000)

@@ -1,0 +1,442 @@
+"""The state of the queues in one pass: which queue is next, and how much more each may take.
+
+A queue's share after it received x is, with r for a resource (DRF: Ghodsi et al., NSDI 2011; Kueue
+weighs what is borrowed)
+
+    max over r of max(0, held + x − guaranteed)_r / fleet_r / weight  +  decayed / (fleet · h/ln 2) / weight
+
+The share is 0 while the queue is within its guarantee, so guarantees come first. The priority classes
+follow one after the other. Within a class the walk goes from the root to the child with the least share,
+and counts what it gives on the way (progressive filling).
+
+What a queue leaves unused is lent. Its own requests take it back: what they wait for is no longer lent,
+so it returns as jobs end.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import WHOLE_GPU, Gang, PlacementRequest
+from fleetcast.placement.columns import in_order
+from fleetcast.placement.queues.asks import Waiters
+from fleetcast.placement.queues.charges import LN2, LeafUse
+from fleetcast.placement.queues.tree import ANY, ROOT, QueueNode, QueueTree
+from fleetcast.placement.queues.walk import TreeWalk, WalkLine
+
+LeafRanks = Callable[[Waiters, Sequence[QueueNode]], NDArray[np.int64]]  # and the queue of each ask → (k,)
+Amounts = Mapping[str, float]
+NOTHING: Amounts = {}
+LENDERS = "\n"  # no queue's name: what others lend is not enough
+
+
+class Entry:
+    """A waiting entry: `fleetcast.placement.plan.queue.Waiting`, or any object with these two fields."""
+
+    request: PlacementRequest
+    queued_ms: int
+
+
+@dataclass(slots=True)
+class Stand:
+    """The state of one queue, or of a user in it.
+
+    reserve: resource → the part of the fleet that no other queue may take.
+    """
+
+    name: str
+    node: QueueNode | None  # None: a user
+    parent: "Stand | None"
+    weight: float
+    guaranteed: Amounts = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)
+    wanted: dict[str, float] = field(default_factory=dict)
+    decayed_gpu_s: float = 0.0
+    children: list["Stand"] = field(default_factory=list)
+    reserve: dict[str, float] = field(default_factory=dict)
+    below: dict[str, float] = field(default_factory=dict)  # `reserve` of its children, in all
+
+    def path(self) -> Iterable["Stand"]:
+        stand: Stand | None = self
+        while stand is not None:
+            yield stand
+            stand = stand.parent
+
+    def most(self, resource: str) -> float:
+        return self.node.most(resource) if self.node is not None else float("inf")
+
+    def lacks(self) -> bool:
+        """Return whether part of its guarantee is neither held nor waited for."""
+        return any(
+            self.held.get(name, 0.0) + self.wanted.get(name, 0.0) < gpus for name, gpus in self.guaranteed.items()
+        )
+
+    def has_within(self, amounts: Amounts) -> bool:
+        """Return whether it would stay within its guarantee with these amounts added."""
+        if not self.guaranteed:
+            return False
+        return all(
+            self.held.get(name, 0.0) + gpus <= self.guaranteed[name]
+            for name, gpus in amounts.items()
+            if name in self.guaranteed
+        ) and (ANY in self.guaranteed or (amounts.keys() - {ANY} <= self.guaranteed.keys() and len(amounts) > 1))
+
+    def least(self, resource: str) -> float:
+        """Return the amount that belongs to it, held or not.
+
+        That is the largest of what it holds, what it lends to no queue, and what it holds and waits for within
+        its guarantee.
+        """
+        guaranteed, held = self.guaranteed.get(resource, 0.0), self.held.get(resource, 0.0)
+        kept = self.node.kept(resource) if self.node is not None else 0.0
+        return max(held, kept, min(guaranteed, held + self.wanted.get(resource, 0.0)))
+
+
+class QueueStanding:
+    """The state of all queues in one pass: what each holds and wants, and how much more it may take.
+
+    capacity: resource → GPUs of the fleet that can be used, less those that jobs without a queue hold.
+    """
+
+    def __init__(
+        self, tree: QueueTree, use: Mapping[str, LeafUse], capacity: Amounts, banked: Amounts = NOTHING
+    ) -> None:
+        self.tree = tree
+        self.capacity = capacity
+        self.version = 0  # of what is held and wanted
+        self.stands: dict[str, Stand] = {}
+        for node in tree.nodes:
+            parent = self.stands[tree.nodes[node.parent].name] if node.parent >= 0 else None
+            self._add(Stand(node.name, node, parent, node.weight, self._guaranteed(node, banked)))
+        for leaf, mine in use.items():
+            if leaf:
+                self._carry(self.leaf(leaf), mine)
+        for stand in reversed(self.stands.values()):
+            self._reserve(stand)
+        self._spelt = {name.casefold(): name for name in (*capacity, *tree.resources)}
+
+    def _guaranteed(self, node: QueueNode, banked: Amounts) -> Amounts:
+        """Return the guarantee plus what the queue's credits add while they last.
+
+        Credits add to `gpu` only: the banked amount spread over one half-life.
+        """
+        credit = banked.get(node.name, 0.0) / self.tree.policy.half_life_s
+        return {name: gpus + (credit if name == ANY else 0.0) for name, gpus in node.guaranteed.items()}
+
+    def _add(self, stand: Stand) -> Stand:
+        self.stands[stand.name] = stand
+        if stand.parent is not None:
+            stand.parent.children.append(stand)
+        return stand
+
+    def leaf(self, name: str) -> Stand:
+        """Return a leaf by name, and create it if it is missing.
+
+        A user's leaf is created by the first call, and so is the leaf of a removed queue that still drains.
+        """
+        stand = self.stands.get(name)
+        if stand is None:
+            above = name.rpartition("/")[0]
+            parent = self.stands[above if above in self.stands else ROOT]
+            stand = self._add(Stand(name, None, parent, 1.0))
+        return stand
+
+    @staticmethod
+    def _carry(leaf: Stand, use: LeafUse) -> None:
+        for stand in leaf.path():
+            stand.decayed_gpu_s += use.decayed_gpu_s
+            for name, gpus in use.held.items():
+                stand.held[name] = stand.held.get(name, 0.0) + gpus
+
+    def _reserve(self, stand: Stand) -> None:
+        for name in self.tree.resources:
+            stand.below[name] = sum(child.reserve.get(name, 0.0) for child in stand.children)
+            stand.reserve[name] = max(stand.least(name), stand.below[name])
+
+    # -- who is next
+
+    def share(self, stand: Stand, more: Amounts = NOTHING) -> float:
+        """Return its weighted share of the fleet with `more` added. It is 0 within the guarantee."""
+        if more and stand.has_within(more):
+            return 0.0
+        fleet = max(1.0, self.capacity.get(ANY, 0.0))
+        used = stand.decayed_gpu_s / (fleet * self.tree.policy.half_life_s / LN2)
+        return (self._dominant(stand, more) + used) / stand.weight
+
+    def _dominant(self, stand: Stand, more: Amounts) -> float:
+        held = {name: stand.held.get(name, 0.0) + more.get(name, 0.0) for name in {*stand.held, *more}}
+        total = held.get(ANY, 0.0)
+        over = max(0.0, total - stand.guaranteed.get(ANY, 0.0))
+        scale = over / total if total and ANY in stand.guaranteed else 1.0
+        shares = [over / max(1.0, self.capacity.get(ANY, 0.0))] if ANY in stand.guaranteed or len(held) < 2 else []
+        for name, gpus in held.items():
+            if name != ANY:
+                beyond = max(0.0, gpus - stand.guaranteed.get(name, 0.0))
+                shares.append(beyond * scale / max(1.0, self.capacity.get(name, 0.0)))
+        return max(shares, default=0.0)
+
+    def in_order(
+        self, queue: Sequence[Any], ranks: LeafRanks, decided_by: dict[str, dict[str, float]] | None = None
+    ) -> list[Any]:
+        """Return entries in the order in which all would start if each fitted, those without a queue last.
+
+        ranks: gives each entry's place. Only places within one leaf are compared. On the way, an entry that is
+        above a limit now counts as taking nothing. decided_by: is filled with the shares that decided,
+        request_id → its queue at each level → share.
+        """
+        waiters = Waiters(queue)
+        leaves = [self.tree.known_leaf(request) for request in waiters.first]
+        own = {leaf: self.tree.path(leaf)[0] if leaf else self.tree.nodes[0] for leaf in set(leaves)}
+        nodes = [own[leaf] for leaf in leaves]
+        places = ranks(waiters, nodes)
+        classes = np.array([node.priority for node in nodes], np.int64)
+        known = np.array([bool(leaf) for leaf in leaves], bool)
+        merge = self._merge(waiters, leaves, places, decided_by)
+        found: list[Any] = []
+        for priority in sorted(set(classes[known].tolist()), reverse=True):
+            mine = np.flatnonzero((known & (classes == priority))[waiters.ask])
+            found += [queue[at] for at in merge(mine).tolist()]
+        outside = np.flatnonzero(~known[waiters.ask])
+        return found + [queue[at] for at in outside[np.argsort(places[outside])].tolist()]
+
+    def _merge(
+        self,
+        waiters: Waiters,
+        leaves: Sequence[str],
+        places: NDArray[np.int64],
+        decided_by: dict[str, dict[str, float]] | None,
+    ) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+        """Return a function that orders the (k,) entries of one class.
+
+        Each call continues after all entries that were ordered before. leaves: the leaf of each ask.
+        """
+        names = {leaf: self.leaf(leaf).name if leaf else ROOT for leaf in dict.fromkeys(leaves)}
+        number = {name: at for at, name in enumerate(self.stands)}
+        spelt = {model: self._spelt.get(model.casefold(), model) for model in {ask.model for ask in waiters.asks}}
+        models = [spelt[ask.model] for ask in waiters.asks]
+        stands = list(number)
+        walk = TreeWalk(self._lines(number), self.capacity, self.tree.policy.half_life_s, spelt.values())
+        line = np.array([number[names[leaf]] for leaf in leaves], np.int64)[waiters.ask]
+        milli = np.array([ask.milli for ask in waiters.asks], np.int64)[waiters.ask]
+        model = np.array([walk.resources.index(name) for name in models], np.int64)[waiters.ask]
+
+        def merged(mine: NDArray[np.int64]) -> NDArray[np.int64]:
+            mine = mine[in_order(places[mine], line[mine])]
+            asks = line[mine], milli[mine], model[mine], waiters.queued_ms[mine]
+            if decided_by is None:
+                return mine[walk.merged(*asks)]
+            table = np.zeros((len(mine), walk.deepest + 1))
+            order = walk.merged(*asks, table)
+            for at, row in zip(mine.tolist(), table.tolist(), strict=True):
+                levels = self.path(stands[line[at]])[-2::-1]
+                decided_by[waiters.entries[at].request.request_id] = dict(zip(levels, row[1:], strict=False))
+            return mine[order]
+
+        return merged
+
+    def _lines(self, number: Mapping[str, int]) -> list[WalkLine]:
+        found: list[WalkLine] = []
+        for stand in self.stands.values():
+            parent = number[stand.parent.name] if stand.parent else -1
+            room = {
+                name: most - stand.held.get(name, 0.0)
+                for name in self.tree.resources
+                if (most := stand.most(name)) < float("inf")
+            }
+            depth = found[parent].depth + 1 if stand.parent else 0
+            own = stand.weight, stand.held, stand.guaranteed, stand.decayed_gpu_s
+            found.append(WalkLine(stand.name, parent, depth, *own, room))
+        return found
+
+    # -- how much more each may take
+
+    def allow(self, request: PlacementRequest) -> PlacementRequest | str:
+        """Limit the request to its queue's quota, or return the reason against it.
+
+        An elastic request may get a smaller gang.
+        """
+        leaf, gang = self.leaf(self.tree.leaf_of(request)), request.members
+        if not (why := self._refused(leaf, self.wanted(request, gang.desired))):
+            return request
+        steps = (gang.desired - gang.min) // gang.step
+        low, high = -1, steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            if said := self._refused(leaf, self.wanted(request, gang.min + middle * gang.step)):
+                why, high = said, middle - 1
+            else:
+                low = middle
+        if low < 0:
+            return why
+        return msgspec.structs.replace(request, gang=Gang(gang.min, gang.min + low * gang.step, gang.step))
+
+    def wanted(self, request: PlacementRequest, members: int) -> dict[str, float]:
+        """Return `amounts_of`, with models spelt as in the fleet and the queue file."""
+        found = amounts_of(request, members)
+        return {self._spelt.get(name.casefold(), name): gpus for name, gpus in found.items()}
+
+    def never(self, request: PlacementRequest) -> str:
+        """Return why its queue can never hold as much as the request needs, by the limits of the file.
+
+        Returns "" if it can.
+        """
+        return never_fits(self.tree, self.tree.leaf_of(request), request)
+
+    def refused_by(self, name: str, amounts: Amounts) -> str | None:
+        """Return the queue whose limit keeps these additional amounts from a leaf now.
+
+        Returns LENDERS if the other queues do not lend enough. Returns None if the leaf may have the amounts.
+        """
+        leaf = self.leaf(name)
+        limit = self._limit(leaf, amounts)
+        if limit is not None:
+            return limit[0].name
+        return LENDERS if self._lent_out(leaf, amounts) else None
+
+    def path(self, leaf: str) -> list[str]:
+        """Return a leaf and the queues above it."""
+        return [stand.name for stand in self.leaf(leaf).path()]
+
+    def comes_back(self, request: PlacementRequest) -> bool:
+        """Return whether a refused request could get as much as it needs once jobs have ended.
+
+        What other queues reserve does not count as available.
+        """
+        leaf, amounts = self.leaf(self.tree.leaf_of(request)), self.wanted(request, request.members.min)
+        if self._limit(leaf, amounts) is not None:
+            return False
+        for name, gpus in amounts.items():
+            held = self.stands[ROOT].held.get(name, 0.0) + gpus
+            kept = self._reserved_with(leaf, name, gpus) - held
+            if name in self.tree.resources and gpus + kept > self.capacity.get(name, 0.0):
+                return False
+        return True
+
+    def _refused(self, leaf: Stand, amounts: Amounts) -> str:
+        limit = self._limit(leaf, amounts)
+        if limit is None:
+            return self._lent_out(leaf, amounts)
+        stand, name = limit
+        said = f"{stand.held.get(name, 0.0):g} of {gpus_of(name, stand.most(name))} held, {amounts[name]:g} wanted"
+        return f"queue {stand.name!r} is at its limit: {said}"
+
+    @staticmethod
+    def _limit(leaf: Stand, amounts: Amounts) -> tuple[Stand, str] | None:
+        """Return the queue whose limit these amounts would exceed, and the resource. None if there is none."""
+        for stand in leaf.path():
+            for name, gpus in amounts.items():
+                if stand.held.get(name, 0.0) + gpus > stand.most(name):
+                    return stand, name
+        return None
+
+    def _lent_out(self, leaf: Stand, amounts: Amounts) -> str:
+        """Return why these amounts cannot be borrowed. Returns "" if they can, or need not be borrowed.
+
+        What other queues keep is not lent, nor is the part of their guarantee that they wait for.
+        """
+        if not any(stand.node and stand.name != ROOT and not stand.has_within(amounts) for stand in leaf.path()):
+            return ""
+        for name, gpus in amounts.items():
+            if name not in self.tree.resources:
+                continue
+            room = self.capacity.get(name, 0.0) - self._reserved_with(leaf, name, gpus)
+            if room < 0:
+                free = max(0.0, room + gpus)
+                return f"queue {leaf.name!r} would borrow {gpus_of(name, gpus)}, and others lend {free:g} now"
+        return ""
+
+    def _reserved_with(self, leaf: Stand, name: str, gpus: float) -> float:
+        """Return how much of the fleet is reserved if a leaf holds `gpus` more."""
+        more = 0.0
+        for stand in leaf.path():
+            held, below = stand.held.get(name, 0.0) + gpus, stand.below.get(name, 0.0) + more
+            more = max(stand.least(name), held, below) - stand.reserve.get(name, 0.0)
+        return self.stands[ROOT].reserve.get(name, 0.0) + more
+
+    def take(self, request: PlacementRequest, amounts: Amounts) -> None:
+        """Count a placement."""
+        self.version += 1
+        self.hold(self.tree.leaf_of(request), amounts)
+
+    def hold(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
+        """Add amounts to what a leaf holds. With sign −1, subtract them."""
+        for stand in self.leaf(leaf).path():
+            for name, gpus in amounts.items():
+                stand.held[name] = stand.held.get(name, 0.0) + sign * gpus
+            self._reserve(stand)
+
+    def want(self, request: PlacementRequest) -> bool:
+        """Count a request that waits for GPUs, so that its queue's guarantee is not lent meanwhile.
+
+        Returns False if none of its queues lacks anything: then no further request of this leaf counts.
+        """
+        leaf = self.tree.leaf_of(request)
+        if not any(stand.lacks() for stand in self.leaf(leaf).path()):
+            return False
+        self.version += 1
+        self.wait(leaf, self.wanted(request, request.members.min))
+        return True
+
+    def wait(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
+        """Add amounts to what a leaf waits for. With sign −1, subtract them."""
+        for stand in self.leaf(leaf).path():
+            for name, gpus in amounts.items():
+                stand.wanted[name] = stand.wanted.get(name, 0.0) + sign * gpus
+            self._reserve(stand)
+
+    def forget_wants(self) -> None:
+        """Drop all counts of waiting requests."""
+        for stand in reversed(self.stands.values()):
+            stand.wanted.clear()
+            self._reserve(stand)
+
+    def copy(self) -> "QueueStanding":
+        """Return an independent copy."""
+        other = copy(self)
+        other.stands = {}
+        for stand in self.stands.values():
+            parent = other.stands[stand.parent.name] if stand.parent is not None else None
+            mine = replace(stand, parent=parent, children=[], reserve=dict(stand.reserve))
+            mine.held, mine.wanted, mine.below = dict(stand.held), dict(stand.wanted), dict(stand.below)
+            other._add(mine)
+        return other
+
+
+def never_fits(tree: QueueTree, leaf: str, request: PlacementRequest) -> str:
+    """Return why a queue can never hold as much as a request needs, by the limits of the file.
+
+    Returns "" if it can.
+    """
+    spelt = {name.casefold(): name for name in tree.resources}
+    wanted = {spelt.get(name.casefold(), name): gpus for name, gpus in amounts_of(request, request.members.min).items()}
+    for node in tree.path(leaf):
+        for name, gpus in wanted.items():
+            if gpus > node.most(name):
+                needs = gpus_of(name, gpus)
+                return f"needs {needs}, and queue {node.name!r} may hold {node.most(name):g} at most"
+    return ""
+
+
+def amounts_of(request: PlacementRequest, members: int) -> dict[str, float]:
+    """Return resource → GPUs that this number of members needs.
+
+    A request for any of several models counts as `gpu` only.
+    """
+    gpus = members * request.gpus_per_node * request.milli / WHOLE_GPU
+    models = (request.gpu_model,) if request.gpu_model else request.gpu_models
+    return {ANY: gpus, models[0]: gpus} if len(models) == 1 else {ANY: gpus}
+
+
+def gpus_of(resource: str, gpus: float) -> str:
+    """Return a number of GPUs in words.
+
+    >>> gpus_of("gpu", 1.0), gpus_of("H100", 8.0)
+    ('1 GPU', '8 H100s')
+    """
+    noun = "GPU" if resource == ANY else resource
+    return f"{gpus:g} {noun}" if gpus == 1 else f"{gpus:g} {noun}s"

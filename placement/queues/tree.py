@@ -1,0 +1,307 @@
+"""The tree of queues: the guarantees, limits and weights of all queues.
+
+The tree is parsed from `queues.toml` (`fleetcast.placement.queues.queues_file`) and never changes.
+
+A queue's name is its path, such as `research/nlp`. The root, "", is the fleet. Requests wait in leaves.
+If a queue is `per_user`, its users are leaves below it, made on demand. Amounts are GPUs by resource: a
+GPU model, or `gpu` for GPUs of any model.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.spelling import nearest
+from fleetcast.fleet.topology import Level
+
+ANY = "gpu"  # GPUs of any model
+ROOT = ""
+DEFAULT_QUEUE = "default"
+Amounts = Mapping[str, float]  # resource → GPUs
+LeafOrder = Literal["fifo", "shortest", "attained"]
+NAMED = 3
+MOST_LEAVES = 65_536  # that are kept in mind
+
+
+@dataclass(frozen=True, slots=True)
+class TreePolicy:
+    """The policy of all queues.
+
+    `unknown_queue`: the queue for requests of unknown queues. "" refuses such requests.
+    claims, may_preempt: reserved for a later version, in which entries other than the head can claim GPUs and
+    running jobs can be stopped.
+    """
+
+    half_life_s: float = 168 * 3600.0
+    order: LeafOrder = "shortest"
+    max_wait_s: float = 24 * 3600.0
+    claims: int = 8
+    unknown_queue: str = ""
+    overcommit: bool = False
+    may_preempt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueueClass:
+    """A priority class.
+
+    `preempts` is reserved for a later version in which running jobs can be stopped.
+    """
+
+    priority: int = 0
+    preempts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Credits:
+    """The settings of a queue's credits.
+
+    `rate`: share of the unused guarantee that is banked. `cap_gpu_s`: the most that the bank can hold.
+    """
+
+    rate: float
+    cap_gpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNode:
+    """One queue of the tree.
+
+    guaranteed: what its own requests get first. A parent's guarantee is at least the sum of its children's.
+    limit, borrow: a resource that is missing here is unlimited. lend: a resource that is missing here is lent
+    whenever it is idle.
+    """
+
+    name: str
+    parent: int = -1
+    children: tuple[int, ...] = ()
+    weight: float = 1.0
+    guaranteed: Amounts = field(default_factory=dict)
+    limit: Amounts = field(default_factory=dict)
+    lend: Amounts = field(default_factory=dict)
+    borrow: Amounts = field(default_factory=dict)
+    class_name: str = ""
+    priority: int = 0
+    order: LeafOrder = "shortest"
+    max_wait_s: float = 24 * 3600.0
+    max_waiting: int | None = None
+    per_user: bool = False
+    credits: Credits | None = None
+
+    def most(self, resource: str) -> float:
+        """Return the most that it may ever hold: its limit, or its guarantee plus what it may borrow."""
+        borrowed = self.borrow.get(resource)
+        highest = float("inf") if borrowed is None else self.guaranteed.get(resource, 0.0) + borrowed
+        return min(self.limit.get(resource, float("inf")), highest)
+
+    def kept(self, resource: str) -> float:
+        """Return the part of its guarantee that it lends to no queue, even while that part is idle."""
+        guaranteed = self.guaranteed.get(resource, 0.0)
+        return max(0.0, guaranteed - self.lend.get(resource, guaranteed))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Nodes that only one queue may use from `from_ms` until `to_ms`, or no queue if `queue` is None."""
+
+    name: str
+    queue: str | None
+    nodes: tuple[str, ...]  # by name, or
+    domains: tuple[tuple[Level, str], ...]  # all in these
+    from_ms: int
+    to_ms: int
+
+
+def words_of(window: Window) -> str:
+    """Return a window's name for people: `reservation 'mlperf'`, `maintenance 'firmware'`."""
+    return f"{'maintenance' if window.queue is None else 'reservation'} {window.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The price of a GPU-hour by model. `gpu` is the price for all other models."""
+
+    gpu_h: Amounts = field(default_factory=dict)
+    currency: str = ""
+
+    def of(self, model: str) -> float | None:
+        return self.gpu_h.get(model, self.gpu_h.get(ANY))
+
+
+@dataclass(frozen=True)
+class QueueTree:
+    """All queues, parents before children, the root first.
+
+    `digest`: the hash of the text that the tree was read from.
+    """
+
+    nodes: tuple[QueueNode, ...]
+    policy: TreePolicy = TreePolicy()
+    classes: Mapping[str, QueueClass] = field(default_factory=dict)
+    windows: tuple[Window, ...] = ()
+    prices: Prices = Prices()
+    digest: str = ""
+
+    @cached_property
+    def row(self) -> dict[str, int]:
+        return {node.name: row for row, node in enumerate(self.nodes)}
+
+    @cached_property
+    def resources(self) -> tuple[str, ...]:
+        """`gpu`, and the models that any queue names."""
+        named = {name for node in self.nodes for kind in amounts_of(node) for name in kind}
+        return (ANY, *sorted(named - {ANY}))
+
+    def node(self, name: str) -> QueueNode:
+        return self.nodes[self.row[name]]
+
+    def path(self, name: str) -> list[QueueNode]:
+        """Return a queue and the queues above it, with the root last.
+
+        The path of a user's leaf begins with the user's queue.
+        """
+        row = self.row.get(name)
+        if row is None:
+            row = self.row[name.rpartition("/")[0]]
+        found = []
+        while row >= 0:
+            found.append(self.nodes[row])
+            row = self.nodes[row].parent
+        return found
+
+    def leaves(self) -> Iterator[QueueNode]:
+        return (node for node in self.nodes if not node.children and node.name != ROOT)
+
+    def priority_of(self, request: PlacementRequest) -> int:
+        """Return a request's own priority, raised by its class if the file has one of that name."""
+        named = self.classes.get(request.class_)
+        return request.priority + (named.priority if named else 0)
+
+    def queue_of(self, request: PlacementRequest) -> QueueNode:
+        """Return the queue that a request waits in.
+
+        Raises RequestError that names the wrong field if there is no such queue.
+        """
+        name = self._named(request)
+        node = self._find(name)
+        if node is None:
+            raise RequestError(self._unknown(name), "tenant" if name != request.queue else "queue")
+        if node.children:
+            below = some_of([self.nodes[child].name for child in node.children])
+            raise RequestError(f"queue {node.name!r} has queues below it: name one of them, such as {below}", "queue")
+        if request.tenant and not _inside(node.name, request.tenant):
+            raise RequestError(f"queue {node.name!r} is not below tenant {request.tenant!r}", "tenant")
+        return node
+
+    @staticmethod
+    def _named(request: PlacementRequest) -> str:
+        """Return the path of the queue that a request names, below its tenant."""
+        name = request.queue
+        if request.tenant and not _inside(name, request.tenant):
+            return f"{request.tenant}/{name}" if name != DEFAULT_QUEUE else request.tenant
+        return name
+
+    def _find(self, name: str) -> QueueNode | None:
+        """Return the queue of a path, or the queue for unknown ones. None if there is neither."""
+        row = self.row.get(name) if name != ROOT else None
+        if row is None and self.policy.unknown_queue:
+            row = self.row[self.policy.unknown_queue]
+        return None if row is None else self.nodes[row]
+
+    def instead_of(self, request: PlacementRequest) -> str:
+        """Return the path that a request names if no queue has it, so that another queue is charged.
+
+        Returns "" otherwise.
+        """
+        name = self._named(request)
+        return "" if name in self.row and name != ROOT else name
+
+    @cached_property
+    def _leaves(self) -> dict[tuple[str, str, str], str]:
+        """A cache of the leaves of earlier requests."""
+        return {}
+
+    def leaf_of(self, request: PlacementRequest) -> str:
+        """Return the leaf that a request waits in: its queue, or its user below that queue.
+
+        Raises RequestError in the same cases as `queue_of`.
+        """
+        key = request.queue, request.tenant, request.user
+        leaf = self._leaves.get(key)
+        if leaf is None:
+            if len(self._leaves) >= MOST_LEAVES:
+                self._leaves.clear()
+            leaf = self._leaves[key] = self._leaf_of(request)
+        return leaf
+
+    def _leaf_of(self, request: PlacementRequest) -> str:
+        node = self.queue_of(request)
+        if not node.per_user:
+            return node.name
+        if not request.user:
+            raise RequestError(f"queue {node.name!r} shares among its users: name the user", "user")
+        return user_leaf(node.name, request.user)
+
+    def known_leaf(self, request: PlacementRequest) -> str:
+        """Return `leaf_of`, or "" for a request without a queue, such as another scheduler's job."""
+        if self._leaves.get((request.queue, request.tenant, request.user)) is None:
+            node = self._find(self._named(request))
+            if node is None or node.children:
+                return ""
+        try:
+            return self.leaf_of(request)
+        except RequestError:
+            return ""
+
+    def _unknown(self, name: str) -> str:
+        names = [node.name for node in self.leaves()]
+        near = nearest(name, names, NAMED, 0.5) or [one for one in names if one.rpartition("/")[2] == name]
+        if near:
+            return f"no queue {name!r}; the nearest are {some_of(near)}"
+        return f"no queue {name!r}; there are {some_of(names)}"
+
+
+def user_leaf(queue: str, user: str) -> str:
+    """Return the leaf of a user. A slash in the user's name does not make another level.
+
+    >>> user_leaf("research/nlp", "ada")
+    'research/nlp/ada'
+    """
+    return f"{queue}/{user.replace('/', '|')}"
+
+
+def notes_of(tree: QueueTree) -> list[str]:
+    """Return the settings of a file that have no effect yet."""
+    notes = []
+    if tree.policy.claims != TreePolicy().claims:
+        notes.append("claims has no effect: GPUs are kept for the head alone")
+    if tree.policy.may_preempt:
+        notes.append("preempt_gpu_h_per_h has no effect: no running job is stopped yet")
+    if any(node.order == "attained" for node in tree.nodes):
+        notes.append("order attained is fifo: no running job is stopped yet")
+    if any(node.credits for node in tree.nodes):
+        notes.append("credits come first in the order, and protect nobody: no running job is stopped yet")
+    if any(found.preempts for found in tree.classes.values()):
+        notes.append("preempts has no effect: no running job is stopped yet")
+    return notes
+
+
+def amounts_of(node: QueueNode) -> tuple[Amounts, ...]:
+    return node.guaranteed, node.limit, node.lend, node.borrow
+
+
+def some_of(names: list[str]) -> str:
+    """Return some of the names in words.
+
+    >>> some_of(["a", "b", "c", "d"])
+    "'a', 'b', 'c' and 1 more"
+    """
+    shown = ", ".join(repr(name) for name in names[:NAMED])
+    return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED:,} more"
+
+
+def _inside(name: str, above: str) -> bool:
+    return name == above or name.startswith(f"{above}/")

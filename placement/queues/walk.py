@@ -1,0 +1,156 @@
+"""The order in which queues take turns, for all waiting entries at once (progressive filling).
+
+From the root, the walk goes to the child whose first entry would leave it with the least share, and
+counts what it gives on the way. Among equal shares the longer wait comes first, then the queue's name.
+
+Which entry of a child is next depends on that child alone: on what it received before, and on what the
+entry takes. So each level of the tree is merged at once, from the leaves up. Children give their heads,
+so an entry never comes before earlier entries of its child: its place is by the highest key up to it.
+
+Arrays are over k entries and r resources. The first resource is GPUs of any model.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import WHOLE_GPU
+from fleetcast.placement.columns import begins, in_order
+from fleetcast.placement.queues.charges import LN2
+from fleetcast.placement.queues.tree import ANY, Amounts
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class WalkLine:
+    """One queue in the walk.
+
+    parent: index into the lines, -1 for the root. room: how much more it may hold by its limits.
+    """
+
+    name: str
+    parent: int
+    depth: int
+    weight: float
+    held: Amounts
+    guaranteed: Amounts
+    decayed_gpu_s: float
+    room: Amounts
+
+
+class TreeWalk:
+    """The lines of a tree, parents before children, and what each has received.
+
+    capacity: resource → GPUs.
+    """
+
+    def __init__(
+        self, lines: Sequence[WalkLine], capacity: Amounts, half_life_s: float, models: Iterable[str] = ()
+    ) -> None:
+        named = {name for line in lines for kind in (line.held, line.guaranteed, line.room) for name in kind}
+        self.resources = (ANY, *sorted({*named, *models} - {ANY}))
+        self._parent = np.array([line.parent for line in lines], np.int64)
+        self._depth = np.array([line.depth for line in lines], np.int64)
+        self.deepest = int(self._depth.max(initial=0))
+        self._by_name = np.argsort(np.argsort([line.name for line in lines]))
+        self._weight = np.array([line.weight for line in lines])
+        self._held, self._holds = self._columns([line.held for line in lines], 0.0)
+        self._own, self._has_own = self._columns([line.guaranteed for line in lines], 0.0)
+        self._room, _ = self._columns([line.room for line in lines], np.inf)
+        for at in range(1, len(lines)):
+            self._room[at] = np.minimum(self._room[at], self._room[lines[at].parent])
+        self._fleet = np.array([max(1.0, capacity.get(name, 0.0)) for name in self.resources])
+        used_gpu_s = np.array([line.decayed_gpu_s for line in lines])
+        self._used = used_gpu_s / (self._fleet[0] * half_life_s / LN2)
+        self._given = np.zeros(self._held.shape, np.int64)  # thousandths of GPUs
+        self._gives = np.zeros(self._held.shape, bool)
+
+    def _columns(self, amounts: Sequence[Amounts], otherwise: float) -> tuple[Floats, Mask]:
+        """Return (lines, r) amounts, and (lines, r) whether each is named."""
+        values = np.array([[one.get(name, otherwise) for name in self.resources] for one in amounts])
+        return values, np.array([[name in one for name in self.resources] for one in amounts])
+
+    def merged(self, leaf: Ints, milli: Ints, model: Ints, queued_ms: Ints, decided_by: Floats | None = None) -> Ints:
+        """Return (k,) indices of entries in the order in which they take turns.
+
+        Entries are given by leaf (an index into the lines), each leaf's entries in their own order. milli:
+        thousandths of GPUs. model: index into the resources, 0 for any. decided_by: (k, depth), filled with the
+        shares that decided. Each is the highest share of the entry's line of this depth, up to and with the
+        entry.
+        """
+        asked = np.zeros((len(leaf), len(self.resources)), np.int64)
+        asked[np.arange(len(leaf)), model] = milli
+        asked[:, 0] = milli
+        names = np.zeros(asked.shape, bool)
+        names[np.arange(len(leaf)), model] = names[:, 0] = True
+        within = asked <= WHOLE_GPU * self._room[leaf]
+        takes = np.asarray(within.all(axis=1))  # who is above a limit takes nothing on the way
+        order, line = np.zeros(0, np.int64), leaf.copy()
+        for depth in range(int(self._depth[leaf].max(initial=0)), 0, -1):
+            own = np.flatnonzero(self._depth[leaf] == depth)
+            order = np.concatenate([order, own])
+            order = order[in_order(line[order])]
+            place, shares = self._places(line[order], asked[order], names[order], takes[order], queued_ms[order])
+            if decided_by is not None:
+                decided_by[order, depth] = _highest_so_far(shares, line[order])
+            line[order] = self._parent[line[order]]
+            order = order[in_order(place, line[order])]
+        return order
+
+    def _places(self, line: Ints, asked: Ints, names: Mask, takes: Mask, queued_ms: Ints) -> tuple[Ints, Floats]:
+        """Return (k,) the place of each entry within its level, and the share of its line with the entry.
+
+        Entries are sorted by line, and counted as given.
+        """
+        new = begins(line)
+        first, group = np.flatnonzero(new), np.cumsum(new) - 1
+        given = np.where(takes[:, None], asked, 0)
+        named = names & takes[:, None]
+        before = _sums_before(given, first, group) + self._given[line]
+        seen = np.asarray(_sums_before(named.astype(np.int64), first, group) > 0) | self._gives[line]
+        shares = self._shares(line, (before + asked) / WHOLE_GPU, seen | names)
+        self._given[line[first]] += np.add.reduceat(given, first, axis=0)
+        self._gives[line[first]] |= np.add.reduceat(named, first, axis=0, dtype=np.int64) > 0
+        place = np.empty(len(line), np.int64)
+        place[np.lexsort((self._by_name[line], queued_ms, shares))] = np.arange(len(line))
+        return np.asarray(np.maximum.accumulate(place + group * len(line)) - group * len(line)), shares
+
+    def _shares(self, line: Ints, more: Floats, seen: Mask) -> Floats:
+        """Return (k,) `QueueStanding.share` of the lines with `more` added, for the resources `seen`."""
+        held, own, has_own = self._held[line] + more, self._own[line], self._has_own[line]
+        within = has_own.any(axis=1) & (~(seen & has_own) | (held <= own)).all(axis=1)
+        only_models = (~seen[:, 1:] | has_own[:, 1:]).all(axis=1) & (seen.sum(axis=1) > 1)
+        within &= has_own[:, 0] | only_models
+        seen = seen | self._holds[line]
+        beyond = np.maximum(0.0, held - own)
+        total, over = held[:, 0], beyond[:, 0]
+        scale = np.divide(over, total, out=np.ones(len(line)), where=has_own[:, 0] & (total != 0))
+        counts = has_own[:, 0] | (seen.sum(axis=1) < 2)
+        dominant = np.where(counts, over / self._fleet[0], 0.0)
+        by_model = np.where(seen[:, 1:], beyond[:, 1:] * scale[:, None] / self._fleet[1:], 0.0)
+        dominant = np.maximum(dominant, by_model.max(axis=1, initial=0.0))
+        return np.asarray(np.where(within, 0.0, (dominant + self._used[line]) / self._weight[line]))
+
+
+def _highest_so_far(shares: Floats, line: Ints) -> Floats:
+    """Return (k,) the highest share of each entry's line up to the entry. Entries are sorted by line."""
+    ends = [*np.flatnonzero(begins(line))[1:].tolist(), len(line)]
+    found, begin = np.empty_like(shares), 0
+    for end in ends:
+        found[begin:end] = np.maximum.accumulate(shares[begin:end])
+        begin = end
+    return found
+
+
+def _sums_before(values: Ints, first: Ints, group: Ints) -> Ints:
+    """Return (k, r) running sums of the rows before each row, starting at 0 in each group.
+
+    first: the index at which each group begins.
+    """
+    before = np.cumsum(values, axis=0) - values
+    return np.asarray(before - before[first][group])

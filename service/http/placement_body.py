@@ -1,0 +1,13 @@
+"""Decoding of the body of a placement request, for the api and the placer."""
+
+import msgspec
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.service.http.request_body import decoded
+
+_decoder = msgspec.json.Decoder(PlacementRequest)
+
+
+def decode(body: bytes) -> PlacementRequest:
+    """Decode the request. Raises a 400 or 422 problem that names every wrong key."""
+    return decoded(body, _decoder)

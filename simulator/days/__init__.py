@@ -1,0 +1,1 @@
+"""Days and weeks of jobs without telemetry, played by events."""

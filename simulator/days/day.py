@@ -1,0 +1,414 @@
+"""A day of the fleet in a second, by events: jobs, faults and one scheduler.
+
+It measures the GPU-hours that faults cost. Model, the same for all arms except for what the scheduler
+knows:
+
+- A fault is on one GPU of a node, or on all of it. A job that holds it works at 1 / slowdown. A job
+  that the fault kills dies after the measured time (it stands still if the fault hangs it). It loses
+  the work since its last checkpoint (every CHECKPOINT_S of work), goes back to the head of the queue,
+  and needs RESTART_S to come up again. A job that is started on a GPU that is gone does not come up: it
+  dies after LAUNCH_S.
+- Every scheduler notices within DOWN_S that a whole node is gone. For other faults that kill, an
+  operator drains the node OPERATOR_S after the first job that died there. A node that is only slow is
+  never drained.
+- RISK_BLIND knows free GPUs, drained and lost nodes. RISK_AWARE also has the node's risk, from the
+  measured delay after the fault first showed until CLEAR_S after it ended. A slow fault shows once a
+  job runs on it. Neither arm touches a running job. In ACTING the job's owner does. Once the node is
+  flagged, a hung job is restarted elsewhere at once. A slow job is checkpointed and moved when it has
+  lost as much as a restart costs (ski rental).
+- Lost GPU-hours = slowed and stalled work + work lost since a checkpoint + restarts + GPUs kept idle on
+  avoided or drained nodes while jobs queue for them.
+"""
+
+import copy
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.topology import Topology
+from fleetcast.placement.engine import decide
+from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.view import ClusterView, Inventory
+from fleetcast.simulator.days.backfill import BackfilledJob, BackfillQueue
+from fleetcast.simulator.days.traces import TraceJob, gang_shape
+from fleetcast.simulator.faults.detection import Sighting
+
+CHECKPOINT_S = 1800.0
+RESTART_S = 300.0
+LAUNCH_S = 120.0
+DOWN_S = 60.0
+OPERATOR_S = 1800.0
+CLEAR_S = 600.0
+FALSE_P_SLOW = 0.6  # the risk that a falsely flagged node shows
+RETRY_MS = 300_000
+CHECK_INTERVAL_MS = 300_000  # how often idle GPUs are counted
+GONE = frozenset({"gpu_off_bus", "node_lost"})
+SHOWS_IDLE = frozenset({"gpu_off_bus", "node_lost", "ecc_storm", "ib_flap"})  # seen without a job on it
+
+
+class Arm(StrEnum):
+    """An arm of the comparison: whether the scheduler knows the risk, and whether owners act on it."""
+
+    RISK_BLIND = "risk_blind"
+    RISK_AWARE = "ours"
+    ACTING = "ours_acting"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DayFault:
+    """A fault on `node` (row), on one GPU or on all (-1), with the measurements of similar faults."""
+
+    node: int
+    gpu: int
+    start_ms: int
+    end_ms: int
+    sighting: Sighting
+
+
+@dataclass(frozen=True, slots=True)
+class FalseAlarm:
+    """A benign decoy that flags a healthy node for a while."""
+
+    node: int
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(slots=True)
+class Losses:
+    """The lost GPU-hours by cause."""
+
+    slowed: float = 0.0
+    redone: float = 0.0
+    restarts: float = 0.0
+    idle: float = 0.0
+    killed_jobs: int = 0
+
+    @property
+    def total(self) -> float:
+        return self.slowed + self.redone + self.restarts + self.idle
+
+
+@dataclass(slots=True)
+class _Work:
+    """One running job: it needs `startup_s` to come up, then has `remaining_s` of work.
+
+    `version`: events of an earlier version no longer apply.
+    """
+
+    row: BackfilledJob
+    remaining_s: float
+    last_ms: int
+    startup_s: float = 0.0
+    faults: list[DayFault] = field(default_factory=list)
+    stalled: bool = False
+    version: int = 0
+
+    @property
+    def slowdown(self) -> float:
+        return max((fault.sighting.slowdown for fault in self.faults), default=1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flag:
+    """A flag on a node, with the risks that the scheduler then assumes."""
+
+    node: int
+    p_fail: float
+    p_slow: float
+
+
+Memo = dict[tuple[Any, ...], list[int] | None]
+
+
+class Day:
+    """One arm of a day.
+
+    `cluster` is copied. `memo` may be shared between arms and seeds, because the same view leads to the same
+    decision.
+    """
+
+    def __init__(
+        self,
+        cluster: BackfillQueue,
+        topology: Topology,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        arm: Arm,
+        remaining_s: Callable[[BackfilledJob], float],
+        memo: Memo,
+    ) -> None:
+        self.cluster = copy.deepcopy(cluster)
+        self.cluster.chooser = self._choose
+        self.end_ms = end_ms
+        self.losses = Losses()
+        self._view = _empty_view(topology)
+        self._arm = arm
+        self._memo = memo
+        self._events: list[tuple[int, int, Callable[[int], None]]] = []
+        self._order = 0
+        self._active: dict[int, list[DayFault]] = {}
+        self._flag_ms: dict[DayFault, int] = {}
+        self._flags: list[_Flag] = []
+        self._work = {name: _Work(row, remaining_s(row), begin_ms) for name, row in self.cluster.running.items()}
+        self._restarting: dict[str, float] = {}  # job -> remaining seconds of its next attempt
+        for work in self._work.values():
+            self._plan_end(work)
+        self._at(begin_ms, self._count_idle)
+
+    def run(self, arrivals: Iterable[TraceJob], faults: Sequence[DayFault], alarms: Sequence[FalseAlarm]) -> Losses:
+        """Simulate the day and return its losses."""
+        for job in arrivals:
+            self._at(job.submit_ms, partial(self._arrive, job))
+        for fault in faults:
+            self._at(fault.start_ms, partial(self._begin, fault))
+        for alarm in alarms if self._sees_risk else ():
+            flag = _Flag(alarm.node, 0.0, FALSE_P_SLOW)
+            self._at(alarm.start_ms, partial(self._flag, flag, alarm.end_ms))
+        while self._events and self._events[0][0] < self.end_ms:
+            now_ms, _, act = heapq.heappop(self._events)
+            act(now_ms)
+            for row in self.cluster.start_ready(now_ms):
+                self._started(row, now_ms)
+        for work in self._work.values():
+            self._progress(work, self.end_ms)
+        return self.losses
+
+    @property
+    def _sees_risk(self) -> bool:
+        return self._arm is not Arm.RISK_BLIND
+
+    def _arrive(self, job: TraceJob, now_ms: int) -> None:
+        self.cluster.queue.append(job)
+
+    def _at(self, time_ms: int, act: Callable[[int], None]) -> None:
+        heapq.heappush(self._events, (time_ms, self._order, act))
+        self._order += 1
+
+    # Jobs
+
+    def _started(self, row: BackfilledJob, now_ms: int) -> None:
+        again = row.job.job in self._restarting
+        remaining_s = self._restarting.pop(row.job.job, row.job.run_s)
+        work = self._work[row.job.job] = _Work(row, remaining_s, now_ms, RESTART_S if again else 0.0)
+        for node, gpus in row.held:
+            for fault in self._active.get(node, ()):
+                if fault.gpu < 0 or fault.gpu in gpus:
+                    self._expose(work, fault, now_ms)
+        self._plan_end(work)
+
+    def _progress(self, work: _Work, now_ms: int) -> None:
+        """Account for the work done since the last call, and for what slowness cost."""
+        dt_s = (now_ms - work.last_ms) / 1000
+        work.last_ms = now_ms
+        gpu_hours = work.row.job.gpus / 3600
+        if work.stalled:
+            self.losses.slowed += dt_s * gpu_hours
+            return
+        startup_s = min(dt_s, work.startup_s)
+        work.startup_s -= startup_s
+        self.losses.restarts += startup_s * gpu_hours
+        worked_s = (dt_s - startup_s) / work.slowdown
+        work.remaining_s -= worked_s
+        self.losses.slowed += (dt_s - startup_s - worked_s) * gpu_hours
+
+    def _plan_end(self, work: _Work) -> None:
+        work.version += 1
+        if work.stalled:
+            return
+        end_ms = work.last_ms + round((work.startup_s + work.remaining_s * work.slowdown) * 1000)
+        self._at(max(end_ms, work.last_ms), partial(self._end, work, work.version))
+
+    def _end(self, work: _Work, version: int, now_ms: int) -> None:
+        if version == work.version and self._runs(work):
+            self._progress(work, now_ms)
+            del self._work[work.row.job.job]
+            self.cluster.end(work.row.job.job)
+
+    def _runs(self, work: _Work) -> bool:
+        return self._work.get(work.row.job.job) is work
+
+    def _kill(self, work: _Work, fault: DayFault, now_ms: int) -> None:
+        if not self._runs(work) or now_ms >= fault.end_ms:
+            return
+        self._progress(work, now_ms)
+        self.losses.killed_jobs += 1
+        self._stop(work, lost=True)
+        self._at(now_ms + round(OPERATOR_S * 1000), partial(self._drain, fault))
+
+    def _stop(self, work: _Work, *, lost: bool) -> None:
+        """Put a job back at the head of the queue.
+
+        lost: whether the work since the last checkpoint has to be done again.
+        """
+        job = work.row.job
+        redone_s = max(0.0, job.run_s - work.remaining_s) % CHECKPOINT_S if lost else 0.0
+        self.losses.redone += redone_s * job.gpus / 3600
+        del self._work[job.job]
+        self.cluster.running.pop(job.job)
+        self.cluster.pool.give_back(work.row.held)
+        self._restarting[job.job] = work.remaining_s + redone_s
+        self.cluster.queue.insert(0, job)
+
+    # Faults
+
+    def _begin(self, fault: DayFault, now_ms: int) -> None:
+        self._active.setdefault(fault.node, []).append(fault)
+        self._at(fault.end_ms, partial(self._finish, fault))
+        if fault.sighting.kind == "node_lost":
+            self._at(now_ms + round(DOWN_S * 1000), partial(self._drain, fault))
+        if fault.sighting.kind in SHOWS_IDLE:
+            self._show(fault, now_ms)
+        for work in list(self._work.values()):
+            if any(node == fault.node and (fault.gpu < 0 or fault.gpu in gpus) for node, gpus in work.row.held):
+                self._progress(work, now_ms)
+                self._expose(work, fault, now_ms)
+                self._plan_end(work)
+
+    def _expose(self, work: _Work, fault: DayFault, now_ms: int) -> None:
+        """Expose a job to a fault: the job is slowed, or will die of it."""
+        work.faults.append(fault)
+        self._show(fault, now_ms)
+        self._consider(work, fault, now_ms)
+        if fault.sighting.kills:
+            work.stalled = work.stalled or fault.sighting.hangs
+            comes_up = now_ms == fault.start_ms or fault.sighting.kind not in GONE
+            dies_s = fault.sighting.kills_s if comes_up else LAUNCH_S
+            self._at(now_ms + round(dies_s * 1000), partial(self._kill, work, fault))
+
+    def _show(self, fault: DayFault, now_ms: int) -> None:
+        """Record the first effect of a fault. The node is flagged after the measured delay."""
+        sighting, until_ms = fault.sighting, fault.end_ms + round(CLEAR_S * 1000)
+        if fault in self._flag_ms or not self._sees_risk or not math.isfinite(sighting.delay_s):
+            return
+        flag_ms = self._flag_ms[fault] = now_ms + round(sighting.delay_s * 1000)
+        if flag_ms < until_ms:
+            self._at(flag_ms, partial(self._flag, _Flag(fault.node, sighting.p_fail, sighting.p_slow), until_ms))
+
+    def _consider(self, work: _Work, fault: DayFault, now_ms: int) -> None:
+        """Schedule when the owner moves this job away, if the owner acts.
+
+        A hung job is moved at once, and a slow one when its loss equals the cost of a restart.
+        """
+        sighting = fault.sighting
+        if self._arm is not Arm.ACTING or fault not in self._flag_ms:
+            return
+        pays_ms = now_ms
+        if not sighting.hangs:
+            lost_share = 1 - 1 / sighting.slowdown
+            if lost_share <= 0:
+                return
+            pays_ms += round(RESTART_S / lost_share * 1000)
+        self._at(max(pays_ms, self._flag_ms[fault]), partial(self._move, work, fault))
+
+    def _move(self, work: _Work, fault: DayFault, now_ms: int) -> None:
+        """Restart a job on other GPUs if there is room for it. Otherwise try again later."""
+        if not self._runs(work) or fault not in work.faults:
+            return
+        job, pool = work.row.job, self.cluster.pool
+        pool.give_back(work.row.held)
+        nodes = self._choose(job, pool.count)
+        pool.retake(work.row.held)
+        if nodes is None or fault.node in nodes:
+            self._at(now_ms + RETRY_MS, partial(self._move, work, fault))
+            return
+        self._progress(work, now_ms)
+        self._stop(work, lost=fault.sighting.hangs)
+
+    def _finish(self, fault: DayFault, now_ms: int) -> None:
+        self._active[fault.node].remove(fault)
+        for work in list(self._work.values()):
+            if fault in work.faults:
+                self._progress(work, now_ms)
+                work.faults.remove(fault)
+                work.stalled = any(other.sighting.hangs for other in work.faults)
+                self._plan_end(work)
+
+    def _flag(self, flag: "_Flag", until_ms: int, now_ms: int) -> None:
+        self._flags.append(flag)
+        self._set_risk(flag.node)
+        self._at(until_ms, partial(self._unflag, flag))
+
+    def _unflag(self, flag: "_Flag", now_ms: int) -> None:
+        self._flags.remove(flag)
+        self._set_risk(flag.node)
+
+    def _set_risk(self, node: int) -> None:
+        """Set the risk of a node to the highest of its flags, 0 without one."""
+        here = [flag for flag in self._flags if flag.node == node]
+        p_fail, p_slow = self._view.p_fail.copy(), self._view.p_slow.copy()
+        p_fail[node] = max((flag.p_fail for flag in here), default=0.0)
+        p_slow[node] = max((flag.p_slow for flag in here), default=0.0)
+        self._view = replace(self._view, p_fail=p_fail, p_slow=p_slow)
+
+    def _drain(self, fault: DayFault, now_ms: int) -> None:
+        if fault in self._active.get(fault.node, ()):
+            self._set_state(fault.node, NodeState.DRAINED)
+            self._at(fault.end_ms, partial(self._undrain, fault.node))
+
+    def _undrain(self, node: int, now_ms: int) -> None:
+        self._set_state(node, NodeState.IN_SERVICE)
+
+    def _set_state(self, node: int, state: NodeState) -> None:
+        changed = self._view.state.copy()  # the view's memo made its arrays read-only
+        changed[node] = state
+        self._view = replace(self._view, state=changed)
+
+    def _count_idle(self, now_ms: int) -> None:
+        """Count the GPUs that are idle on avoided or drained nodes while jobs queue for them."""
+        risk = np.fmax(self._view.p_fail, self._view.p_slow)
+        out = (self._view.state != NodeState.IN_SERVICE) | (risk > 0)
+        wanted = sum(job.gpus for job in self.cluster.queue)
+        idle = min(int(self.cluster.pool.count[out].sum()), wanted)
+        self.losses.idle += idle * CHECK_INTERVAL_MS / 3_600_000
+        self._at(now_ms + CHECK_INTERVAL_MS, self._count_idle)
+
+    # Placement
+
+    def _choose(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
+        """Choose nodes with the product's own engine, from what this arm knows."""
+        free = self.cluster.pool.free
+        if not np.array_equal(count, self.cluster.pool.count):
+            free = free & (np.cumsum(free, axis=1) <= count[:, None])
+        view = self._view
+        key = (job.gpus, free.tobytes(), view.p_fail.tobytes(), view.p_slow.tobytes(), view.state.tobytes())
+        if key not in self._memo:
+            self._memo[key] = self._decide(job, free)
+        return self._memo[key]
+
+    def _decide(self, job: TraceJob, free: NDArray[np.bool_]) -> list[int] | None:
+        members, each = gang_shape(job.gpus, free.shape[1])
+        request = PlacementRequest(request_id=job.job, gang=members, gpus_per_node=each)
+        decision = decide(request, replace(self._view, milli=milli_of(free)))
+        rows = self._view.inventory.row
+        return [rows[rank.node] for rank in decision.ranks] if decision.outcome == "placed" else None
+
+
+def _empty_view(topology: Topology) -> ClusterView:
+    """Return the view of a scheduler without telemetry: no node is riskier than another."""
+    nodes, width = len(topology), int(topology.gpus.max(initial=1))
+    unknown = np.full(nodes, np.nan)
+    return ClusterView(
+        topology=topology,
+        milli=np.zeros((nodes, width), np.int16),
+        usable=np.arange(width)[None, :] < topology.gpus[:, None],
+        state=np.full(nodes, NodeState.IN_SERVICE, np.int8),
+        p_fail=np.zeros(nodes),
+        p_slow=np.zeros(nodes),
+        reason={},
+        holders=np.full((nodes, width), -1, np.int32),
+        jobs=(),
+        free_cpus=unknown,
+        free_host_memory_gib=unknown,
+        inventory=Inventory.of(topology),
+    )

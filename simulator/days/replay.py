@@ -1,0 +1,143 @@
+"""A fast-forward of weeks without telemetry.
+
+It leaves a fleet with a history, running jobs and a queue.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fleetcast.fleet.events import Finished, JobEvent, Queued, Started, Submitted
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.topology import Level, Topology
+from fleetcast.simulator.days.backfill import BackfilledJob, BackfillQueue, GpuPool
+from fleetcast.simulator.days.traces import WEEK_MS, JobTrace, TraceJob
+
+
+@dataclass(frozen=True, slots=True)
+class OngoingJob:
+    """A job that runs at the start, with its place, its start and its remaining undisturbed run time."""
+
+    job: TraceJob
+    started_ms: int
+    remaining_s: float
+    ranks: tuple[RankPlacement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReplay:
+    """The result of a fast-forward.
+
+    history: events by time, of jobs that ended before the start. queue: by arrival. cluster: the scheduler's
+    state, to be copied.
+    """
+
+    start_ms: int
+    history: tuple[JobEvent, ...]
+    ongoing: tuple[OngoingJob, ...]
+    queue: tuple[TraceJob, ...]
+    cluster: BackfillQueue | None = None
+
+    @property
+    def running_gpus(self) -> int:
+        return sum(row.job.gpus for row in self.ongoing)
+
+    @property
+    def queued_gpus(self) -> int:
+        return sum(job.gpus for job in self.queue)
+
+
+def fast_forward(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> TraceReplay:
+    """Simulate the trace up to `trace.start_ms` on the nodes of `topology`.
+
+    Only jobs that reach into the last `weeks` are simulated.
+    """
+    begin_ms = trace.start_ms - weeks * WEEK_MS
+    reaches = trace.submit_ms + (trace.run_s * 1000).astype(np.int64) >= begin_ms
+    jobs = trace.rows(reaches & (trace.submit_ms < trace.start_ms))
+    cluster = BackfillQueue(_empty_pool(topology))
+    ended = _run_until(cluster, jobs, trace.start_ms)
+    names = topology.names
+    history = [event for row in ended for event in _past_events(row, names, cluster.gpus_per_node)]
+    history.sort(key=lambda event: event.time_ms)
+    ongoing = tuple(
+        OngoingJob(row.job, row.started_ms, (row.end_ms - trace.start_ms) / 1000, ranks_of(row, names))
+        for row in cluster.running.values()
+    )
+    return TraceReplay(trace.start_ms, tuple(history), ongoing, tuple(cluster.queue), cluster)
+
+
+def _empty_pool(topology: Topology) -> GpuPool:
+    width = int(topology.gpus.max(initial=1))
+    free = np.arange(width)[None, :] < topology.gpus[:, None]
+    return GpuPool(free, topology.domain[Level.RACK])
+
+
+def _run_until(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: int) -> list[BackfilledJob]:
+    """Process arrivals and ends in order of time, up to `stop_ms`.
+
+    Returns the jobs that ended, in that order.
+    """
+    ends: list[tuple[int, str]] = []
+    ended: list[BackfilledJob] = []
+    arrivals = iter(jobs)
+    job = next(arrivals, None)
+    while True:
+        arrives_ms = job.submit_ms if job else stop_ms
+        now_ms = min(arrives_ms, ends[0][0] if ends else stop_ms)
+        if now_ms >= stop_ms:
+            return ended
+        while ends and ends[0][0] <= now_ms:
+            ended.append(cluster.end(heapq.heappop(ends)[1]))
+        while job and job.submit_ms <= now_ms:
+            cluster.queue.append(job)
+            job = next(arrivals, None)
+        for row in cluster.start_ready(now_ms):
+            heapq.heappush(ends, (row.end_ms, row.job.job))
+
+
+def ranks_of(row: BackfilledJob, names: Sequence[str]) -> tuple[RankPlacement, ...]:
+    """Return the members of a running job as named ranks."""
+    return tuple(RankPlacement(rank, names[node], gpus) for rank, (node, gpus) in enumerate(row.held))
+
+
+def _past_events(row: BackfilledJob, names: Sequence[str], gpus_per_node: int) -> tuple[JobEvent, ...]:
+    ranks = ranks_of(row, names)
+    return (*opening_events(row.job, gpus_per_node, started_ms=row.started_ms, ranks=ranks), _finished(row))
+
+
+def _finished(row: BackfilledJob) -> Finished:
+    return Finished(job=row.job.job, sequence=2, time_ms=row.end_ms)
+
+
+def opening_events(
+    job: TraceJob,
+    gpus_per_node: int,
+    *,
+    started_ms: int | None = None,
+    ranks: tuple[RankPlacement, ...] = (),
+    **facts: Any,
+) -> tuple[JobEvent, ...]:
+    """Return the first two events of a job: `submitted`, then `started` or `queued`.
+
+    The second is `queued` if the job still waits.
+    Their sequence numbers are 0 and 1. told: further fields of `submitted`.
+    """
+    members, each = job.shape(gpus_per_node)
+    submitted = Submitted(
+        job=job.job,
+        sequence=0,
+        time_ms=job.submit_ms,
+        queue=job.queue,
+        user=job.user,
+        class_=job.class_,
+        gang=members,
+        gpus_per_node=each,
+        **facts,
+    )
+    if started_ms is None:
+        return submitted, Queued(job=job.job, sequence=1, time_ms=job.submit_ms, reason="waits for GPUs")
+    return submitted, Started(job=job.job, sequence=1, time_ms=started_ms, ranks=ranks)

@@ -1,0 +1,1 @@
+"""Nodes, GPUs, ports and jobs in motion, as the exporters show them."""

@@ -1,0 +1,200 @@
+"""Physics of the simulated fleet: from demands of jobs and effects of faults to sensor readings.
+
+All arrays are over (node, GPU), without loops.
+
+A job is as slow as its slowest member. With speed s (clock ratio over its load and over what its host
+adds) and communication share c, its step takes k = (1 - c)/min(s) + c * max(r) times as long. r is how
+much longer a transfer takes on its worst port. All members then do 1/k of their work per second. Power
+above the idle context, tensor and SM activity and traffic fall by that factor, while utilisation stays
+high because waiting ranks spin. Members are synchronous: a step moves the same bytes through each of
+them, so no member's share of the traffic shows a slow link.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.simulator.faults.effects import REASON_SW_POWER_CAP, Effects
+from fleetcast.simulator.hardware.gangs import RunningGangs
+from fleetcast.simulator.hardware.workload import CONTEXT_POWER_W, IDLE_POWER_W, PHASE_LEVELS, POWER_BY_CLOCK, JobPhase
+
+STALL = 25.0  # a step takes this many times as long while a port that the gang needs is down
+BURST = 3.0  # traffic over PCIe comes in bursts of this many times the mean
+POWER_CAP_W = 650.0  # above this the driver reports the software power cap, which is normal
+CLOCK_STEP_MHZ = 15.0
+PCIE_LANE_BYTES_PER_S = np.array([0.0, 0.25e9, 0.5e9, 0.985e9, 1.97e9, 3.94e9])
+# Fans turn up only towards full power, so per watt a GPU is warmer in between: 68 °C at 560 W, 69 °C at 690 W.
+FAN_AT_W, FAN_WARMER = (150.0, 400.0, 580.0, 690.0), (1.0, 1.16, 1.16, 1.0)
+WAIT_TICKS_PER_S = 5e8
+PACKET_BYTES = 3900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The fixed traits of each GPU, (n, g). inlet_c is (n, 1)."""
+
+    inlet_c: NDArray[np.float64]
+    resistance_c_per_w: NDArray[np.float64]
+    tau_s: NDArray[np.float64]
+    power_skew: NDArray[np.float64]
+    port_skew: NDArray[np.float64]
+    clock_mhz: NDArray[np.float64]
+    idle_w: NDArray[np.float64]
+    idle_mib: NDArray[np.float64]
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, nodes: int, gpus: int) -> "Body":
+        """Draw the traits of a fleet.
+
+        A chassis has two cooling groups: GPUs 0, 3, 4, 6 run hotter and slower than 1, 2, 5, 7.
+        """
+        shape = (nodes, gpus)
+        hot = np.isin(np.arange(gpus) % 8, (0, 3, 4, 6))
+        return cls(
+            inlet_c=rng.normal(29.5, 1.0, (nodes, 1)),
+            resistance_c_per_w=np.where(hot, rng.uniform(0.055, 0.059, shape), rng.uniform(0.038, 0.044, shape)),
+            tau_s=np.broadcast_to(np.where(hot, 18.0, 10.0), shape),
+            power_skew=np.clip(rng.normal(1.0, 0.008, shape), 0.975, 1.02),
+            port_skew=np.clip(rng.normal(1.0, 0.004, shape), 0.99, 1.01),
+            clock_mhz=np.where(rng.random(shape) < 0.08, 1965.0, 1980.0),
+            idle_w=rng.uniform(IDLE_POWER_W - 3, IDLE_POWER_W + 4, shape),
+            idle_mib=rng.choice([0.0, 3.0, 560.0], shape, p=[0.3, 0.6, 0.1]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The work of each GPU now, (n, g), between the jobs' demands and the sensors."""
+
+    phase: NDArray[np.int64]
+    work: NDArray[np.float64]  # share of the steady work per second that gets done
+    busy: NDArray[np.float64]  # share of its own clock cycles that work
+    util: NDArray[np.float64]
+    nvlink: NDArray[np.float64]
+    ib: NDArray[np.float64]
+    pcie: NDArray[np.float64]
+
+
+def pcie_bytes_per_s(effects: Effects) -> NDArray[np.float64]:
+    """Return (n, g) the capacity of each GPU's PCIe link."""
+    per_lane: NDArray[np.float64] = PCIE_LANE_BYTES_PER_S[effects.link_gen.astype(int)]
+    return per_lane * effects.link_width
+
+
+def port_bytes_per_s(gangs: RunningGangs) -> NDArray[np.float64]:
+    """Return (n, g) what a healthy, steady gang that spans nodes sends through each GPU's port."""
+    ports = np.maximum(gangs.level("ib_ports"), 1.0)
+    per_port = np.where(gangs.spans_nodes, gangs.level("ib_bytes_per_s") / ports, 0.0)
+    used = np.arange(gangs.slot.shape[1]) < ports[gangs.slot]
+    return np.where(used, per_port[gangs.slot], 0.0)
+
+
+def slowdown(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
+    """Return (slots,) how many times as long each job's step takes because of its worst member.
+
+    1 is healthy.
+    """
+    cells = gangs.slot.ravel()
+    sends = port_bytes_per_s(gangs)
+    speed = np.ones(len(gangs.size))
+    fastest = np.full(len(gangs.size), np.inf)
+    np.minimum.at(fastest, cells, own_speed(effects).ravel())
+    speed = np.where(np.isfinite(fastest), fastest, speed)
+    through_pcie = (gangs.level("pcie_rx_bytes_per_s")[gangs.slot] + sends) * BURST / pcie_bytes_per_s(effects)
+    transfer = np.maximum(np.where(sends > 0, effects.port_slow, 1.0), through_pcie)
+    worst = np.ones(len(gangs.size))
+    np.maximum.at(worst, cells, transfer.ravel())
+    share = gangs.level("communication_share")
+    share = np.where(worst > 1.0, np.maximum(share, 0.1), share)
+    factor = (1 - share) / speed + share * worst
+    np.maximum.at(factor, cells, (through_pcie / BURST).ravel())  # no link carries more than it can
+    factor[stalled(gangs, effects)] *= STALL
+    factor[0] = 1.0
+    return factor
+
+
+def stalled(gangs: RunningGangs, effects: Effects) -> NDArray[np.int32]:
+    """Return the slots of jobs that wait for a port which is down.
+
+    None of their members exchanges data.
+    """
+    waiting: NDArray[np.int32] = np.unique(gangs.slot[effects.port_down & (port_bytes_per_s(gangs) > 0)])
+    return waiting
+
+
+def own_speed(effects: Effects) -> NDArray[np.float64]:
+    """Return (n, g) how fast each GPU does its own part of a step. 1 is usual."""
+    return effects.clock_ratio / (effects.load * effects.host_slow)
+
+
+def activity_of(
+    gangs: RunningGangs, phase: NDArray[np.int64], factor: NDArray[np.float64], effects: Effects
+) -> Activity:
+    """Return the activity of each GPU, from its job's phase and slowdown."""
+    levels = PHASE_LEVELS[phase]  # (slots, 5)
+    for slot, changed in effects.levels.items():
+        levels[slot] *= (changed.activity, 1.0, changed.traffic, changed.traffic, 1.0)
+    done = 1.0 / factor
+    per_slot = np.stack([levels[:, 0] * done, levels[:, 2] * done, levels[:, 3] * done, levels[:, 4] * done], axis=0)
+    work, nvlink, ib, pcie = per_slot[:, gangs.slot]
+    spins = (factor > 1.1) & (levels[:, 0] > 0.5)
+    util = np.minimum(gangs.level("gpu_util") * levels[:, 1], 1.0)
+    util = np.where(spins, np.maximum(util, 0.99), util)
+    work = work * effects.load
+    busy = np.minimum(work / effects.clock_ratio, 1.05)
+    seen = util[gangs.slot]
+    seen = np.where(effects.util_drop > 0, np.minimum(seen, gangs.level("gpu_util")[gangs.slot]), seen)
+    return Activity(phase[gangs.slot], work, busy, np.maximum(seen - effects.util_drop, 0.0), nvlink, ib, pcie)
+
+
+def power_w(
+    gangs: RunningGangs, body: Body, activity: Activity, effects: Effects, noise: NDArray[np.float64], now_ms: int
+) -> NDArray[np.float64]:
+    """Return (n, g) board power. Its dynamic part is proportional to clock ** POWER_BY_CLOCK.
+
+    The exponent accounts for the voltage, which falls with the clock.
+    """
+    slot = gangs.slot
+    above = np.maximum(gangs.level("power_w") - CONTEXT_POWER_W, 0.0)[slot]
+    swing = gangs.level("power_swing_w") * np.sin(
+        2 * np.pi * gangs.age_s(now_ms) / np.maximum(gangs.level("step_s"), 0.1)
+    )
+    moving = gangs.level("power_noise_w")[slot] * noise + swing[slot]
+    dynamic = (above * body.power_skew + moving) * activity.busy * effects.clock_ratio**POWER_BY_CLOCK
+    loaded = CONTEXT_POWER_W + 3.0 * (body.power_skew - 1.0) * 50 + 0.14 * noise + np.maximum(dynamic, 0.0)
+    idle = body.idle_w + 0.3 * noise
+    return np.minimum(np.where(slot > 0, loaded, idle), effects.power_limit_w)
+
+
+def clock_mhz(gangs: RunningGangs, body: Body, effects: Effects) -> NDArray[np.float64]:
+    """Return (n, g) the SM clock in steps of 15 MHz. 345 without a context."""
+    running = np.round(body.clock_mhz * effects.clock_ratio / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
+    return np.where(gangs.slot > 0, running, 345.0)
+
+
+def event_reasons(gangs: RunningGangs, power: NDArray[np.float64], effects: Effects) -> NDArray[np.int64]:
+    """Return (n, g) clock event reason bits of idle GPUs, the software power cap, and faults.
+
+    The software power cap is normal near the limit.
+    """
+    idle = np.where(gangs.slot > 0, 0, 1)
+    capped = np.where(power > np.minimum(POWER_CAP_W, effects.power_limit_w - 1.0), REASON_SW_POWER_CAP, 0)
+    return idle | capped | effects.reasons
+
+
+def warm(
+    temp_c: NDArray[np.float64], power: NDArray[np.float64], body: Body, effects: Effects, dt_s: float
+) -> NDArray[np.float64]:
+    """Return (n, g) GPU temperature after `dt_s` at this power.
+
+    This is exact relaxation with each GPU's time constant.
+    """
+    target = body.inlet_c + body.resistance_c_per_w * power * np.interp(power, FAN_AT_W, FAN_WARMER)
+    relaxed = temp_c + (target - temp_c) * -np.expm1(-dt_s / body.tau_s)
+    return np.maximum(relaxed, effects.hot_c)
+
+
+def is_computing(phase: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether each phase is one in which GPUs work."""
+    return np.isin(phase, (JobPhase.WARMUP, JobPhase.STEADY, JobPhase.EVALUATION))

@@ -1,9 +1,0 @@
-from benchmarks.demand import made_up
-
-
-def test_what_is_made_up_adds_up() -> None:
-    panel = made_up(3, 500)
-    started, ended = panel.covariates["started"], panel.covariates["ended"]
-    assert (panel.values[:, 1:] - panel.values[:, :-1] == (started - ended)[:, 1:]).all()
-    assert (ended >= 0).all()
-    assert (panel.values <= panel.capacity[:, None]).all()

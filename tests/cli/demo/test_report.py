@@ -1,0 +1,188 @@
+from typing import Any
+
+import pytest
+
+from fleetcast.cli.demo.evidence import SHOWN_BY, UNFLAGGED, evidence_of
+from fleetcast.cli.demo.report import Totals, Watch, false_nodes, judge_faults, verdict
+from fleetcast.models.risk.rules import BY_NAME
+from fleetcast.simulator.faults.magnitudes import FAULT_KINDS
+
+MINUTE = 60_000
+
+
+def row(node: str, code: str = "avoid", reason: str = "hot") -> dict[str, Any]:
+    return {"node": node, "reason": reason, "action": {"code": code}}
+
+
+def fault(node: str, start_ms: int, **extra: Any) -> dict[str, Any]:
+    return {"fault_id": f"{node}-{start_ms}", "kind": "thermal_throttle", "node": node, "gpu": 3} | {
+        "start_ms": start_ms,
+        "end_ms": None,
+        "visible": True,
+        "benign": False,
+        **extra,
+    }
+
+
+THROTTLES = "GPU 3: SM clock 990 MHz, usual 1,980; thermal slowdown since 14:02 UTC"
+ECC = "GPU 3: 416 corrected ECC errors in 10 min"
+
+
+def reason(feature: str, entity: str, sentence: str, value: float = 1.0) -> dict[str, Any]:
+    return {"feature": feature, "entity": entity, "sentence": sentence, "value": value}
+
+
+def flagged(node: str, since_ms: int, *reasons: dict[str, Any]) -> Watch:
+    watch = Watch()
+    watch.update([row(node)], since_ms)
+    watch.record(node, evidence_of(list(reasons)), since_ms)
+    return watch
+
+
+def report(faults: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+    return {
+        "samples": 1,
+        "placements": {"placed": 1},
+        "bad_records": 0,
+        "bad_records_injected": 0,
+        "faults": faults,
+        "false_nodes": [],
+        **extra,
+    }
+
+
+def test_a_fault_is_detected_when_its_node_is_flagged_for_it() -> None:
+    watch = Watch()
+    watch.update([row("n1", "none")], 10)
+    assert watch.update([row("n1")], 20) == [("n1", "hot")]
+    watch.record("n1", evidence_of([reason("gpu_temp_c", "n1/3", "GPU 3: 90 °C, its node's other GPUs 60")]), 20)
+    assert watch.update([row("n1")], 30) == []
+    watch.record("n1", evidence_of([reason("sm_clock_mhz", "n1/3", THROTTLES)]), 30)
+    (judged,) = judge_faults([fault("n1", 15)], watch, 40)
+    assert (judged["detected_ms"], judged["reason"]) == (30, THROTTLES)
+
+
+@pytest.mark.parametrize(
+    ("found", "extra", "reasons"),
+    [
+        (True, {}, [("sm_clock_mhz", "n1/3", THROTTLES)]),
+        (False, {}, [("sm_clock_mhz", "n1/4", THROTTLES)]),  # another GPU's
+        (False, {}, [("ecc_sbe_volatile", "n1/3", ECC)]),  # another kind's
+        (True, {}, [("ecc_sbe_volatile", "n1/3", ECC), ("sm_clock_mhz", "n1/3", THROTTLES)]),
+        (True, {"kind": "ecc_storm"}, [("ecc_sbe_volatile", "n1/3", ECC)]),
+        (True, {"kind": "power_brake", "gpu": None}, [("sm_clock_mhz", "n1/0", "GPU 0: power brake since 20:35 UTC")]),
+        (False, {"kind": "power_brake", "gpu": None}, [("sm_clock_mhz", "n1/0", THROTTLES)]),
+        (
+            True,
+            {"kind": "slow_nic", "gpu": None, "port": 1},
+            [("tx_bytes", "n1/mlx5_1/1", "port mlx5_1: moves 2.45 GB/s, its sibling ports 3.86 GB/s")],
+        ),
+        (
+            False,
+            {"kind": "slow_nic", "gpu": None, "port": 1},
+            [("tx_bytes", "n1/mlx5_2/1", "port mlx5_2: moves 2.45 GB/s, its sibling ports 3.86 GB/s")],
+        ),
+        (False, {"kind": "ib_flap", "gpu": None, "port": 1}, [("sm_clock_mhz", "n1/1", THROTTLES)]),
+    ],
+)
+def test_only_a_flag_of_its_own_kind_and_part_finds_a_fault(
+    found: bool, extra: dict[str, Any], reasons: list[tuple[str, str, str]]
+) -> None:
+    watch = flagged("n1", 20, *(reason(*each) for each in reasons))
+    (judged,) = judge_faults([fault("n1", 15, **extra)], watch, 40)
+    assert (judged["detected_ms"] is not None) is found
+
+
+def test_an_xid_finds_the_kind_that_it_is_a_code_of() -> None:
+    xid = reason("xid", "n1/3", "GPU 3: XID 79: GPU has fallen off the bus at 21:24 UTC", 79.0)
+    truth = [fault("n1", 15, kind=kind) for kind in ("gpu_off_bus", "ecc_storm")]
+    found = [row["detected_ms"] for row in judge_faults(truth, flagged("n1", 20, xid), 40)]
+    assert found == [20, None]
+
+
+def test_every_fault_kind_of_the_simulator_has_rules_that_show_it() -> None:
+    assert set(SHOWN_BY) == set(FAULT_KINDS)
+    assert all(BY_NAME[rule].action not in UNFLAGGED for rules in SHOWN_BY.values() for rule in rules)
+
+
+def test_a_healthy_node_that_a_visitor_reports_lost_is_not_held_against_the_service() -> None:
+    lost = reason("node_lost", "n1", "node reported lost at 20:41 UTC")
+    assert false_nodes([], flagged("n1", 20, lost)) == []
+    assert false_nodes([], flagged("n1", 20, lost, reason("sm_clock_mhz", "n1/3", THROTTLES))) == ["n1"]
+
+
+def test_a_flag_that_ended_before_the_fault_detects_nothing() -> None:
+    watch = Watch()
+    watch.update([row("n1")], 10)
+    watch.update([], 20)
+    (judged,) = judge_faults([fault("n1", 15)], watch, 40)
+    assert judged["detected_ms"] is None
+    assert false_nodes([fault("n1", 15)], watch) == ["n1"]
+
+
+def test_a_node_without_a_fault_or_with_a_benign_one_is_false() -> None:
+    watch = Watch()
+    watch.update([row("n1"), row("n2"), row("n3")], 50)
+    assert false_nodes([fault("n1", 10), fault("n2", 10, benign=True)], watch) == ["n2", "n3"]
+
+
+def test_an_invisible_fault_excuses_a_flag_but_is_not_counted_as_missed() -> None:
+    watch = Watch()
+    hidden = fault("n1", 0, visible=False)
+    assert verdict(report(judge_faults([hidden], watch, 10 * MINUTE)), 10 * MINUTE) == []
+    watch.update([row("n1")], 50)
+    assert false_nodes([hidden], watch) == []
+
+
+def test_missed_faults_fail_the_run_only_once_they_are_a_minute_old() -> None:
+    faults = judge_faults([fault("n1", 0)], Watch(), MINUTE)
+    assert verdict(report(faults), MINUTE - 1) == []
+    assert "0 of 1 visible faults" in verdict(report(faults), MINUTE)[0]
+
+
+def test_every_broken_promise_is_named() -> None:
+    bad = report([], samples=0, bad_records=3, false_nodes=["a", "b", "c"], placements={"placed": 0})
+    assert len(verdict(bad, 0)) == 4
+
+
+def test_flags_of_a_pipeline_that_began_anew_are_not_told_again() -> None:
+    watch = Watch()
+    assert watch.update([row("n1"), row("n2")], 10 * MINUTE)
+    watch.update([row("n1")], 12 * MINUTE)
+    watch.update([], 13 * MINUTE)
+    watch.restarted(13 * MINUTE)
+    assert watch.update([row("n1"), row("n2"), row("n3")], 20 * MINUTE) == [("n2", "hot"), ("n3", "hot")]
+    assert [(flag.since_ms, flag.until_ms) for flag in watch.flags["n1"]] == [(10 * MINUTE, 20 * MINUTE)]
+
+
+def test_without_a_restart_a_flag_that_comes_back_is_a_new_one() -> None:
+    watch = Watch()
+    watch.update([row("n1")], 10 * MINUTE)
+    watch.update([], 11 * MINUTE)
+    assert watch.update([row("n1")], 12 * MINUTE) == [("n1", "hot")]
+
+
+def test_counters_go_on_over_the_lives_of_a_pipeline() -> None:
+    totals = Totals()
+    lives = [(100, 3), (200, 5), (40, 1), (90, 4)]
+    began = [totals.update(ingestion(samples, scrape=bad)) for samples, bad in lives]
+    assert began == [False, False, True, False]
+    assert (totals["samples_total"], totals["bad_telemetry"], totals.restarts) == (290, 9, 1)
+
+
+def ingestion(samples: int, **bad: int) -> dict[str, Any]:
+    sources = [{"name": name, "kind": name, "bad": count} for name, count in bad.items()]
+    return {"samples_total": samples, "bad_total": sum(bad.values()), "ticks": 1, "sources": sources}
+
+
+def test_bad_records_that_a_visitor_pushes_are_not_counted_against_the_injected_ones() -> None:
+    totals = Totals()
+    totals.update(ingestion(100, scrape=3, inbox=500))
+    assert totals["bad_telemetry"] == 3
+
+
+def test_bad_records_need_not_all_be_counted_where_a_pipeline_ended() -> None:
+    lost = report([], bad_records=4, bad_records_injected=5)
+    assert "4 bad records counted, 5 were injected" in verdict(lost, 0)
+    assert verdict(lost | {"pipeline_restarts": 1}, 0) == []
+    assert verdict(lost | {"pipeline_restarts": 1, "bad_records": 6}, 0) != []

@@ -1,0 +1,106 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import FleetcastError
+
+HEAD = "job,submit_s,run_s,gpus,user,queue,limit_s\n"
+QUEUES = "[queue.a]\nweight = 3\nguaranteed = {gpu = 2}\n[queue.b]\nlimit = {gpu = 4}\n"
+
+
+def trace(folder: Path, limits: bool = True) -> Path:
+    """Bursts of two users on eight GPUs."""
+    rows = [
+        (at, 120 * (at // 4), 100 + 70 * (at % 5), (1, 2, 4, 1)[at % 4], "ab"[at % 2], "ab"[at % 2]) for at in range(32)
+    ]
+    lines = [f"{','.join(map(str, row))},{3 * row[2] if limits else ''}" for row in rows]
+    path = folder / "jobs.csv"
+    path.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def told(*words: object) -> dict[str, object]:
+    result = CliRunner().invoke(app, ["play", *map(str, words), "--json", "-"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found: dict[str, object] = json.loads(result.stdout[result.stdout.index("{") :])
+    return found
+
+
+def refused(*words: object) -> str:
+    error = CliRunner().invoke(app, ["play", *map(str, words)]).exception
+    assert isinstance(error, FleetcastError)
+    return str(error)
+
+
+def test_every_method_plays_the_same_jobs_and_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
+    queues, page = tmp_path / "queues.toml", tmp_path / "play.html"
+    queues.write_text(QUEUES, encoding="utf-8")
+    found = told(trace(tmp_path), "--nodes", 2, "--gpus-per-node", 4, "--queues", queues, "--html", page)
+    methods = {one["method"]: one for one in found["methods"]}
+    assert {"ours", "one_queue", "kueue_order", "one_line", "fifo", "conservative_limits", "sjf_oracle"} <= set(methods)
+    assert {one["wait"]["jobs"] for one in methods.values()} == {32}
+    assert methods["area_oracle"]["wait"]["mean_s"] <= methods["fifo"]["wait"]["mean_s"]
+    assert 0 < methods["ours"]["utilisation"] <= 1
+    assert [row["name"] for row in methods["ours"]["by_queue"]] == ["a", "b"]
+    assert [row["name"] for row in methods["ours"]["by_size"]] == ["1", "2 to 4"]
+    assert "price of fairness" in str(found["price"])
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") == 3
+    assert "src=" not in text
+    assert 'href="http' not in text
+
+
+def test_the_same_play_twice_is_the_same_but_for_its_cost(tmp_path: Path) -> None:
+    def waits() -> list[object]:
+        found = told(trace(tmp_path), "--capacity", 8, "--policy", "ours", "--refused", "0.2")
+        return [{**one, "seconds": 0, "pass_ms": 0} for one in found["methods"]]
+
+    assert waits() == waits()
+
+
+def test_without_limits_their_peers_are_left_out_and_what_cannot_be_played_is_counted(tmp_path: Path) -> None:
+    queues = tmp_path / "queues.toml"
+    queues.write_text("[queue.a]\n[queue.c]\n", encoding="utf-8")
+    path = trace(tmp_path, limits=False)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("90,9000,10,99,a,a,\n91,9000,10,0,a,a,\n")
+    found = told(path, "--capacity", 8, "--queues", queues)
+    assert {"easy_limits", "limit_x_cores"}.isdisjoint(one["method"] for one in found["methods"])
+    assert found["skipped"] == [
+        "16 jobs: no queue 'b'; there are 'a', 'c'",
+        "1 jobs: no GPUs",
+        "1 jobs: larger than the fleet",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "name the machine: either --nodes"),
+        (("--nodes", 2, "--capacity", 8), "name the machine"),
+        (("--capacity", 8, "--policy", "best"), "--policy best: expected one of ours, one_line, fifo"),
+        (("--capacity", 8, "--policy", "kueue_order"), "some need limits, or --queues"),
+        (("--capacity", 8, "--queues", "none.toml"), "cannot read none.toml"),
+    ],
+)
+def test_bad_words_are_refused_with_the_fix(tmp_path: Path, words: tuple[object, ...], why: str) -> None:
+    assert why in refused(trace(tmp_path), *words)
+
+
+def test_a_file_of_queues_for_a_larger_fleet_is_refused(tmp_path: Path) -> None:
+    queues = tmp_path / "queues.toml"
+    queues.write_text("[queue.a]\nguaranteed = {gpu = 9}\n", encoding="utf-8")
+    assert "the queues are guaranteed 9 GPUs, the fleet has 8" in refused(
+        trace(tmp_path), "--capacity", 8, "--queues", queues
+    )
+
+
+def test_what_is_no_job_history_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n", encoding="utf-8")
+    assert "no job in it" in refused(other, "--capacity", 8)
+    assert "no such file" in refused(tmp_path / "none.csv", "--capacity", 8)
+    assert "no folder" in refused(trace(tmp_path), "--capacity", 8, "--html", "no/a.html")

@@ -1,0 +1,238 @@
+"""A ledger of version 1 becomes one of this version, whole or not at all."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetcast.fleet import failpoints
+from fleetcast.placement.ledger.ledger import Ledger, LedgerAway, LedgerError
+from fleetcast.placement.ledger.schema import SCHEMA_VERSION, SCHEMAS, TABLES
+from fleetcast.placement.ledger.verify import verify
+from tests.placement.ledger.ledger_world import QUESTIONS, make
+
+# Made by the program of version 1 through its own doors: placements that are active, seen, ended, cancelled and
+# expired, refusals, a withdrawal, one placed out of the queue, and two requests that wait.
+VERSION_1 = Path(__file__).parents[2] / "data" / "ledger-v1.sqlite"
+ROOT = Path(__file__).parents[3]
+KILLED_AT = """
+import os, signal, sqlite3, sys
+from pathlib import Path
+from fleetcast.fleet import files
+from fleetcast.placement.ledger.ledger import Ledger
+
+left = int(sys.argv[2])
+
+def count(statement):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def connect(path):
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.set_trace_callback(count)
+    return db
+
+files.connect = connect
+Ledger(Path(sys.argv[1])).close()
+print(int(sys.argv[2]) - left)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return Path(shutil.copy(VERSION_1, tmp_path / "ledger.sqlite"))
+
+
+def content(path: Path) -> dict[str, list[Any]]:
+    """The columns of version 1 of every table."""
+    with closing(sqlite3.connect(path)) as db:
+        columns = "PRAGMA table_info({})"
+        added = ("checksum", "stored", "previous", "hash")
+        found = {}
+        for table in TABLES:
+            names = [row[1] for row in db.execute(columns.format(table)) if row[1] not in added]
+            found[table] = db.execute(f"SELECT {', '.join(names)} FROM {table} ORDER BY rowid").fetchall()
+        return found | {"numbers": sorted(db.execute("SELECT * FROM sqlite_sequence"))}
+
+
+def dump(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as db:
+        return list(db.iterdump())
+
+
+def test_everything_of_version_1_is_there_and_verifies(path: Path) -> None:
+    ledger = Ledger(path)
+    assert not ledger.was_new
+    assert (ledger.identity, ledger.position, ledger.head.audit_id) == ("", 18, 18)
+    assert [intent.request_id for intent in ledger.active_intents()] == ["held-2", "held-3"]
+    assert [entry.request.request_id for entry in ledger.queued()] == ["waits-1", "waits-2"]
+    assert [row.request_id for row in ledger.decisions_after(0, 99)][:2] == ["held-1", "seen-1"]
+    ledger.accept("it goes on", 1, "ada")
+    head = ledger.head
+    ledger.close()
+    verdict = verify(path, head.hash)
+    assert verdict.findings == []
+    assert (verdict.lines, verdict.unchained, verdict.replies, verdict.held) == (19, 18, 10, 19)
+
+
+def test_what_was_stored_is_byte_for_byte_what_version_1_stored(path: Path) -> None:
+    before = content(path)
+    assert len(before["audit"]) == 18
+    Ledger(path).close()
+    assert content(path) == before
+
+
+def test_the_replies_of_version_1_are_held_to_their_lines(path: Path) -> None:
+    Ledger(path).close()
+    with closing(sqlite3.connect(path)) as db:
+        lines = db.execute("SELECT action, stored FROM audit").fetchall()
+        stored = {row[0] for table in ("decisions", "queue") for row in db.execute(f"SELECT checksum FROM {table}")}
+    assert {checksum for _, checksum in lines if checksum} == stored
+    assert all(checksum for action, checksum in lines if action in ("place", "refuse", "withdraw"))
+
+
+def test_the_file_as_it_was_lies_beside_it(path: Path) -> None:
+    Ledger(path).close()
+    copy = path.with_name("ledger.sqlite.v1")
+    assert dump(copy) == dump(VERSION_1)
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["ledger.sqlite", "ledger.sqlite.v1"]
+    copy.replace(path)
+    Ledger(path).close()
+    assert verify(path).ok, "who goes back to it can come again"
+
+
+def test_a_ledger_that_cannot_be_copied_is_left_alone(path: Path) -> None:
+    path.with_name("ledger.sqlite.v1").mkdir()
+    before = dump(path)
+    with pytest.raises(LedgerAway, match=r"cannot be copied to .*ledger\.sqlite\.v1: Is a directory"):
+        Ledger(path)
+    assert dump(path) == before
+
+
+@pytest.mark.parametrize("share", range(10))
+def test_a_kill_in_the_middle_leaves_the_old_or_the_new(path: Path, tmp_path: Path, share: int) -> None:
+    """At a tenth of its statements, two tenths, …; the next start ends what was begun."""
+    straight = Path(shutil.copy(VERSION_1, tmp_path / "straight.sqlite"))
+    statements = int(_program(straight, 10**9).stdout)
+    assert statements > 50
+    died = _program(path, 1 + share * statements // 10)
+    assert died.returncode == -signal.SIGKILL
+    _goes_on(path, straight)
+
+
+@pytest.mark.parametrize("point", [*(p for p in failpoints.POINTS if p.startswith(("migration.", "ledger.")))])
+def test_a_kill_around_the_copy_and_the_commit_leaves_the_old_or_the_new(
+    path: Path, tmp_path: Path, point: str
+) -> None:
+    straight = Path(shutil.copy(VERSION_1, tmp_path / "straight.sqlite"))
+    Ledger(straight).close()
+    assert _program(path, 10**9, f"{point}=kill").returncode == -signal.SIGKILL
+    _goes_on(path, straight)
+
+
+def _program(path: Path, statement: int, setting: str = "") -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), failpoints.VARIABLE: setting}
+    words = [sys.executable, "-c", KILLED_AT, str(path), str(statement)]
+    return subprocess.run(words, env=environment, check=False, timeout=60, capture_output=True)
+
+
+def _goes_on(path: Path, straight: Path) -> None:
+    ledger = Ledger(path)
+    ledger.close()
+    assert dump(path) == dump(straight)
+    assert dump(path.with_name("ledger.sqlite.v1")) == dump(VERSION_1)
+    assert verify(path).ok
+
+
+# -- files that are none of these
+
+
+def versioned(path: Path, version: int) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+
+
+def test_a_ledger_of_this_version_that_says_it_is_of_version_1_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    versioned(path, 1)
+    with pytest.raises(LedgerError, match=r"is damaged .*it has version 1, but another decisions"):
+        Ledger(path)
+
+
+def test_a_ledger_of_version_1_that_says_it_is_of_this_version_is_damaged(path: Path) -> None:
+    versioned(path, 2)
+    with pytest.raises(LedgerError, match=r"is damaged .*it has version 2, but another decisions"):
+        Ledger(path)
+
+
+@pytest.mark.parametrize("version", [-1, SCHEMA_VERSION + 1, 99])
+def test_a_ledger_of_another_version_is_left_alone(path: Path, version: int) -> None:
+    versioned(path, version)
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match=f"has version {version}, this program writes {SCHEMA_VERSION}"):
+        Ledger(path)
+    assert path.read_bytes() == before
+
+
+def test_a_ledger_whose_version_was_lost_is_not_begun_anew(path: Path) -> None:
+    versioned(path, 0)
+    with pytest.raises(LedgerError, match="it is no ledger"):
+        Ledger(path)
+
+
+def test_somebody_elses_database_is_no_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE cats (name TEXT)")
+    with pytest.raises(LedgerError, match=r"it has version 0 and cats: it is no ledger"):
+        Ledger(path)
+
+
+def test_a_file_that_version_1_had_begun_is_a_new_ledger(tmp_path: Path) -> None:
+    """It made its tables one by one, and said its version last."""
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(SCHEMAS[1])
+        db.execute("DROP TABLE audit")
+    ledger = Ledger(path)
+    assert ledger.was_new
+    ledger.close()
+    assert verify(path).ok
+
+
+def test_what_has_no_chain_yet_is_said(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="has version 1, a chain has version 3: the placer migrates"):
+        verify(path)
+    with pytest.raises(LedgerError, match="there is no ledger"):
+        verify(tmp_path / "nothing.sqlite")
+    (tmp_path / "text").write_text("no ledger at all\n" * 100)
+    with pytest.raises(LedgerError, match="cannot be read"):
+        verify(tmp_path / "text")
+
+
+def test_a_ledger_of_version_2_keeps_everything_and_gets_charges(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    make(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.executescript("DROP TABLE charges; DROP TABLE credits; DROP INDEX decided_jobs; PRAGMA user_version = 2;")
+    before = dump(path)
+    ledger = Ledger(path)
+    answers = {name: ask(ledger) for name, ask in QUESTIONS.items()}
+    assert ledger.charges.opened() == {}
+    ledger.close()
+    again = Ledger(path)
+    assert {name: ask(again) for name, ask in QUESTIONS.items()} == answers
+    again.close()
+    assert verify(path).ok
+    assert set(before) - set(dump(path)) <= {"CREATE INDEX decided_jobs ON decisions (job, attempt);"}
+    assert dump(tmp_path / "ledger.sqlite.v2") == before

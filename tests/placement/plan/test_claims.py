@@ -1,0 +1,59 @@
+"""The head's claim is dropped when futures do not believe in it, and hard the third time."""
+
+import numpy as np
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.plan.claims import LEAST_P, MOST_DROPS, Claims
+from fleetcast.placement.plan.queue import Waiting, plan
+from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+
+NOW_MS = 1_800_000_000_000
+
+
+def test_a_claim_is_dropped_once_a_look_and_hard_in_the_end() -> None:
+    claims = Claims()
+    assert claims.dropped(["head"]) == ""
+    for _ in range(MOST_DROPS):
+        claims.observe("head", LEAST_P / 2)
+        assert claims.dropped(["head"]) == "head"
+        assert claims.dropped(["head"]) == ""
+    claims.observe("head", 0.0)
+    assert claims.dropped(["head"]) == ""
+
+
+def test_a_claim_that_holds_or_that_no_future_knows_is_kept() -> None:
+    claims = Claims()
+    for holds_p in (LEAST_P, 1.0, None):
+        claims.observe("head", 0.0)
+        claims.observe("head", holds_p)
+        assert claims.dropped(["head"]) == ""
+
+
+def test_who_waits_no_more_is_forgotten() -> None:
+    claims = Claims()
+    for _ in range(MOST_DROPS):
+        claims.observe("head", 0.0)
+        claims.dropped(["head"])
+    claims.dropped([])
+    claims.observe("head", 0.0)
+    assert claims.dropped(["head"]) == "head"
+
+
+def test_a_dropped_claim_keeps_nothing_for_a_pass(make_view) -> None:
+    holders = np.full((2, 8), -1, np.int32)
+    holders[0] = 0
+    view = make_view({"r01": [0, 8]}, holders=holders, jobs=("a",))
+    running = {"a": RunningJob(NOW_MS, 8, 60.0)}
+    head = PlacementRequest(request_id="head", gang=2, gpus_per_node=8, priority=1)
+    long = PlacementRequest(request_id="long", gpus_per_node=8, limit_s=9000.0)
+    queue = [Waiting(head, NOW_MS), Waiting(long, NOW_MS)]
+
+    def placed(dropped: str) -> list[str]:
+        found = plan(queue, view, running, RunTimeQuantiles({}), Options(now_ms=NOW_MS), dropped=dropped)
+        assert found.reservation is not None
+        assert found.reservation.entry.request.request_id == "head"
+        return [entry.request.request_id for entry, _ in found.placed]
+
+    assert placed("") == placed("other") == []
+    assert placed("head") == ["long"]
