@@ -41,10 +41,15 @@ LONGEST = (
 def pytest_configure(config: pytest.Config) -> None:
     """Load the fixed profile, or the exploring one where a seed (`--hypothesis-seed`) asks for other examples."""
     load_profile(explores=bool(config.getoption("--hypothesis-seed", default="")))
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # in the background a shell ignores the signal
-        signal.signal(signal.SIGINT, interrupt)
+    replace_sigint_handler()
     if config.getoption("markexpr") not in SLOW:
         _keep_folders_in_memory()
+
+
+def replace_sigint_handler() -> None:
+    """Replace Python's handler of SIGINT. A loop that had a handler of its own for it leaves Python's behind."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # in the background a shell ignores the signal
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -102,6 +107,7 @@ def _keep_folders_in_memory() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what is left when the time for exploring is over (`tests/explore.py`)."""
+    replace_sigint_handler()
     if time.time() > float(os.environ.get("FLEETCAST_EXPLORE_UNTIL", "inf")):
         pytest.skip("the time for exploring is over")
 

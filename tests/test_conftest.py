@@ -61,6 +61,18 @@ def test_a_loop_does_not_format_what_its_coroutine_returned() -> None:
     assert formatted == []
 
 
+def test_a_handler_that_a_loop_left_behind_is_replaced_before_the_next_test() -> None:
+    async def handle_once() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
+        loop.remove_signal_handler(signal.SIGINT)
+
+    asyncio.run(handle_once())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    conftest.replace_sigint_handler()
+    assert signal.getsignal(signal.SIGINT) is conftest.interrupt
+
+
 def test_an_interrupt_ends_a_test() -> None:
     with pytest.raises(KeyboardInterrupt):
         conftest.interrupt(signal.SIGINT, None)
