@@ -41,14 +41,21 @@ def _entry(node: ast.ClassDef | Function) -> Iterator[str]:
 
 
 def _signature(node: ast.ClassDef | Function) -> str:
-    """Return the head of a definition, with the fields of a class."""
+    """Return the decorators and the head of a definition, with the public fields and members of a class."""
+    decorators = [f"@{ast.unparse(item)}" for item in node.decorator_list]
     if isinstance(node, ast.ClassDef):
         bases = ", ".join(ast.unparse(base) for base in node.bases)
-        fields = [f"    {ast.unparse(item)}" for item in node.body if isinstance(item, ast.AnnAssign)]
-        return "\n".join([f"class {node.name}({bases}):" if bases else f"class {node.name}:", *fields])
+        head = f"class {node.name}({bases}):" if bases else f"class {node.name}:"
+        return "\n".join([*decorators, head, *(f"    {ast.unparse(item)}" for item in node.body if _is_public(item))])
     word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"{word} {node.name}({ast.unparse(node.args)}){returns}"
+    return "\n".join([*decorators, f"{word} {node.name}({ast.unparse(node.args)}){returns}"])
+
+
+def _is_public(item: ast.stmt) -> bool:
+    """Return whether a statement of a class assigns a public field or member."""
+    targets = item.targets if isinstance(item, ast.Assign) else [item.target] if isinstance(item, ast.AnnAssign) else []
+    return bool(targets) and not ast.unparse(targets[0]).startswith("_")
 
 
 def _text(node: ast.Module | ast.ClassDef | Function) -> list[str]:

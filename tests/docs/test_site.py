@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from docs import site_pages
+from docs import reference, site_pages
 from tests.docs import pages
 from tests.docs.pages import DOCS, ROOT
 
@@ -59,6 +59,38 @@ def test_the_reference_has_the_public_names_and_their_docstrings(site: Path) -> 
         assert re.search(rf'<h3 id="[^"]+">{name}', page), name
     assert "Contract suites of the plugin points" in page
     assert not re.search(r"<h3[^>]*>_", page)
+
+
+def test_the_reference_keeps_decorators_and_members_and_hides_private_fields(tmp_path: Path) -> None:
+    for name in reference.PUBLIC:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("", encoding="utf-8")
+    (tmp_path / "fleetcast/ingest/source.py").write_text(
+        """
+@dataclass(frozen=True)
+class Advice(IntEnum):
+    __slots__ = ()
+    NONE = 0
+    DRAIN = 2
+    shared: int = 3
+    _hidden: int = 4
+    _other = 5
+
+    @classmethod
+    def merge(cls) -> "Advice": ...
+
+    @property
+    def size(self) -> int: ...
+""",
+        encoding="utf-8",
+    )
+    page = reference.reference(tmp_path)
+    head = "@dataclass(frozen=True)\nclass Advice(IntEnum):\n    NONE = 0\n    DRAIN = 2\n    shared: int = 3\n```"
+    assert head in page
+    assert "@classmethod\ndef merge(cls) -> 'Advice'" in page
+    assert "@property\ndef size(self) -> int" in page
+    assert "_hidden" not in page
+    assert "_other" not in page
 
 
 def test_the_picture_of_the_data_flow_is_in_the_site(site: Path) -> None:
