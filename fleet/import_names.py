@@ -7,23 +7,38 @@ PACKAGE = "fleetcast"
 ROOT = Path(__file__).parents[1]
 
 
-def full_name(module: str) -> str | None:
-    """Return the full name of a module of Fleetcast that a configuration names without `fleetcast.`.
+def path_to_write(path: str) -> str:
+    """Return how to write an import path of ours that lacks `fleetcast.`, and an empty text for any other path.
 
-    The module may have moved within its package. Returns None for any other module: a plugin may have a
-    package such as `models` of its own.
+    path: `package.module:name`. The module may have moved within its package.
+    """
+    module, _, name = path.partition(":")
+    if not (found := full_names(module)):
+        return ""
+    return f"the package of all modules is {PACKAGE}: give " + " or ".join(f"'{full}:{name}'" for full in found)
+
+
+def full_names(module: str) -> tuple[str, ...]:
+    """Return the full names of the modules of Fleetcast that a name without `fleetcast.` may mean.
+
+    Returns none if the user has a package of that name, such as `models`. Imports nothing: the user's package may run
+    any code.
     """
     parts = module.split(".")
-    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        return None
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts) or not _is_ours(parts[0]):
+        return ()
     exact = ROOT.joinpath(*parts).with_suffix(".py")
     found = [exact] if exact.exists() else sorted((ROOT / parts[0]).rglob(f"{parts[-1]}.py"))
-    if len(found) != 1:
-        return None
+    return tuple(".".join((PACKAGE, *path.relative_to(ROOT).with_suffix("").parts)) for path in found)
+
+
+def _is_ours(package: str) -> bool:
+    """Return whether a folder of ours has this name, and Python finds no other package of that name."""
+    if not (ROOT / package / "__init__.py").exists():
+        return False
     try:
-        spec = find_spec(module)
+        spec = find_spec(package)
     except (ImportError, ValueError):
         spec = None
-    if spec is not None and (spec.origin is None or Path(spec.origin).resolve() != found[0].resolve()):
-        return None
-    return ".".join((PACKAGE, *found[0].relative_to(ROOT).with_suffix("").parts))
+    places = (spec.submodule_search_locations or [spec.origin or ""]) if spec is not None else []
+    return all(Path(place).resolve() == (ROOT / package).resolve() for place in places)

@@ -9,7 +9,7 @@ import msgspec
 
 from fleetcast.fleet.decode_faults import explain
 from fleetcast.fleet.errors import ConfigError, FleetcastError
-from fleetcast.fleet.import_names import PACKAGE, full_name
+from fleetcast.fleet.import_names import PACKAGE, path_to_write
 from fleetcast.service.withheld_imports import allow_imports
 
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -18,8 +18,8 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 def load(key: str, path: str) -> Any:
     """Return the object at `package.module:name`. Raises ConfigError that names the configuration's key."""
     module, _, name = path.partition(":")
-    if full := full_name(module):
-        raise ConfigError(f"{key}: {path!r}: the package of all modules is {PACKAGE}: give '{full}:{name}'")
+    if advice := path_to_write(path):
+        raise ConfigError(f"{key}: {path!r}: {advice}")
     if module.partition(".")[0] != PACKAGE:
         allow_imports()
     try:

@@ -1,11 +1,14 @@
 """A configuration that names a module of ours without `fleetcast` is refused with the new path."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.fleet.import_names import full_name
+from fleetcast.fleet.import_names import ROOT, full_names
 from fleetcast.service.plugins import load
 from fleetcast.training.judges.own_forecasters import make
 
@@ -20,14 +23,14 @@ from fleetcast.training.judges.own_forecasters import make
     ],
 )
 def test_an_old_path_of_ours_has_a_full_name(old: str, new: str) -> None:
-    assert full_name(old) == new
+    assert full_names(old) == (new,)
 
 
 @pytest.mark.parametrize(
     "module", ["json", "json.decoder", "models", "models.mine", "mine.filters", "fleetcast.fleet", ""]
 )
 def test_any_other_path_has_none(module: str) -> None:
-    assert full_name(module) is None
+    assert full_names(module) == ()
 
 
 def test_a_module_of_the_users_own_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,8 +39,35 @@ def test_a_module_of_the_users_own_is_not_taken_for_ours(tmp_path: Path, monkeyp
     folder.mkdir()
     (folder / "filters.py").write_text("mine = True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert full_name("dashboards_of_users.filters") is None
+    assert full_names("dashboards_of_users.filters") == ()
     assert load("placer.filters", "dashboards_of_users.filters:mine") is True
+
+
+def test_a_name_that_two_modules_have_now_is_refused_with_both() -> None:
+    with pytest.raises(
+        ConfigError, match=r"give 'fleetcast\.placement\.ledger\.charges:X' or 'fleetcast\.placement\.q"
+    ):
+        load("placer.filters", "placement.charges:X")
+
+
+@pytest.mark.parametrize("code", ["from models.forecaster import Mine", "raise NameError('x')"])
+def test_a_package_of_the_user_that_is_named_as_one_of_ours_is_imported_as_it_is(tmp_path: Path, code: str) -> None:
+    """Its modules may be named as ours, may need what a role does not import, and may fail."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/__init__.py").write_text(code)
+    (tmp_path / "models/forecaster.py").write_text("import pandas\nclass Mine: ...\n")
+    script = (
+        "from fleetcast.service.withheld_imports import withhold_imports\nwithhold_imports()\n"
+        "from fleetcast.service.plugins import load\nprint(load('key', 'models.forecaster:Mine'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "NameError" in code:
+        assert "ConfigError: key: 'models.forecaster:Mine' cannot be imported: NameError: x" in done.stderr
+    else:
+        assert done.stdout == "<class 'models.forecaster.Mine'>\n", done.stderr
 
 
 def test_the_configuration_is_refused_with_the_path_to_write() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import ConfigError, FleetcastError
-from fleetcast.fleet.import_names import PACKAGE, full_name
+from fleetcast.fleet.import_names import path_to_write
 from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
@@ -65,9 +65,8 @@ def _made(path: str) -> Forecaster:
 
 
 def _class_at(path: str) -> Callable[[], Forecaster]:
-    module, _, name = path.partition(":")
-    if full := full_name(module):
-        raise ConfigError(f"--forecaster: {path!r}: the package of all modules is {PACKAGE}: give '{full}:{name}'")
+    if advice := path_to_write(path):
+        raise ConfigError(f"--forecaster: {path!r}: {advice}")
     try:
         found: Callable[[], Forecaster] = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
