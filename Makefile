@@ -1,4 +1,4 @@
-# make demo · make test need nothing but Python >= 3.11 and make.
+# make demo · make test need nothing but Python >= 3.11 and make; tests of the release and of the commit hook also need git.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

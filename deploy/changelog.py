@@ -68,7 +68,10 @@ def date_of(changelog: str, version: str) -> str:
 def _entries(unreleased: str) -> dict[str, list[str]]:
     """Return type → entries that stand under `Unreleased` already."""
     entries: dict[str, list[str]] = {kind: [] for kind in TYPES}
-    for part in re.split(r"^### ", unreleased, flags=re.MULTILINE)[1:]:
+    untitled, *parts = re.split(r"^### ", unreleased, flags=re.MULTILINE)
+    if untitled.strip():
+        raise ReleaseError(f"CHANGELOG.md: {untitled.strip()[:60]!r} stands below no `### Added` or other heading")
+    for part in parts:
         title, _, text = part.partition("\n")
         kind = title.strip().lower()
         if kind not in entries:

@@ -13,32 +13,39 @@ import sys
 from pathlib import Path
 
 MAX_CHARACTERS = 72
-FORM = re.compile(r"[a-z][\w.-]*(?:[ ,/]+[\w.-]+)*: (\S.*)")
-PASSED = ("Merge ", "Revert ", "fixup! ", "squash! ", "amend! ")
+FORM = re.compile(r"[A-Za-z.][\w.-]*(?:[ ,/]+[\w.-]+)*: (\S.*)")
+PASSED = ("Merge ", "Revert ", "Reapply ", "fixup! ", "squash! ", "amend! ")
+SCISSORS = " ------------------------ >8 ------------------------"  # what `git commit -v` shows follows it
 NOT_IMPERATIVE = re.compile(r"[a-z]+(?:ed|ing|(?<![su])s)")
 IMPERATIVE = frozenset(
     (
         *("alias", "bias", "bring", "canvas", "embed", "exceed", "feed", "need", "ping", "proceed", "seed", "shed"),
-        *("speed", "spread", "string", "succeed", "swing", "wing", "wed"),
+        *("speed", "spread", "string", "succeed", "swing", "wing", "wed", "bed", "bleed", "breed", "cling", "fling"),
+        *("heed", "king", "misread", "reed", "ring", "shred", "sing", "sling", "sting", "weed", "zing", "exceed"),
     )
 )
 MARK = "# installed by Fleetcast's make setup"
 HOOK = f"""#!/bin/sh
 {MARK}
-check="$(git rev-parse --show-toplevel)/deploy/commit_message.py"
-[ ! -f "$check" ] || exec python3 "$check" "$1"
+top="$(git rev-parse --show-toplevel)"
+[ -f "$top/deploy/commit_message.py" ] && [ -x "$top/.venv/bin/python" ] || exit 0 # not set up: nothing checks
+exec "$top/.venv/bin/python" "$top/deploy/commit_message.py" "$1"
 """
 
 
-def problem_of(message: str) -> str:
+def problem_of(message: str, comment: str = "#") -> str:
     """Return what is wrong with a message and how to write it, or an empty text.
+
+    comment: what begins a line that git leaves out, `core.commentChar`. So are empty lines before the subject.
 
     >>> problem_of("placement: key the pass cache by the whole request")
     ''
     >>> problem_of("placement: keyed the pass cache")
     "'keyed' is no imperative: write what the commit does, such as 'placement: skip satisfied queues'"
     """
-    lines = [line for line in message.splitlines() if not line.startswith("#")]
+    lines = message.partition(comment + SCISSORS)[0].strip("\n").splitlines()
+    while lines and (not lines[0].strip() or lines[0].startswith(comment)):
+        del lines[0]
     subject = lines[0].rstrip() if lines else ""
     if subject.startswith(PASSED):
         return ""
@@ -52,18 +59,26 @@ def problem_of(message: str) -> str:
         return f"{first!r} is no imperative: write what the commit does, such as 'placement: skip satisfied queues'"
     if subject.endswith("."):
         return "the subject ends with a full stop: leave it out"
-    if len(lines) > 1 and lines[1].strip():
+    if len(lines) > 1 and lines[1].strip() and not lines[1].startswith(comment):
         return "the second line is not empty: put an empty line between subject and body"
     return ""
 
 
 def install(root: Path) -> str:
-    """Install the hook in the repository of `root`. Returns what was done, in a sentence."""
-    if _git(root, "config", "--get", "core.hooksPath"):
+    """Install the hook in the repository of `root`. Returns what was done, or why nothing was, in a sentence."""
+    try:
+        return _install(root)
+    except (OSError, subprocess.CalledProcessError) as error:  # no git, no repository, one that we may not write
+        return f"no hook checks the subjects of commits: {str(error)[:200]}"
+
+
+def _install(root: Path) -> str:
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if Path(top).resolve() != root.resolve():
+        return f"this folder is part of the repository {top}: no hook installed"
+    if _git(root, "config", "--default", "", "--get", "core.hooksPath"):
         return "git takes its hooks from core.hooksPath: call deploy/commit_message.py from your commit-msg hook"
     path = _git(root, "rev-parse", "--git-path", "hooks/commit-msg")
-    if not path:
-        return "this is no git repository: no hook installed"
     hook = root / path
     if hook.exists() and MARK not in hook.read_text(encoding="utf-8", errors="replace"):
         return f"{path} is a hook of your own and stays: call deploy/commit_message.py from it"
@@ -83,8 +98,17 @@ def check_range(root: Path, commits: str) -> list[str]:
 
 
 def _git(root: Path, *words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
-    return "" if done.returncode else done.stdout.strip()
+    """Return what git prints. Raises OSError without git, and CalledProcessError where it refuses."""
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def comment_of(root: Path) -> str:
+    """Return what begins the lines of a message that git leaves out."""
+    try:
+        found = _git(root, "config", "--default", "#", "--get", "core.commentChar")
+    except (OSError, subprocess.CalledProcessError):
+        return "#"
+    return "#" if found == "auto" else found
 
 
 def main(words: list[str]) -> int:
@@ -94,9 +118,12 @@ def main(words: list[str]) -> int:
             print(install(root))
             return 0
         case ["--range", commits]:
-            problems = check_range(root, commits)
+            try:
+                problems = check_range(root, commits)
+            except (OSError, subprocess.CalledProcessError) as error:
+                problems = [f"the range {commits!r} cannot be read: {getattr(error, 'stderr', '') or error}"]
         case [file] if not file.startswith("-"):
-            problem = problem_of(Path(file).read_text(encoding="utf-8"))
+            problem = problem_of(Path(file).read_text(encoding="utf-8"), comment_of(Path.cwd()))
             problems = [problem] if problem else []
         case _:
             print(__doc__, file=sys.stderr)

@@ -69,6 +69,7 @@ def release(root: Path, version: str, date: str, dry_run: bool = False) -> None:
     if dry_run:
         _print_plan(texts, fragments, version)
         return
+    before = _git(root, "rev-parse", "HEAD").strip()
     try:
         for name, text in texts.items():
             (root / name).write_text(text, encoding="utf-8")
@@ -77,10 +78,10 @@ def release(root: Path, version: str, date: str, dry_run: bool = False) -> None:
         _git(root, "add", "--", *texts, *fragments)
         artifacts.build_all(root, root / "dist" / version, version, epoch_of(date))
         _git(root, "commit", "--quiet", "-m", f"release: publish Fleetcast {version}")
+        _git(root, "tag", "--annotate", "-m", f"Fleetcast {version}", f"v{version}")
     except BaseException:
-        _git(root, "reset", "--quiet", "--hard", "HEAD")
+        _git(root, "reset", "--quiet", "--hard", before)
         raise
-    _git(root, "tag", "--annotate", "-m", f"Fleetcast {version}", f"v{version}")
     print(f"released {version}: commit and tag v{version} are here, nothing is pushed (RELEASE.md has the next steps)")
 
 

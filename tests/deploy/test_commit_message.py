@@ -2,6 +2,7 @@
 
 import doctest
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(tmp_path, "init", "--quiet")
     (tmp_path / "deploy").mkdir()
     (tmp_path / "deploy" / "commit_message.py").write_text(Path(commit_message.__file__).read_text())
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
     return tmp_path
 
 
@@ -38,6 +41,11 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "fixup! fleet: process events once",
         "fleet: pass events on\n# a comment of git\n\nA body.",
         "tests: " + "a" * 65,
+        ".ci: run the suites side by side",
+        "README: shred the old table",
+        'Reapply "fleet: process events once"',
+        "\n\nfleet: process events once\n\nA body.",
+        "fleet: process events once\n# ------------------------ >8 ------------------------\ndiff --git a/a b/a\n",
     ],
 )
 def test_a_good_message_passes(message: str) -> None:
@@ -60,6 +68,10 @@ def test_a_good_message_passes(message: str) -> None:
 )
 def test_a_bad_message_is_refused_with_the_way_to_write_it(message: str, reason: str) -> None:
     assert reason in problem_of(message)
+
+
+def test_comments_begin_as_git_was_configured() -> None:
+    assert problem_of("; a hint\nfleet: process events once\n; On branch main\n", ";") == ""
 
 
 def test_the_hook_refuses_and_accepts_real_commits(tree: Path) -> None:
@@ -94,8 +106,26 @@ def test_a_folder_of_hooks_that_the_user_configured_stays_as_it_is(tree: Path) -
 
 def test_without_a_repository_nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert "no git repository" in install(tmp_path)
+    assert "no hook checks" in install(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_git_or_a_folder_that_can_be_written_setup_goes_on(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / ".git/hooks").rename(tree / ".git/other")
+    (tree / ".git/hooks").write_text("a file where the folder would be")
+    assert "no hook checks" in install(tree)
+    monkeypatch.setenv("PATH", "")
+    assert "no hook checks" in install(tree)
+
+
+def test_a_folder_within_another_repository_installs_nothing_there(tree: Path) -> None:
+    assert "part of the repository" in install(tree / "deploy")
+    assert not (tree / ".git/hooks/commit-msg").exists()
+
+
+def test_a_range_that_cannot_be_read_is_no_success(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commit_message.main(["--range", "nothing..here"]) == 1
+    assert "cannot be read" in capsys.readouterr().err
 
 
 def test_a_range_names_the_commits_that_are_wrong(tree: Path) -> None:

@@ -145,6 +145,18 @@ def test_a_step_that_fails_leaves_the_tree_as_it_was(tree: Path) -> None:
     assert (tree / f"{FOLDER}/two.fixed.md").exists()
 
 
+def test_a_tag_that_fails_leaves_the_tree_as_it_was(tree: Path) -> None:
+    before = git(tree, "rev-parse", "HEAD")
+    git(tree, "config", "tag.gpgSign", "true")
+    git(tree, "config", "gpg.program", "false")
+    with pytest.raises(ReleaseError, match="git tag"):
+        release.release(tree, "0.2.0", DATE)
+    assert git(tree, "rev-parse", "HEAD") == before
+    assert release.current_version(tree) == "0.1.0"
+    git(tree, "config", "tag.gpgSign", "false")
+    release.release(tree, "0.2.0", DATE)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
@@ -179,15 +191,11 @@ def test_the_next_change_of_this_tree_can_be_released(monkeypatch: pytest.Monkey
 
 def test_two_builds_of_the_wheel_are_equal_to_the_byte(tmp_path: Path) -> None:
     hashes = set()
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    left_out = shutil.ignore_patterns(".*", "var", "tests", "dist", "__pycache__")
     for number, name in enumerate(("one", "another")):
-        for file in tracked:
-            if file.startswith("tests/") or not (ROOT / file).exists():
-                continue
-            target = tmp_path / name / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / file, target, follow_symlinks=False)
-            os.utime(target, (1e9 + number, 1e9 + number), follow_symlinks=False)
+        shutil.copytree(ROOT, tmp_path / name, symlinks=True, ignore=left_out)
+        for path in (tmp_path / name).rglob("*"):
+            os.utime(path, (1e9 + number, 1e9 + number), follow_symlinks=False)
         artifacts.build_distribution(tmp_path / name, tmp_path / f"{name}-out", "wheel", release.epoch_of(DATE))
         (wheel,) = (tmp_path / f"{name}-out").glob("fleetcast-*.whl")
         hashes.add(hashlib.sha256(wheel.read_bytes()).hexdigest())
