@@ -17,6 +17,10 @@ from tests.fuzz.bounds import load_profile
 
 pytest.register_assert_rewrite("fleetcast.checks")
 
+for variable in [name for name in os.environ if name.startswith("GIT_")]:  # a hook or a rebase names its repository
+    del os.environ[variable]
+os.environ |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+
 ROOT = Path(__file__).parent
 MEMORY = Path("/dev/shm")  # a file system in memory
 LEAST_FREE_BYTES = 2 * 2**30

@@ -98,6 +98,13 @@ def test_a_slow_suite_imports_the_files_that_name_its_marker(
     assert conftest.pytest_ignore_collect(tmp_path / file, config) is is_left_out
 
 
+def test_each_file_of_the_slow_suites_names_its_marker() -> None:
+    """`make integration` imports no other file, so a test whose marker comes from elsewhere would run nowhere."""
+    files = sorted((conftest.ROOT / "integration").rglob("test_*.py"))
+    assert files
+    assert [path for path in files if not any(conftest._names_marker(path, name) for name in conftest.SLOW)] == []
+
+
 def test_a_marker_that_its_file_does_not_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "test_slow.py").write_text("")
     item: Any = SimpleNamespace(
