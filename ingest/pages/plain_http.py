@@ -9,12 +9,13 @@ and unpacked, bytes of the head.
 
 import asyncio
 import io
+import ipaddress
 import logging
 import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -31,10 +32,13 @@ NEXT_ADDRESS_S = 0.25  # wall; when the next address of a name is tried while on
 _BUFFER_BYTES = 262_144
 _HEAD_BYTES = 8190  # of a head, as aiohttp allows for one line
 _OVERHEAD = 16  # bytes on the wire per byte of a body: a chunk of one byte takes six
+_ADDRCONFIG = socket.AI_ADDRCONFIG & getattr(socket, "AI_MASK", -1)  # 0 where getaddrinfo does not support it
 
 _PLAIN_URL = re.compile(
-    r"http://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?(?:/[a-z0-9._~!$&'()*+,;=:@/?%-]*)?", re.IGNORECASE
+    r"http://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?(?:/[a-z0-9._~!$&'()*+,;=:@/?%-]*)?",
+    re.IGNORECASE | re.ASCII,
 )
+_NUMERIC_HOST = re.compile(r"[0-9][0-9a-fx.]*")  # the system reads 127.1 and 0x7f000001 as addresses, too
 
 Address = tuple[str, int]
 
@@ -49,17 +53,21 @@ class _Request:
     data: bytes
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=8_192)
 def _plain_request(url: str) -> _Request | None:
     """Return the request for a URL of plain HTTP. Returns None if the URL needs aiohttp."""
     if not _PLAIN_URL.fullmatch(url) or "/." in url:
         return None
-    parts = urlsplit(url)
     try:
-        port = parts.port or 80
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname or ""
+        if _NUMERIC_HOST.fullmatch(host):
+            ipaddress.IPv4Address(host)
     except ValueError:
         return None
-    host = parts.hostname or ""
+    if port == 0:
+        return None
+    port = port or 80
     named = f"[{host}]" if ":" in host else host
     headers = {"Host": named if port == 80 else f"{named}:{port}", **request_headers(url)}
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -115,11 +123,13 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport.write(request)
         try:
             await self._answer
+            return _Answer(self._headers, self._body.getvalue())
         except BaseException:
             self._answer = None
             self.close()
             raise
-        return _Answer(self._headers, self._body.getvalue())
+        finally:  # the parser refers to this connection: without it, no garbage collector is needed to free both
+            del self._parser, self._headers, self._body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -206,30 +216,55 @@ class _Connection(asyncio.BufferedProtocol):
             answer.set_exception(error)
 
 
+async def look_up(host: str, port: int) -> Sequence[aiohappyeyeballs.AddrInfoType]:
+    """Return the socket addresses of a host name and port. Raises OSError if the name is unknown."""
+    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=_ADDRCONFIG)
+
+
 class _Names:
-    """The addresses of host names. A lookup runs in a thread, and its answer is used for RESOLVED_S."""
+    """The addresses of host names. An answer is used for RESOLVED_S.
+
+    One lookup runs for all fetches of a name. It goes on if these time out, so that the next one finds its answer.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Address, tuple[float, Sequence[aiohappyeyeballs.AddrInfoType]]] = {}
+        self._lookups: dict[Address, asyncio.Task[Sequence[aiohappyeyeballs.AddrInfoType]]] = {}
 
     async def find(self, address: Address) -> Sequence[aiohappyeyeballs.AddrInfoType]:
-        """Return the socket addresses of a host and port. Raises OSError if the name is unknown."""
-        loop = asyncio.get_running_loop()
+        """Return the socket addresses of a host and port.
+
+        Raises OSError if the name is unknown, and ValueError if no name service can be asked for it.
+        """
         until, found = self._known.get(address, (0.0, []))
-        if until > loop.time():
+        if until > asyncio.get_running_loop().time():
             return found
         try:
             return socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:  # a name
-            found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-        self._known[address] = (loop.time() + RESOLVED_S, found)
-        return found
+            pass
+        if address not in self._lookups:
+            self._lookups[address] = asyncio.create_task(look_up(*address))
+            self._lookups[address].add_done_callback(partial(self._learn, address))
+        return await asyncio.shield(self._lookups[address])
+
+    def _learn(self, address: Address, lookup: asyncio.Task[Sequence[aiohappyeyeballs.AddrInfoType]]) -> None:
+        del self._lookups[address]
+        if not lookup.cancelled() and lookup.exception() is None:
+            self._known[address] = (asyncio.get_running_loop().time() + RESOLVED_S, lookup.result())
 
     def forget(self, address: Address) -> None:
         self._known.pop(address, None)
 
     def drop_old(self, now: float) -> None:
         self._known = {address: entry for address, entry in self._known.items() if entry[0] > now}
+
+    async def close(self) -> None:
+        """End the lookups that still run."""
+        lookups = list(self._lookups.values())
+        for lookup in lookups:
+            lookup.cancel()
+        await asyncio.gather(*lookups, return_exceptions=True)
 
 
 class PageClient:
@@ -271,6 +306,7 @@ class PageClient:
             for _, connection in connections:
                 connection.close()
         self._idle.clear()
+        await self._names.close()
         await self._session.close()
         await asyncio.sleep(0)  # the event loop closes the sockets
 
@@ -299,15 +335,22 @@ class PageClient:
         return None
 
     async def _connect(self, url: str, address: Address) -> _Connection:
-        """Open a connection. Raises FetchError: refused or unreachable."""
+        """Open a connection. Raises FetchError: refused, unreachable, or bad_http if the name cannot be looked up.
+
+        The next try looks the name up again, after a timeout, too.
+        """
         try:
             found = await self._names.find(address)
             sock = await aiohappyeyeballs.start_connection(found, happy_eyeballs_delay=NEXT_ADDRESS_S)
             _, connection = await self._loop.create_connection(lambda: _Connection(self._buffer), sock=sock)
-        except OSError as error:
+        except BaseException as error:
             self._names.forget(address)
-            refused = isinstance(error, ConnectionRefusedError)
-            raise FetchError("refused" if refused else "unreachable", f"{url}: {error}") from None
+            if isinstance(error, ValueError):  # such as UnicodeError, for an empty label
+                raise FetchError("bad_http", f"{url}: {error}") from None
+            if isinstance(error, OSError | RuntimeError):  # uvloop raises RuntimeError for a socket that is in use
+                refused = isinstance(error, ConnectionRefusedError)
+                raise FetchError("refused" if refused else "unreachable", f"{url}: {error}") from None
+            raise
         return connection
 
     def _drop_old(self) -> None:

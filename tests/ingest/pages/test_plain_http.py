@@ -1,14 +1,18 @@
 """The client of exporter pages: the same answers as aiohttp, whatever a peer sends, and nothing left behind."""
 
 import asyncio
+import gc
 import gzip
+import logging
 import os
 import socket
-import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import pairwise
 from typing import Any, TypeVar
 
+import aiohappyeyeballs
+import aiohttp.connector
 import pytest
 import uvloop
 from hypothesis import given
@@ -44,6 +48,19 @@ def sockets() -> int:
         except OSError:
             continue
     return found
+
+
+NAMED = "http://n001.example:9400/metrics"
+
+
+async def unknown(host: str, port: int) -> list[Any]:
+    """Replace a lookup: no name is known."""
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+def at_port(port: int) -> list[Any]:
+    """Return what a lookup returns: a port of this machine."""
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
 
 HANGING: dict[str, Script] = {
@@ -339,10 +356,26 @@ def test_a_peer_that_httptools_cannot_read_is_aiohttps_for_a_while(monkeypatch: 
         "http://n001:9400/metrics?collect[]=cpu",
         "http://[fe80::1%25eth0]:9400/metrics",
         "http://n001:99999/metrics",
+        "http://n001:0/metrics",
+        "http://[1.2.3.4]:9400/metrics",
+        "http://127.1:9400/metrics",
+        "http://2130706433:9400/metrics",
+        "http://0x7f.1:9400/metrics",
+        "http://0X7F000001:9400/metrics",
+        "http://127.0.0.01:9400/metrics",
+        "http://127.0.0.1.:9400/metrics",
+        "http://n001:9400/metric\u017f",
+        "http://n001:9400/\u212a",
+        "http://\u212a8s:9400/metrics",
     ],
 )
 def test_urls_of_another_form_are_aiohttps(url: str) -> None:
     assert plain_http._plain_request(url) is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "n001", "c01", "10-0-0-1.svc", "[::1]", "fe80.example"])
+def test_hosts_of_these_forms_are_plain(host: str) -> None:
+    assert plain_http._plain_request(f"http://{host}:9400/metrics") is not None
 
 
 def test_a_url_cannot_add_lines_to_a_request() -> None:
@@ -374,11 +407,11 @@ def test_a_name_is_looked_up_again_once_its_address_no_longer_answers(monkeypatc
     asked: list[str] = []
     ports: list[int] = []
 
-    async def getaddrinfo(loop: Any, host: str, port: int, **_: Any) -> list[Any]:
+    async def look_up(host: str, port: int) -> list[Any]:
         asked.append(host)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", ports[0]))]
+        return at_port(ports[0])
 
-    monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(plain_http, "look_up", look_up)
     url = "http://n001.example:9400/metrics"
 
     async def scenario() -> list[str]:
@@ -409,11 +442,10 @@ def test_a_name_with_a_dead_address_is_reached_at_the_other(monkeypatch: pytest.
         client = PageClient(60, 15)
         async with peer([OK, Act.HANG]) as it:
 
-            async def getaddrinfo(loop: Any, host: str, port: int, **_: Any) -> list[Any]:
-                kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-                return [(*kind, closed.getsockname()), (*kind, ("127.0.0.1", it.port))]
+            async def look_up(host: str, port: int) -> list[Any]:
+                return at_port(closed.getsockname()[1]) + at_port(it.port)
 
-            monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", getaddrinfo)
+            monkeypatch.setattr(plain_http, "look_up", look_up)
             found = await outcome(client.fetch("http://n001.example:9400/metrics", LIMIT))
             await client.close()
             return found[0]
@@ -424,27 +456,16 @@ def test_a_name_with_a_dead_address_is_reached_at_the_other(monkeypatch: pytest.
 
 @LOOPS
 def test_a_slow_lookup_stops_no_other_target(monkeypatch: pytest.MonkeyPatch, loop: Callable[[], Any]) -> None:
-    release = threading.Event()
-    lookup = socket.getaddrinfo
-
-    def getaddrinfo(host: Any, *args: Any, **options: Any) -> Any:
-        if host == "n001.example":
-            if options.get("flags", 0) & socket.AI_NUMERICHOST:
-                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-            assert release.wait(30)
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return lookup(host, *args, **options)
-
     async def scenario() -> FetchError:
-        async def in_thread(_: Any, host: str, port: int, **options: Any) -> Any:
-            return await asyncio.to_thread(getaddrinfo, host, port, **options)
+        release = asyncio.Event()
 
+        async def look_up(host: str, port: int) -> list[Any]:
+            await release.wait()
+            return await unknown(host, port)
+
+        monkeypatch.setattr(plain_http, "look_up", look_up)
         client = PageClient(60, 15)
-        running = asyncio.get_running_loop()
-        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-        if isinstance(running, asyncio.BaseEventLoop):
-            monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", in_thread)
-        slow = asyncio.create_task(client.fetch("http://n001.example:9400/metrics", LIMIT))
+        slow = asyncio.create_task(client.fetch(NAMED, LIMIT))
         async with peer([OK, Act.HANG]) as it:
             assert (await client.fetch(it.url, LIMIT)).body == PAGE
         release.set()
@@ -457,7 +478,193 @@ def test_a_slow_lookup_stops_no_other_target(monkeypatch: pytest.MonkeyPatch, lo
 
 
 @LOOPS
-def test_refused_and_unknown_targets_read_as_aiohttp_reports_them(loop: Callable[[], Any]) -> None:
+def test_a_lookup_that_is_slower_than_the_timeout_serves_the_next_fetch(
+    monkeypatch: pytest.MonkeyPatch, loop: Callable[[], Any]
+) -> None:
+    """One lookup runs for all fetches of a name, and a fetch that times out does not end it."""
+    asked: list[str] = []
+
+    async def scenario() -> list[str]:
+        release = asyncio.Event()
+        client = PageClient(0.1, 15)
+        async with peer([OK, Act.CLOSE]) as it:
+
+            async def look_up(host: str, port: int) -> list[Any]:
+                asked.append(host)
+                await release.wait()
+                return at_port(it.port)
+
+            monkeypatch.setattr(plain_http, "look_up", look_up)
+            reasons = [(await outcome(client.fetch(NAMED, LIMIT)))[0]]
+            both = await asyncio.gather(*(outcome(client.fetch(NAMED, LIMIT)) for _ in "ab"))
+            reasons += [reason for reason, _, _ in both]
+            release.set()
+            await asyncio.sleep(0)
+            client._timeout_s = 60
+            reasons += [(await outcome(client.fetch(NAMED, LIMIT)))[0] for _ in "ab"]
+            await client.close()
+        return reasons
+
+    assert run(scenario(), loop) == ["timeout"] * 3 + ["page"] * 2
+    assert asked == ["n001.example"]
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["fails later", "hangs"])
+def test_a_lookup_without_a_waiting_fetch_leaves_no_task_and_no_complaint(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool
+) -> None:
+    async def scenario() -> None:
+        release = asyncio.Event()
+
+        async def look_up(host: str, port: int) -> list[Any]:
+            await release.wait()
+            return await unknown(host, port)
+
+        monkeypatch.setattr(plain_http, "look_up", look_up)
+        client = PageClient(0.05, 15)
+        assert (await outcome(client.fetch(NAMED, LIMIT)))[0] == "timeout"
+        assert len(asyncio.all_tasks()) == 2  # this one and the lookup
+        if ends:
+            release.set()
+            async with asyncio.timeout(30):
+                while len(asyncio.all_tasks()) > 1:
+                    await asyncio.sleep(0)
+        await client.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with caplog.at_level(logging.ERROR, logger="asyncio"):
+        run(scenario())
+        gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+@LOOPS
+def test_the_address_of_a_connect_that_hangs_is_looked_up_again(
+    monkeypatch: pytest.MonkeyPatch, loop: Callable[[], Any]
+) -> None:
+    asked: list[str] = []
+    connect = aiohappyeyeballs.start_connection
+
+    async def scenario() -> list[str]:
+        client = PageClient(60, 15)
+        async with peer([OK, Act.HANG]) as it:
+
+            async def look_up(host: str, port: int) -> list[Any]:
+                asked.append(host)
+                return at_port(it.port if len(asked) > 1 else 1)
+
+            async def start_connection(found: Any, **options: Any) -> Any:
+                if found[0][4][1] == 1:
+                    await asyncio.sleep(3600)
+                return await connect(found, **options)
+
+            monkeypatch.setattr(plain_http, "look_up", look_up)
+            monkeypatch.setattr(aiohappyeyeballs, "start_connection", start_connection)
+            client._timeout_s = 0.05
+            reasons = [(await outcome(client.fetch(NAMED, LIMIT)))[0]]
+            client._timeout_s = 60
+            reasons.append((await outcome(client.fetch(NAMED, LIMIT)))[0])
+            await client.close()
+        return reasons
+
+    assert run(scenario(), loop) == ["timeout", "page"]
+    assert len(asked) == 2
+
+
+@LOOPS
+def test_addresses_need_no_name_service(loop: Callable[[], Any]) -> None:
+    found = run(plain_http.look_up("127.0.0.1", 9400), loop)
+    assert [entry[4] for entry in found] == [("127.0.0.1", 9400)]
+
+
+@LOOPS
+@pytest.mark.parametrize("host", ["n001..svc.cluster.local", f"{'n' * 64}.cluster.local", ".n001", "[1.2.3.4]"])
+def test_a_host_that_no_name_service_can_be_asked_for_is_a_failure(host: str, loop: Callable[[], Any]) -> None:
+    async def scenario() -> str:
+        client = PageClient(60, 15)
+        reason = (await outcome(client.fetch(f"http://{host}:9400/metrics", LIMIT)))[0]
+        await client.close()
+        return reason
+
+    assert run(scenario(), loop) == "bad_http"
+
+
+def test_an_event_loop_that_refuses_to_connect_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop raises RuntimeError for a socket that it cannot use."""
+
+    async def start_connection(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("File descriptor 9 is used by transport")
+
+    monkeypatch.setattr(aiohappyeyeballs, "start_connection", start_connection)
+
+    async def scenario() -> str:
+        client = PageClient(60, 15)
+        reason = (await outcome(client.fetch("http://127.0.0.1:9400/metrics", LIMIT)))[0]
+        await client.close()
+        return reason
+
+    assert run(scenario()) == "unreachable"
+
+
+ENDS: dict[str, Script] = {
+    "closed": [answer(PAGE, "Connection: close"), Act.CLOSE],
+    "failed": [answer(b"", status="HTTP/1.1 503 Busy"), Act.HANG],
+    "cut off": [OK[:-9], Act.CLOSE],
+    "unreadable": [b"\x00\xff" * 200, Act.HANG],
+    "timed out": [OK[:-9], Act.HANG],
+    "idle": [OK, Act.HANG],
+}
+
+
+@LOOPS
+@pytest.mark.parametrize("name", ENDS)
+def test_nothing_of_a_page_remains_after_its_fetch(
+    name: str, loop: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service rarely runs the garbage collector, so all must be freed without it."""
+    connections: list[weakref.ref[Any]] = []
+    made = plain_http._Connection.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        made(self, transport)
+        connections.append(weakref.ref(self))
+
+    monkeypatch.setattr(plain_http._Connection, "connection_made", connection_made)
+
+    async def scenario() -> None:
+        client = PageClient(0.5 if name == "timed out" else 60, 15)
+        async with peer(ENDS[name]) as it:
+            await outcome(client.fetch(it.url, LIMIT))
+            if name != "idle":
+                await it.until(lambda it: it.closed == it.opened)
+            async with asyncio.timeout(10):  # until the event loop has called connection_lost
+                while sum(ref() is not None for ref in connections) > (name == "idle"):
+                    await asyncio.sleep(0)
+            alive = [connection for ref in connections if (connection := ref()) is not None]
+            assert len(alive) == (name == "idle")
+            kept = [value for it in alive for value in vars(it).values()]
+            assert not any(isinstance(value, bytes | dict) or hasattr(value, "getvalue") for value in kept)
+            assert not any(hasattr(value, "feed_data") for value in kept)
+            await client.close()
+
+    gc.disable()
+    try:
+        run(scenario(), loop)
+        assert connections
+    finally:
+        gc.enable()
+
+
+@LOOPS
+def test_refused_and_unknown_targets_read_as_aiohttp_reports_them(
+    monkeypatch: pytest.MonkeyPatch, loop: Callable[[], Any]
+) -> None:
+    async def resolve(_: Any, host: str, port: int = 0, **__: Any) -> list[Any]:
+        return await unknown(host, port)
+
+    monkeypatch.setattr(plain_http, "look_up", unknown)
+    monkeypatch.setattr(aiohttp.connector.DefaultResolver, "resolve", resolve)
+
     async def text(page: Awaitable[Any]) -> str:
         with pytest.raises(FetchError) as failure:
             await page
@@ -473,11 +680,11 @@ def test_refused_and_unknown_targets_read_as_aiohttp_reports_them(loop: Callable
         await client.close()
         return found
 
-    (refused, refused_before), (unknown, unknown_before) = run(scenario(), loop)
+    (refused, refused_before), (missing, missing_before) = run(scenario(), loop)
     assert refused == refused_before
     assert refused.startswith("refused: http://127.0.0.1:")
-    assert unknown == unknown_before
-    assert unknown.startswith("unreachable: http://nowhere.invalid:9400/metrics")
+    assert missing == missing_before
+    assert missing.startswith("unreachable: http://nowhere.invalid:9400/metrics")
 
 
 @LOOPS
