@@ -229,10 +229,13 @@ class Scraper(Source):
             try:
                 page = await self._client.fetch(url, self._options.max_body_bytes)
                 self._list.learn(url, await asyncio.to_thread(read_groups, page.body, url))
-            except (FetchError, ConfigError) as error:
+            except Exception as error:
                 wait_s = RELOAD_S
-                if self._list.refuse(url, str(error)):
-                    logger.warning("cannot read targets from %s: %s, going on with those of before", url, error)
+                is_bug = not isinstance(error, FetchError | ConfigError)
+                why = redacted(f"{type(error).__name__}: {error}") if is_bug else str(error)
+                if self._list.refuse(url, why):
+                    trace = error if is_bug else None
+                    logger.warning("cannot read targets from %s: %s, using the previous ones", url, why, exc_info=trace)
             await asyncio.sleep(wait_s)
 
     def _scrape_these(self, listed: dict[str, TargetSpec]) -> None:
@@ -299,33 +302,37 @@ class Scraper(Source):
         url = target.spec.url
         async with self._slots.slot(is_slow=target.is_slow):
             began = time.perf_counter()
-            page: FetchedPage | FetchError
+            page: FetchedPage | None = None
+            why = ""
             try:
                 page = await self._client.fetch(url, self._options.max_body_bytes)
             except FetchError as error:
-                page = error
+                self.failures[error.reason] += 1
+                why = str(error)
+            except Exception as error:  # a bug, and that of one fetch: the other targets go on
+                why = self._record_bug(target, "fetch_bug", "its page cannot be fetched", error)
             duration_s = time.perf_counter() - began
         target.is_slow = duration_s > bursts.SLOW_S
-        if isinstance(page, FetchError):
-            self.failures[page.reason] += 1
-            return self._node_samples(target, Batch(), False, duration_s, str(page))
+        if page is None:
+            return self._node_samples(target, Batch(), False, duration_s, why)
         try:
             batch = target.decoder.decode(page.body, self._clock.now_ms(), open_metrics=page.is_open_metrics)
         except Exception as error:  # a bug, and that of one page: the other exporters go on
-            return self._node_samples(target, Batch(), False, duration_s, self._handle_decoder_bug(target, error))
+            target.decoder = self._decoder(target.spec)
+            why = self._record_bug(target, "decoder_bug", "its page cannot be decoded", error)
+            return self._node_samples(target, Batch(), False, duration_s, why)
         self._refusals.record(url, batch)
         reason, why = page_fault(batch, target.decoder) or ("", "")
         if reason:
             self.failures[reason] += 1
         return self._node_samples(target, batch, not reason, duration_s, why)
 
-    def _handle_decoder_bug(self, target: ScrapeTarget, error: Exception) -> str:
-        """Count a page on which the decoder failed, and replace the decoder. Returns the reason."""
-        self.failures["decoder_bug"] += 1
+    def _record_bug(self, target: ScrapeTarget, reason: str, what: str, error: Exception) -> str:
+        """Count an unexpected exception of one target, and log its traceback once. Returns the reason."""
+        self.failures[reason] += 1
         if target.up is not False:
-            logger.error("%s: its page cannot be decoded, a bug", target.spec.url, exc_info=error)
-        target.decoder = self._decoder(target.spec)
-        return f"its page cannot be decoded: {type(error).__name__}: {error}"
+            logger.error("%s: %s, a bug", target.spec.url, what, exc_info=error)
+        return redacted(f"{what}: {type(error).__name__}: {error}")
 
     def _node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
         """Return the batch, with samples of the scrape itself for the target's nodes."""

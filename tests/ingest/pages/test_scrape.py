@@ -1,9 +1,11 @@
 import asyncio
 import gzip
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -12,7 +14,9 @@ from fleetcast.fleet.clock import ScaledClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.pages import bursts, scrape
+from fleetcast.ingest.pages import bursts, plain_http, scrape
+from fleetcast.ingest.pages.fetch import FetchedPage
+from fleetcast.ingest.pages.plain_http import PageClient
 from fleetcast.ingest.pages.scrape import Scraper
 from fleetcast.ingest.pages.scrape_samples import UNNAMED_ROUNDS
 from fleetcast.ingest.pages.text import PageDecoder
@@ -283,7 +287,12 @@ def test_errors_redirects_and_closed_ports_have_reasons_of_their_own() -> None:
     assert asyncio.run(scenario()) == {"http_status", "redirect", "refused"}
 
 
-def test_a_host_without_tls_or_address_is_a_reason_and_no_crash() -> None:
+def test_a_host_without_tls_or_address_is_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look_up(host: str, port: int) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(plain_http, "look_up", look_up)
+
     async def scenario() -> set[str]:
         async with exporter(dcgm=answers(dcgm_page())) as url:
             work = Round([f"{url.replace('http:', 'https:')}/dcgm", "http://nowhere.invalid:9400"])
@@ -522,3 +531,87 @@ def test_a_bug_in_the_decoding_of_one_page_is_that_targets_alone(
     assert set(work.values("scrape_up", "n002")) == {0.0}
     assert work.scraper.health()["failures"]["decoder_bug"] > 2
     assert caplog.text.count("IndexError: a bug") == 2  # the traceback, and that the target is down
+
+
+@pytest.mark.parametrize("host", ["n001..svc.cluster.local", "n" * 64])
+def test_a_host_name_that_cannot_be_looked_up_is_that_targets_alone(host: str) -> None:
+    async def scenario() -> Round:
+        async with exporter(good=answers(dcgm_page(gpus=1))) as url:
+            work = Round([f"{url}/good n001", f"http://{host}:9400/metrics n002"])
+            await work.until(
+                lambda: len(work.values("scrape_up", "n001")) > 2 and len(work.values("scrape_up", "n002")) > 2
+            )
+            await work.scraper.close()
+            return work
+
+    work = asyncio.run(scenario())
+    assert set(work.values("scrape_up", "n001")) == {1.0}
+    assert set(work.values("scrape_up", "n002")) == {0.0}
+    assert set(work.scraper.failures) == {"bad_http"}
+
+
+def test_a_service_whose_name_cannot_be_looked_up_ends_nothing() -> None:
+    async def scenario() -> dict[str, str]:
+        async with exporter(good=answers(dcgm_page(gpus=1))) as url:
+            work = Round([f"{url}/good n001", "http_sd:http://sd..cluster.local:9400/groups"])
+            await work.until(lambda: len(work.values("scrape_up", "n001")) > 2)
+            await work.scraper.close()
+            refused: dict[str, str] = work.scraper.health()["refused_lists"]
+            return refused
+
+    (why,) = asyncio.run(scenario()).values()
+    assert why.startswith("bad_http: ")
+
+
+def break_fetches_of(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each fetch of a URL with this end raise."""
+    fetch = PageClient.fetch
+
+    async def with_a_bug(client: PageClient, url: str, max_body_bytes: int) -> FetchedPage:
+        if url.endswith(path):
+            raise IndexError("a bug at http://n002/bad?token=hidden")
+        return await fetch(client, url, max_body_bytes)
+
+    monkeypatch.setattr(PageClient, "fetch", with_a_bug)
+
+
+def test_a_bug_in_the_fetch_of_one_page_is_that_targets_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    break_fetches_of("/bad", monkeypatch)
+
+    async def scenario() -> Round:
+        async with exporter(good=answers(dcgm_page(gpus=1))) as url:
+            work = Round([f"{url}/good n001", f"{url}/bad n002"])
+            await work.until(
+                lambda: len(work.values("scrape_up", "n001")) > 2 and len(work.values("scrape_up", "n002")) > 2
+            )
+            await work.scraper.close()
+            return work
+
+    work = asyncio.run(scenario())
+    assert set(work.values("scrape_up", "n001")) == {1.0}
+    assert set(work.values("scrape_up", "n002")) == {0.0}
+    health = work.scraper.health()
+    assert health["failures"]["fetch_bug"] > 2
+    (failing,) = health["targets_failing"]
+    assert failing["reason"] == "its page cannot be fetched: IndexError: a bug at http://n002/bad?token=***"
+    assert caplog.text.count("Traceback") == 1
+
+
+def test_a_bug_in_asking_a_service_for_targets_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    break_fetches_of("/groups", monkeypatch)
+
+    async def scenario() -> dict[str, str]:
+        async with exporter(good=answers(dcgm_page(gpus=1))) as url:
+            work = Round([f"{url}/good n001", f"http_sd:{url}/groups"])
+            await work.until(lambda: len(work.values("scrape_up", "n001")) > 2)
+            await work.scraper.close()
+            refused: dict[str, str] = work.scraper.health()["refused_lists"]
+            return refused
+
+    (why,) = asyncio.run(scenario()).values()
+    assert "IndexError: a bug" in why
+    assert caplog.text.count("Traceback") == 1
