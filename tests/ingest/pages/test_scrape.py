@@ -1,6 +1,8 @@
 import asyncio
+import gc
 import gzip
 import socket
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -615,3 +617,30 @@ def test_a_bug_in_asking_a_service_for_targets_ends_nothing(
     (why,) = asyncio.run(scenario()).values()
     assert "IndexError: a bug" in why
     assert caplog.text.count("Traceback") == 1
+
+
+def test_a_failed_scrape_leaves_no_connection_to_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections: list[weakref.ref[Any]] = []
+    made = plain_http._Connection.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        made(self, transport)
+        connections.append(weakref.ref(self))
+
+    monkeypatch.setattr(plain_http._Connection, "connection_made", connection_made)
+
+    async def scenario() -> None:
+        async with exporter(hangs=hangs) as url:
+            work = Round([f"{url}/hangs n001"], Options(timeout_s=0.1))
+            await work.until(lambda: work.scraper.failures["timeout"] > 2)
+            await work.scraper.close()
+        async with asyncio.timeout(10):
+            while any(ref() is not None for ref in connections):
+                await asyncio.sleep(0)
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+        assert len(connections) > 2
+    finally:
+        gc.enable()
