@@ -216,7 +216,7 @@ class _Connection(asyncio.BufferedProtocol):
             answer.set_exception(error)
 
 
-async def look_up(host: str, port: int) -> Sequence[aiohappyeyeballs.AddrInfoType]:
+async def resolve(host: str, port: int) -> Sequence[aiohappyeyeballs.AddrInfoType]:
     """Return the socket addresses of a host name and port. Raises OSError if the name is unknown."""
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=_ADDRCONFIG)
 
@@ -244,7 +244,7 @@ class _Names:
         except socket.gaierror:  # a name
             pass
         if address not in self._lookups:
-            self._lookups[address] = asyncio.create_task(look_up(*address))
+            self._lookups[address] = asyncio.create_task(resolve(*address))
             self._lookups[address].add_done_callback(partial(self._learn, address))
         return await asyncio.shield(self._lookups[address])
 

@@ -290,10 +290,10 @@ def test_errors_redirects_and_closed_ports_have_reasons_of_their_own() -> None:
 
 
 def test_a_host_without_tls_or_address_is_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def look_up(host: str, port: int) -> Any:
+    async def resolve(host: str, port: int) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(plain_http, "look_up", look_up)
+    monkeypatch.setattr(plain_http, "resolve", resolve)
 
     async def scenario() -> set[str]:
         async with exporter(dcgm=answers(dcgm_page())) as url:
