@@ -107,7 +107,8 @@ class _Connection(asyncio.BufferedProtocol):
     async def ask(self, url: str, request: bytes, max_body_bytes: int) -> _Answer:
         """Send a request and return its answer.
 
-        Raises FetchError, or _UnusualAnswer. After any exception, a cancellation included, the connection is closed.
+        Raises FetchError, or _UnusualAnswer. After any exception, a cancellation included, the connection is closed,
+        unless a complete answer has another status than 200.
         """
         if self._has_spoken_unasked:
             raise _UnusualAnswer("bytes before the request")
@@ -124,7 +125,7 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             await self._answer
             return _Answer(self._headers, self._body.getvalue())
-        except BaseException:
+        except asyncio.CancelledError:
             self._answer = None
             self.close()
             raise
@@ -138,7 +139,8 @@ class _Connection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._answer is None:
+        answer = self._answer
+        if answer is None:
             self._has_spoken_unasked = True
             self.close()
             return
@@ -149,7 +151,10 @@ class _Connection(asyncio.BufferedProtocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(_UnusualAnswer(str(error)))
             return
-        if self._wire_bytes > _HEAD_BYTES + _OVERHEAD * self._body_bytes:
+        if answer.done():  # its status is not 200, or the fetch was cancelled
+            if not self._is_complete:
+                self.close()
+        elif self._wire_bytes > _HEAD_BYTES + _OVERHEAD * self._body_bytes:
             why = f"more than {_HEAD_BYTES} bytes beside the body"
             self._fail(_UnusualAnswer(why) if began_in_head else FetchError("bad_http", f"{self._url}: {why}"))
         elif self._is_complete:
@@ -184,7 +189,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._has_head = True
         if status != 200:
             reason = "redirect" if 300 <= status < 400 else "http_status"
-            self._fail(FetchError(reason, f"{self._url} answered {status}"))
+            self._set_error(FetchError(reason, f"{self._url} answered {status}"))
         elif self._headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             self._fail(_UnusualAnswer(f"Transfer-Encoding {self._headers[b'transfer-encoding']!r}"))
         elif (length := int(self._headers.get(b"content-length", b"0"))) > self._limit:
@@ -211,6 +216,9 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _fail(self, error: Exception) -> None:
         self.close()
+        self._set_error(error)
+
+    def _set_error(self, error: Exception) -> None:
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
             answer.set_exception(error)
@@ -314,16 +322,22 @@ class PageClient:
         """Ask over an idle connection or a new one. Tries once more, over a new one, if the peer closes it."""
         connection = self._pop_idle(request.address) or await self._connect(url, request.address)
         try:
-            answer = await connection.ask(url, request.data, max_body_bytes)
+            answer = await self._ask(connection, url, request, max_body_bytes)
         except FetchError as error:
             if error.reason != "disconnected":
                 raise
             connection = await self._connect(url, request.address)
-            answer = await connection.ask(url, request.data, max_body_bytes)
-        if connection.is_open:
-            self._idle.setdefault(request.address, []).append((self._loop.time(), connection))
+            answer = await self._ask(connection, url, request, max_body_bytes)
         encoding, content_type = answer.header(b"content-encoding"), answer.header(b"content-type")
         return unpacked_page(answer.body, encoding, content_type, max_body_bytes, url)
+
+    async def _ask(self, connection: _Connection, url: str, request: _Request, max_body_bytes: int) -> _Answer:
+        """Return the answer to a request. The connection is idle afterwards if it is still open."""
+        try:
+            return await connection.ask(url, request.data, max_body_bytes)
+        finally:
+            if connection.is_open:
+                self._idle.setdefault(request.address, []).append((self._loop.time(), connection))
 
     def _pop_idle(self, address: Address) -> _Connection | None:
         """Return the idle connection that was used last."""

@@ -299,6 +299,49 @@ def test_a_connection_serves_scrape_after_scrape() -> None:
     assert (it.opened, len(it.requests)) == (1, 3)
 
 
+@LOOPS
+@pytest.mark.parametrize("status", ["503 Busy", "404 Not Found", "302 Found", "204 No Content", "304 Not Modified"])
+def test_a_connection_serves_on_after_a_whole_answer_of_another_status(status: str, loop: Callable[[], Any]) -> None:
+    has_body = status[:3] not in ("204", "304")
+    error = answer(b"busy" if has_body else b"", status=f"HTTP/1.1 {status}", length=None if has_body else -1)
+
+    async def scenario() -> list[Any]:
+        client = PageClient(60, 15)
+        async with peer([error, Act.NEXT, error, Act.NEXT, OK, Act.HANG]) as it:
+            reasons = [(await outcome(client.fetch(it.url, LIMIT)))[0] for _ in range(3)]
+            await client.close()
+            await it.until(lambda it: it.closed == it.opened)
+            return [*reasons, it.opened]
+
+    reason = "redirect" if status.startswith("30") else "http_status"
+    assert run(scenario(), loop) == [reason, reason, "page", 1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        answer(b"busy", length=9, status="HTTP/1.1 503 Busy"),
+        answer(b"busy", "Connection: close", status="HTTP/1.1 503 Busy"),
+        answer(b"busy", status="HTTP/1.0 503 Busy"),
+        answer(b"busy", status="HTTP/1.1 503 Busy", length=-1),
+        answer(b"busy", status="HTTP/1.1 503 Busy") + OK,
+        answer(b"zz\r\n", CHUNKED, status="HTTP/1.1 503 Busy", length=-1),
+        answer(b"x" * 50_000, length=10**6, status="HTTP/1.1 503 Busy"),
+    ],
+)
+def test_a_connection_ends_after_part_of_an_answer_of_another_status(error: bytes) -> None:
+    async def scenario() -> list[Any]:
+        client = PageClient(60, 15)
+        async with peer([error, Act.HANG], [OK, Act.HANG]) as it:
+            reasons = [(await outcome(client.fetch(it.url, LIMIT)))[0]]
+            await it.until(lambda it: it.closed == 1)
+            reasons.append((await outcome(client.fetch(it.url, LIMIT)))[0])
+            await client.close()
+            return [*reasons, it.opened]
+
+    assert run(scenario()) == ["http_status", "page", 2]
+
+
 @pytest.mark.parametrize("end", [[Act.CLOSE], [Act.NEXT, Act.CLOSE], [Act.NEXT, Act.RESET], [b"HTTP/1.1 408 \r\n"]])
 def test_a_connection_that_the_peer_has_given_up_costs_no_scrape(end: Script) -> None:
     """Between two scrapes, or as the second request comes: it is sent again over a new connection."""
@@ -608,11 +651,12 @@ def test_an_event_loop_that_refuses_to_connect_is_unreachable(monkeypatch: pytes
 
 ENDS: dict[str, Script] = {
     "closed": [answer(PAGE, "Connection: close"), Act.CLOSE],
-    "failed": [answer(b"", status="HTTP/1.1 503 Busy"), Act.HANG],
+    "failed": [answer(length=9, status="HTTP/1.1 503 Busy"), Act.HANG],
     "cut off": [OK[:-9], Act.CLOSE],
     "unreadable": [b"\x00\xff" * 200, Act.HANG],
     "timed out": [OK[:-9], Act.HANG],
     "idle": [OK, Act.HANG],
+    "idle after an error": [answer(b"busy", status="HTTP/1.1 503 Busy"), Act.HANG],
 }
 
 
@@ -635,13 +679,13 @@ def test_nothing_of_a_page_remains_after_its_fetch(
         client = PageClient(0.5 if name == "timed out" else 60, 15)
         async with peer(ENDS[name]) as it:
             await outcome(client.fetch(it.url, LIMIT))
-            if name != "idle":
+            if not name.startswith("idle"):
                 await it.until(lambda it: it.closed == it.opened)
             async with asyncio.timeout(10):  # until the event loop has called connection_lost
-                while sum(ref() is not None for ref in connections) > (name == "idle"):
+                while sum(ref() is not None for ref in connections) > name.startswith("idle"):
                     await asyncio.sleep(0)
             alive = [connection for ref in connections if (connection := ref()) is not None]
-            assert len(alive) == (name == "idle")
+            assert len(alive) == name.startswith("idle")
             kept = [value for it in alive for value in vars(it).values()]
             assert not any(isinstance(value, bytes | dict) or hasattr(value, "getvalue") for value in kept)
             assert not any(hasattr(value, "feed_data") for value in kept)
