@@ -35,7 +35,7 @@ def list_adapters(config: ConfigOption = None, state: StateOption = None, as_jso
 
     Example:  fleetcast adapters list --config config.toml
     """
-    rows = _rows(_loaded(config, state))
+    rows = _rows(_load_config(config, state))
     if as_json:
         echo_text(json.dumps(rows, indent=2))
         return
@@ -53,7 +53,7 @@ def show(name: NameArgument, config: ConfigOption = None, state: StateOption = N
 
     from fleetcast.service.adapter_records import AdapterRecords
 
-    loaded = _loaded(config, state)
+    loaded = _load_config(config, state)
     row = _row(loaded, name)
     lines = AdapterRecords(loaded.folder).newest(name, LINES)
     if as_json:
@@ -89,17 +89,17 @@ def withdraw(
     """
     from fleetcast.service.adapter_records import AdapterRecords
 
-    loaded = _loaded(config, state)
+    loaded = _load_config(config, state)
     records = AdapterRecords(loaded.folder)
     if every == (name is not None):
         raise typer.BadParameter("give the NAME of an adapter, or --all")
     names = [name] if name else [row.name or row.use for row in loaded.adapters.adapter]
-    done = [_withdraw(loaded, records, one, undo) for one in names]
+    done = [_withdraw_and_print(loaded, records, one, undo) for one in names]
     if not all(done):
         raise typer.Exit(1)
 
 
-def _withdraw(config: "Config", records: "AdapterRecords", name: str, undo: bool) -> bool:
+def _withdraw_and_print(config: "Config", records: "AdapterRecords", name: str, undo: bool) -> bool:
     """Withdraw one adapter, or let it write again, and print the result.
 
     Returns False if not everything could be undone yet.
@@ -112,7 +112,7 @@ def _withdraw(config: "Config", records: "AdapterRecords", name: str, undo: bool
     if undo:
         echo(f"{name} writes again from the next board on")
         return True
-    is_done, status = _withdrawn(config, records, name, written_ms)
+    is_done, status = _withdraw_or_wait(config, records, name, written_ms)
     if not is_done:
         why = f": {status.error}" if status and status.error else ""
         echo(f"{name} is not all taken back yet{why}; the adapters role goes on trying", err=True)
@@ -121,7 +121,7 @@ def _withdraw(config: "Config", records: "AdapterRecords", name: str, undo: bool
     return True
 
 
-def _loaded(config: Path | None, state: str | None) -> "Config":
+def _load_config(config: Path | None, state: str | None) -> "Config":
     from fleetcast.service.doors import open_doors
 
     loaded = configured(config, state)
@@ -164,7 +164,7 @@ def _standing(row: dict[str, Any]) -> str:
     return ", ".join([*words, row["error"]] if row["error"] else words)
 
 
-def _withdrawn(
+def _withdraw_or_wait(
     config: "Config", records: "AdapterRecords", name: str, written_ms: int | None
 ) -> "tuple[bool, AdapterStatus | None]":
     """Withdraw an adapter, through the service if it runs.

@@ -66,7 +66,7 @@ def verify_trail(
     else:
         _write(json_path, {"ledger": str(path), "ok": verdict.ok, **asdict(verdict)})
     if not verdict.ok:
-        _complain(path, verdict)
+        _print_findings(path, verdict)
         raise typer.Exit(1)
 
 
@@ -87,7 +87,7 @@ def _describe(path: Path, head: str | None, verdict: "LedgerVerdict") -> list[st
     return lines
 
 
-def _complain(path: Path, verdict: "LedgerVerdict") -> None:
+def _print_findings(path: Path, verdict: "LedgerVerdict") -> None:
     echo(f"fleetcast: {path} is not what was written:", err=True)
     for finding in verdict.findings:
         echo(f"  {finding.sentence}", err=True)

@@ -69,7 +69,7 @@ def backfill(
     wish = Wish(url.rstrip("/"), *span, match.strip().removeprefix("{").removesuffix("}"), step_ms, window_ms)
     if wish.first_ms >= wish.end_ms:
         raise ConfigError(f"--from {begin} is not before --to {end}")
-    _warn_of_days(loaded, wish, now_ms)
+    _warn_of_retention(loaded, wish, now_ms)
     timeout_s = seconds_of("--timeout", timeout)
     try:
         taken, archive = _run(loaded, wish, ca, now_ms, timeout_s)
@@ -165,7 +165,7 @@ def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s
     return work.taken, archive
 
 
-def _warn_of_days(config: "Config", wish: "Wish", now_ms: int) -> None:
+def _warn_of_retention(config: "Config", wish: "Wish", now_ms: int) -> None:
     days = config.archive.keep_days
     if days and wish.first_ms < now_ms - days * 86_400_000:
         echo(f"archive.keep_days = {days}: what is older is read, but not kept", err=True)

@@ -62,7 +62,7 @@ def show(
         else:
             Path(json_path).write_text(document + "\n", encoding="utf-8")
         return
-    for node in _in_depth(tree, 0):
+    for node in _list_descendants(tree, 0):
         name = "  " * node.name.count("/") + node.name.rpartition("/")[2]
         echo(f"{name:<30} weight {node.weight:<6g} {_words(node)}".rstrip())
     for window in tree.windows:
@@ -120,10 +120,10 @@ def row_of(tree: "QueueTree", node: "QueueNode") -> dict[str, Any]:
     }
 
 
-def _in_depth(tree: "QueueTree", row: int) -> list["QueueNode"]:
+def _list_descendants(tree: "QueueTree", row: int) -> list["QueueNode"]:
     found = []
     for child in tree.nodes[row].children:
-        found += [tree.nodes[child], *_in_depth(tree, child)]
+        found += [tree.nodes[child], *_list_descendants(tree, child)]
     return found
 
 

@@ -44,7 +44,7 @@ def slurm(files: Files, out: Out = "-", topology: Topology = None) -> None:
     """
     from fleetcast.schedulers.imports.slurm import draft_slurm
 
-    _import(draft_slurm, files, out, topology)
+    _import_queues(draft_slurm, files, out, topology)
 
 
 @app.command("kueue")
@@ -62,7 +62,7 @@ def kueue(files: Files, out: Out = "-", topology: Topology = None) -> None:
     """
     from fleetcast.schedulers.imports.kueue import draft_kueue
 
-    _import(draft_kueue, files, out, topology)
+    _import_queues(draft_kueue, files, out, topology)
 
 
 @app.command("kai")
@@ -77,7 +77,7 @@ def kai(files: Files, out: Out = "-", topology: Topology = None) -> None:
     """
     from fleetcast.schedulers.imports.kai import draft_kai
 
-    _import(draft_kai, files, out, topology)
+    _import_queues(draft_kai, files, out, topology)
 
 
 @app.command("volcano")
@@ -92,10 +92,10 @@ def volcano(files: Files, out: Out = "-", topology: Topology = None) -> None:
     """
     from fleetcast.schedulers.imports.volcano import draft_volcano
 
-    _import(draft_volcano, files, out, topology)
+    _import_queues(draft_volcano, files, out, topology)
 
 
-def _import(
+def _import_queues(
     make: "Callable[[dict[str, str], Spell], Draft]", files: list[str], out: str, topology: Path | None
 ) -> None:
     from fleetcast.fleet.errors import ConfigError
@@ -105,7 +105,7 @@ def _import(
 
     if out != "-" and Path(out).exists():
         raise ConfigError(f"{out} is there: name another file, or move it away")
-    draft = make({name: _read(name) for name in files}, _spelling(topology))
+    draft = make({name: _read(name) for name in files}, _make_speller(topology))
     agree(draft)
     text = text_of(draft, [Path(name).name for name in files])
     read_queues(text)  # what is written is never refused
@@ -148,7 +148,7 @@ def _bytes(path: Path) -> bytes:
         return file.read(MOST_BYTES + 1)
 
 
-def _spelling(topology: Path | None) -> "Spell":
+def _make_speller(topology: Path | None) -> "Spell":
     """Return a function that spells GPU models as a topology does, or else as telemetry does."""
     from fleetcast.ingest.gpus import short_model
     from fleetcast.ingest.topology.load import load_topology

@@ -76,13 +76,13 @@ def run(
     check_config(loaded)
     _check_instance(role, instance, loaded)
     if role is None:
-        launched = _launch(loaded)
+        launched = _start_launcher(loaded)
         if not isinstance(launched, str):
             with naming_lines(config):
                 check_start(loaded)
             raise typer.Exit(asyncio.run(_supervise(loaded, launched)))
         logs.configure(log_format, log_level, launched)
-        role, instance = next(pair for pair in _roles(loaded) if _process_name(*pair) == launched)
+        role, instance = next(pair for pair in _list_roles(loaded) if _process_name(*pair) == launched)
     _spare_memory()
     _run_role(role, loaded, instance or 0)
 
@@ -96,7 +96,7 @@ def _spare_memory() -> None:
     withhold_imports()
 
 
-def _launch(config: "Config") -> "Launcher | str | None":
+def _start_launcher(config: "Config") -> "Launcher | str | None":
     """Fork the launcher of the roles. Returns None where a fork is unsafe.
 
     In a role's own process, it returns the name of the role.
@@ -105,7 +105,7 @@ def _launch(config: "Config") -> "Launcher | str | None":
 
     if sys.platform != "linux":
         return None
-    modules = {MODULES[role]: None for role, _ in _roles(config)}
+    modules = {MODULES[role]: None for role, _ in _list_roles(config)}
     return fork_launcher(["uvloop", "fleetcast.service.supervise", "fleetcast.service.state_folder", *modules])
 
 
@@ -124,7 +124,7 @@ def _check_instance(role: RoleName | None, instance: int | None, config: "Config
         )
 
 
-def _roles(config: "Config") -> list[tuple[RoleName, int | None]]:
+def _list_roles(config: "Config") -> list[tuple[RoleName, int | None]]:
     """Return the roles that a configuration asks for.
 
     Each has its instance number if there are several pipelines, else None.
@@ -146,7 +146,7 @@ async def _supervise(config: "Config", launcher: "Launcher | None") -> int:
 
     prepare(config)
     with folder_lock(config):
-        roles = [(_process_name(role, number), role, number) for role, number in _roles(config)]
+        roles = [(_process_name(role, number), role, number) for role, number in _list_roles(config)]
         check_ports(config, (_state_name(role, number, config) for _, role, number in roles))
         path = config.folder / "config.toml"
         try:

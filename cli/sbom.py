@@ -84,12 +84,12 @@ def licence_of(name: str) -> str:
     Returns "unknown" if the package is not installed, or declares none.
     """
     try:
-        return READ_IN_THE_FILE.get(name) or _declared(metadata(name))
+        return READ_IN_THE_FILE.get(name) or _read_declared_licence(metadata(name))
     except PackageNotFoundError:
         return "unknown"
 
 
-def _declared(declared: PackageMetadata) -> str:
+def _read_declared_licence(declared: PackageMetadata) -> str:
     """Return the declared SPDX expression, or else the first line of the old free text.
 
     Without either, the classifiers decide.

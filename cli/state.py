@@ -121,11 +121,11 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
         expect_head=config.placer.expect_head,
     )
     write_identity(config.inbox, StateFile(file.identity, accepted))
-    _mark_ledger(config)
+    _write_ledger_identity(config)
     return file.identity
 
 
-def _mark_ledger(config: "Config") -> None:
+def _write_ledger_identity(config: "Config") -> None:
     """Write the identity into the ledger. If a placer runs, it does so itself."""
     from fleetcast.placement.ledger.ledger import Ledger
     from fleetcast.service.placer.state_watch import adopt_identity

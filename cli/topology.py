@@ -46,7 +46,7 @@ def show(
 
     topology = load_topology(path)
     if json_path is None and path.is_file():
-        _say_hosts(path)
+        _print_host_count(path)
     if node and node not in topology.names:
         raise UnknownEntity(f"no node {node!r} in {path}")
     rows = [_row(topology, at) for at, name in enumerate(topology.names) if not node or name == node]
@@ -57,10 +57,10 @@ def show(
         else:
             Path(json_path).write_text(document + "\n", encoding="utf-8")
         return
-    _echo(topology, rows, limit, bool(node))
+    _echo_topology(topology, rows, limit, bool(node))
 
 
-def _say_hosts(path: Path) -> None:
+def _print_host_count(path: Path) -> None:
     """Print a note if a dump of NCCL holds several hosts: they share one wiring."""
     from fleetcast.ingest.topology.host_wiring import count_hosts, is_nccl
 
@@ -98,7 +98,7 @@ def _hosts(topology: "Topology") -> dict[str, list[dict[str, Any]]]:
     return {name or "all others": [_device(device) for device in devices] for name, devices in topology.hosts.items()}
 
 
-def _echo(topology: "Topology", rows: list[dict[str, Any]], limit: int, whole: bool) -> None:
+def _echo_topology(topology: "Topology", rows: list[dict[str, Any]], limit: int, whole: bool) -> None:
     echo(f"{len(topology):,} nodes, {int(topology.gpus.sum()):,} GPUs")
     for level, count in _levels(topology).items():
         echo(f"  {level:<14}{count:>7,}")

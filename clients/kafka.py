@@ -84,9 +84,9 @@ class KafkaReader:
 
     async def assign(self, starts: Mapping[Place, int | None]) -> None:
         """Read exactly these partitions. New ones begin at their offset, or at their beginning if it is None."""
-        await self._run(lambda: self._assign(starts))
+        await self._run(lambda: self._assign_partitions(starts))
 
-    def _assign(self, starts: Mapping[Place, int | None]) -> None:
+    def _assign_partitions(self, starts: Mapping[Place, int | None]) -> None:
         consumer = self._open()
         before = consumer.assignment()
         fresh = {TopicPartition(*place): offset for place, offset in starts.items()}
@@ -108,15 +108,15 @@ class KafkaReader:
         try:
             fetched = consumer.poll(timeout_ms=wait_ms, max_records=self._limits.max_records)
         except OffsetOutOfRangeError as error:
-            return [], [self._pass_gap(partition, wanted) for partition, wanted in error.args[0].items()]
+            return [], [self._skip_gap(partition, wanted) for partition, wanted in error.args[0].items()]
         except LogTruncationError as error:
             return [], [
-                self._pass_gap(partition, consumer.position(partition), None if found is None else found.offset)
+                self._skip_gap(partition, consumer.position(partition), None if found is None else found.offset)
                 for partition, found in error.divergent_offsets.items()
             ]
         return [_message(record) for records in fetched.values() for record in records], []
 
-    def _pass_gap(self, partition: Any, wanted: int, begins: int | None = None) -> Gap:
+    def _skip_gap(self, partition: Any, wanted: int, begins: int | None = None) -> Gap:
         consumer = self._open()
         if begins is None:
             begins = consumer.beginning_offsets([partition], timeout_ms=ANSWER_MS)[partition]
@@ -190,7 +190,7 @@ class KafkaReader:
             try:
                 work.result(COMMIT_S)
             except (KafkaError, TimeoutError) as error:
-                raise _away(error) from error
+                raise _make_source_error(error) from error
 
     async def close(self) -> None:
         """Close the connections. May be called twice."""
@@ -210,7 +210,7 @@ class KafkaReader:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except KafkaError as error:
-            raise _away(error) from error
+            raise _make_source_error(error) from error
 
     def _open(self) -> Any:
         if self._consumer is None:
@@ -244,7 +244,7 @@ class KafkaWriter:
         try:
             self._open()
         except KafkaError as error:
-            raise _away(error) from error
+            raise _make_source_error(error) from error
 
     def _open(self) -> Any:
         if self._producer is None:
@@ -269,7 +269,7 @@ class KafkaWriter:
             finally:
                 admin.close()
         except KafkaError as error:
-            raise _away(error) from error
+            raise _make_source_error(error) from error
 
     def create(self, topics: Mapping[str, int]) -> list[str]:
         """Create the missing topics (name → partitions), replicated by the brokers' default.
@@ -282,12 +282,12 @@ class KafkaWriter:
             try:
                 there = set(admin.list_topics())
                 for topic, partitions in topics.items():
-                    if topic not in there and _create(admin, topic, partitions):
+                    if topic not in there and _create_topic(admin, topic, partitions):
                         made.append(topic)
             finally:
                 admin.close()
         except KafkaError as error:
-            raise _away(error) from error
+            raise _make_source_error(error) from error
         return made
 
     def write(self, records: Sequence[Outgoing]) -> dict[Place, int]:
@@ -303,7 +303,7 @@ class KafkaWriter:
                         raise SourceError(f"kafka: {large.topic} takes not even {CUT_BYTES} bytes", RETRY_S)
         except KafkaError as error:
             self.close()  # a producer whose records expired delivers none any more, even to brokers that are back
-            raise _away(error) from error
+            raise _make_source_error(error) from error
         return behind
 
     def _write(self, records: Sequence[Outgoing], behind: dict[Place, int]) -> list[Outgoing]:
@@ -347,7 +347,7 @@ class KafkaWriter:
                     producer.close(timeout=1)
 
 
-def _create(admin: Any, topic: str, partitions: int) -> bool:
+def _create_topic(admin: Any, topic: str, partitions: int) -> bool:
     try:
         admin.create_topics({topic: {"num_partitions": partitions}}, wait_for_metadata=True, timeout_ms=ANSWER_MS)
     except TopicAlreadyExistsError:
@@ -367,6 +367,6 @@ def _message(record: Any) -> Message:
     return Message(place, record.offset, record.timestamp or 0, record.key, record.value, headers)
 
 
-def _away(error: Exception) -> SourceError:
+def _make_source_error(error: Exception) -> SourceError:
     said = str(error) or type(error).__name__
     return SourceError(f"kafka: {said[:300]}", RETRY_S)

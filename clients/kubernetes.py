@@ -163,7 +163,7 @@ class Cluster:
         self._client: Any = None
         self._lock = threading.Lock()
 
-    def _connected(self) -> Any:
+    def _get_connection(self) -> Any:
         """Return the official client's connection. The first caller makes it. Raises SourceError."""
         import urllib3
         from kubernetes import client, config
@@ -172,7 +172,7 @@ class Cluster:
             if self._client is None:
                 made = client.Configuration()
                 try:
-                    if self._kubeconfig or not _in_pod():
+                    if self._kubeconfig or not _is_in_pod():
                         config.load_kube_config(self._kubeconfig or None, self._context or None, made)
                     else:
                         config.load_incluster_config(made)
@@ -192,7 +192,7 @@ class Cluster:
     def get(self, path: str, query: Mapping[str, str], read_s: float) -> KubernetesResponse:
         import urllib3
 
-        client = self._connected()
+        client = self._get_connection()
         settings = client.configuration.auth_settings()  # asks for a new token where the old one has run out
         headers = {row["key"]: row["value"] for row in settings.values() if row["in"] == "header" and row["value"]}
         try:
@@ -209,7 +209,7 @@ class Cluster:
         return answer
 
 
-def _in_pod() -> bool:
+def _is_in_pod() -> bool:
     return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
 
 

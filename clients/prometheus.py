@@ -92,14 +92,14 @@ class PrometheusClient:
     def recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
         """Return samples as they were recorded, from `first_ms` on and before `end_ms`."""
         query = f"{selector}[{end_ms - first_ms}ms]"
-        return self._matrix("query", {"query": query, "time": _seconds(end_ms - 1)})
+        return self._query_matrix("query", {"query": query, "time": _seconds(end_ms - 1)})
 
     def resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
         """Return the newest sample at each step."""
         params = {"query": selector, "start": _seconds(first_ms), "end": _seconds(end_ms - 1)}
-        return self._matrix("query_range", params | {"step": _seconds(step_ms)})
+        return self._query_matrix("query_range", params | {"step": _seconds(step_ms)})
 
-    def _matrix(self, path: str, params: Mapping[str, str]) -> list[MatrixRow]:
+    def _query_matrix(self, path: str, params: Mapping[str, str]) -> list[MatrixRow]:
         connect = self._connect
         session: Any = connect._session
         try:

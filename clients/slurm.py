@@ -193,7 +193,7 @@ def joined(facts: bytes, texts: bytes, end: str, keys: int, headings: Sequence[s
     texts_by_key: dict[tuple[str, ...], tuple[str, ...]] = {}
     for at in range(0, len(fields) - width, width):
         key = tuple(part.strip() for part in fields[at : at + keys])
-        words = tuple(map(_one_line, fields[at + keys : at + width]))
+        words = tuple(map(_replace_unprintable, fields[at + keys : at + width]))
         words = (
             *(part.replace("|", " ") for part in words[:-1]),
             words[-1],
@@ -209,7 +209,7 @@ def joined(facts: bytes, texts: bytes, end: str, keys: int, headings: Sequence[s
     return "\n".join(table).encode()
 
 
-def _one_line(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 

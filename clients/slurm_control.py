@@ -141,7 +141,7 @@ class ScontrolCommands:
 
     async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
         comments = {"Comment": comment, "AdminComment": admin_comment}
-        words = [f"{name}={_printable(value)}" for name, value in comments.items() if value is not None]
+        words = [f"{name}={_replace_unprintable(value)}" for name, value in comments.items() if value is not None]
         await self._run("scontrol", "update", f"JobId={job}", *words)
 
     async def requeue_held(self, job: str) -> None:
@@ -177,14 +177,14 @@ def _settings(change: NodeChange) -> Iterable[str]:
     if change.active is not None:
         yield f"ActiveFeatures={','.join(change.active)}"
     if change.extra is not None:
-        yield f"Extra={_printable(change.extra)}"
+        yield f"Extra={_replace_unprintable(change.extra)}"
     if change.drain:
-        yield from ("State=DRAIN", f"Reason={_printable(change.drain)}")
+        yield from ("State=DRAIN", f"Reason={_replace_unprintable(change.drain)}")
     elif change.drain is not None:
         yield "State=UNDRAIN"  # RESUME would also call up a node that is down
 
 
-def _printable(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 

@@ -217,7 +217,7 @@ class CoRuns(Stateful):
             if pace_s is None or other is None or company is None or met.get(other) != Company(company.share, key):
                 continue
             self._together[key, other] = company.share, watched.keys, keys[other], pace_s
-        self._match()
+        self._make_co_runs()
 
     def _watch(
         self,
@@ -232,7 +232,7 @@ class CoRuns(Stateful):
         for key in rows:
             company, last = met.get(key), self._watched.get(key)
             if last is None or last.keys != keys[key] or not last.goes_on(company):
-                joined_ms = _joined_ms(rows, key, company, now_ms)
+                joined_ms = _find_later_start_ms(rows, key, company, now_ms)
                 self._watched[key] = _begun(last, keys[key], company, joined_ms, now_ms)
 
     def _measure(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> float | None:
@@ -256,7 +256,7 @@ class CoRuns(Stateful):
             _keep(self._loads, watched.keys, tuple(round(float(value), 4) for value in load))
         return pace_s
 
-    def _match(self) -> None:
+    def _make_co_runs(self) -> None:
         """Make the co-runs whose two paces are known. Drop the shared pace of a job that has ended."""
         for pair, (share, keys, partner, together_s) in list(self._together.items()):
             watched = self._watched.get(pair[0])
@@ -265,7 +265,7 @@ class CoRuns(Stateful):
             elif (alone_s := watched.alone_s(share)) is not None:
                 del self._together[pair]
                 self._found.pop(pair, None)
-                self._found[pair] = CoRun(share, keys, partner, _clipped(alone_s / together_s))
+                self._found[pair] = CoRun(share, keys, partner, _clip_speed(alone_s / together_s))
                 while len(self._found) > MOST_CO_RUNS:
                     del self._found[next(iter(self._found))]
         while len(self._together) > MOST_CO_RUNS:
@@ -306,14 +306,14 @@ class CoRuns(Stateful):
         for job, attempt, other, number, share, keys, partner, speed in saved["found"]:
             if math.isfinite(speed):
                 self._found[(job, attempt), (other, number)] = CoRun(
-                    share, _pair(keys), _pair(partner), _clipped(speed)
+                    share, _pair(keys), _pair(partner), _clip_speed(speed)
                 )
         self._loads = {key: tuple(load) for key, *load in saved["loads"]}
         self._turns = {key: tuple(turns) for key, *turns in saved["turns"]}
         self.divided = frozenset(saved["divided"])
 
 
-def _joined_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Company | None, now_ms: int) -> int:
+def _find_later_start_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Company | None, now_ms: int) -> int:
     """Return when the younger of the two started."""
     both = (key, company.other if company else None)
     return max(rows[one].started_ms or now_ms for one in both if one is not None)
@@ -362,7 +362,7 @@ def _keep(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, 
         del table[next(iter(table))]
 
 
-def _clipped(speed: float) -> float:
+def _clip_speed(speed: float) -> float:
     return min(max(speed, SLOWEST), FASTEST)
 
 

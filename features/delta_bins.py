@@ -65,7 +65,7 @@ class DeltaBins:
         rows = np.array(self._waiting, np.int64)
         at, group = np.unique(rows[:, 0], return_inverse=True)
         sums = np.stack([np.bincount(group, rows[:, row + 1], len(at)) for row in range(ROWS)], axis=1)
-        oldest = self._oldest(at)
+        oldest = self._find_oldest_bin(at)
         self.before += sums[at < oldest].sum(axis=0)
         head = -1 if self.head is None else self.head
         inside = (at >= oldest) & (at <= head)
@@ -79,7 +79,7 @@ class DeltaBins:
         self._waiting = [tuple(row) for row in waiting.tolist()]
         self._patience = 2 * (self.size + len(self._waiting)) + 4096
 
-    def _oldest(self, waiting: NDArray[np.int64]) -> int:
+    def _find_oldest_bin(self, waiting: NDArray[np.int64]) -> int:
         """Return the first bin that is stored separately.
 
         Raises `floor` first if too many bins wait.
@@ -98,17 +98,17 @@ class DeltaBins:
         self.head = head if self.head is None else max(self.head, head)
         self._fold_waiting()
 
-    def _ordered(self, row: int) -> NDArray[Any]:
+    def _order_bins(self, row: int) -> NDArray[Any]:
         assert self.head is not None, "advance first"
         return np.roll(self.bins[row], -((self.head + 1) % self.size))
 
     def sums(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
         """Return (bin,) the amounts of the bins up to `last`, NaN outside the window."""
-        return self._cut(self._ordered(row), last, bins)
+        return self._cut(self._order_bins(row), last, bins)
 
     def levels(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
         """Return (bin,) the running sums at the ends of the bins up to `last`, NaN outside the window."""
-        return self._cut(self.before[row] + np.cumsum(self._ordered(row), dtype=np.int64), last, bins)
+        return self._cut(self.before[row] + np.cumsum(self._order_bins(row), dtype=np.int64), last, bins)
 
     def _cut(self, values: NDArray[Any], last: int, bins: int) -> NDArray[np.float64]:
         assert self.head is not None
@@ -129,7 +129,7 @@ class DeltaBins:
         assert self.head is not None
         if self.before[MARKS] > 0:
             return self.oldest_bin()
-        marked = np.flatnonzero(self._ordered(MARKS) > 0)
+        marked = np.flatnonzero(self._order_bins(MARKS) > 0)
         return self.head - self.size + 1 + int(marked[0]) if len(marked) else self.head + 1
 
 

@@ -104,7 +104,7 @@ class DemandSeries(Stateful):
         for key, change in self.open.changes(self._known, known, promised, now_ms):
             self._change(key, change)
         for key in self.open.forget(now_ms):
-            self._unknow(key)
+            self._drop_contribution(key)
 
     def _change(self, key: Key, new: Contribution | None) -> None:
         old = self._known.get(key)
@@ -117,19 +117,19 @@ class DemandSeries(Stateful):
         if old is not None and new is not None and list(new.scopes()) == held:
             self._add_edges(edges_between(old, new), held)
             self._move_pools(old, new)
-            self._unknow(key)
-            self._know(key, new, frozenset())
+            self._drop_contribution(key)
+            self._add_contribution(key, new, frozenset())
             return
         if old is not None:
             self._add(old, -1, held)
             self._add_to_pools(old, -1)
-            self._unknow(key)
+            self._drop_contribution(key)
         if new is not None:
             scopes = new.scopes()
             kept = [scope for scope in scopes if self._has(scope)]
             self._add(new, 1, kept)
             self._add_to_pools(new, 1)
-            self._know(key, new, frozenset(scopes) - frozenset(kept))
+            self._add_contribution(key, new, frozenset(scopes) - frozenset(kept))
 
     def _move_pools(self, old: Contribution, new: Contribution) -> None:
         """Change the contribution of an attempt to its pools."""
@@ -180,13 +180,13 @@ class DemandSeries(Stateful):
     def __contains__(self, scope: DemandScope) -> bool:
         return (scope, 60) in self._bins
 
-    def _know(self, key: Key, change: Contribution, left_out: frozenset[DemandScope]) -> None:
+    def _add_contribution(self, key: Key, change: Contribution, left_out: frozenset[DemandScope]) -> None:
         self._known[key] = change
         if left_out:
             self._left_out[key] = left_out
         self._sizes.update({scope: change.milli for scope in change.scopes() if scope.kind == "group"})
 
-    def _unknow(self, key: Key) -> None:
+    def _drop_contribution(self, key: Key) -> None:
         change = self._known.pop(key, None)
         self._left_out.pop(key, None)
         if change is None:
@@ -274,7 +274,7 @@ class DemandSeries(Stateful):
         fraction, since parts of GPUs add up.
         """
         if group == OTHER:
-            amounts = self._left_over(queue, target, now_ms, bin_s, bins)
+            amounts = self._subtract_listed_groups(queue, target, now_ms, bin_s, bins)
         else:
             amounts = self._amounts(DemandScope(queue, class_, group, pool), target, now_ms, bin_s, bins)
         return amounts if target == "arriving_jobs" else amounts / WHOLE_GPU
@@ -294,7 +294,9 @@ class DemandSeries(Stateful):
         values[np.arange(first, first + bins) < max(everything.first_bin(), chosen.oldest_bin(), since)] = np.nan
         return values
 
-    def _left_over(self, queue: str, target: Target, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
+    def _subtract_listed_groups(
+        self, queue: str, target: Target, now_ms: int, bin_s: int, bins: int
+    ) -> NDArray[np.float64]:
         """Return a queue's amounts without its listed groups, with GPUs in thousandths."""
         rest = self._amounts(DemandScope(queue), target, now_ms, bin_s, bins)
         for scope in self.scopes("group"):
@@ -322,7 +324,7 @@ class DemandSeries(Stateful):
     def _swap(self, gone: frozenset[DemandScope], come: frozenset[DemandScope], now_ms: int) -> None:
         """List the scopes `come` instead of `gone`."""
         for scope in gone:
-            self._drop(scope)
+            self._drop_scope(scope)
         for scope in come:
             assert self._has(scope), "there is room for as many as went"
             self._since[scope] = now_ms
@@ -336,7 +338,7 @@ class DemandSeries(Stateful):
             if left_out:
                 self._left_out[key] = left_out
 
-    def _drop(self, scope: DemandScope) -> None:
+    def _drop_scope(self, scope: DemandScope) -> None:
         del self._attempts[scope]
         self._listed[scope.kind] -= 1
         self._since.pop(scope, None)
@@ -350,7 +352,7 @@ class DemandSeries(Stateful):
     def forget(self, attempt: JobAttempt) -> None:
         """Forget an attempt that will not change any more. Its part of the series stays."""
         key = (attempt.job, attempt.attempt)
-        self._unknow(key)
+        self._drop_contribution(key)
         self.shown.rest(key, self._known)
 
     def recall(self, attempt: JobAttempt) -> None:
@@ -363,7 +365,7 @@ class DemandSeries(Stateful):
             arrived_ms = added.edges()[0][0]
             scopes = added.scopes()
             kept = (scope for scope in scopes if scope in self and self._since.get(scope, 0) <= arrived_ms)
-            self._know((attempt.job, attempt.attempt), added, frozenset(scopes) - frozenset(kept))
+            self._add_contribution((attempt.job, attempt.attempt), added, frozenset(scopes) - frozenset(kept))
 
     def dump(self) -> Dump:
         """Return a copy for a snapshot: JSON-able parts, and arrays by name."""
@@ -409,7 +411,7 @@ class DemandSeries(Stateful):
         self._since = {scope: ms for *row, ms in about["since"] if (scope := DemandScope(*row)) not in idle}
         left_out = {(job, at): frozenset(DemandScope(*row) for row in rows) for job, at, rows in about["left_out"]}
         for job, at, *added in about["known"]:
-            self._know((job, at), Contribution.from_row(added), left_out.get((job, at), frozenset()))
+            self._add_contribution((job, at), Contribution.from_row(added), left_out.get((job, at), frozenset()))
         self._unknown_use.update({DemandScope(*scope): gpus for *scope, gpus in about.get("unknown_use", ())})
         self.inventory = PoolInventory(*about.get("inventory", ()))
         self._runs.load(about["runs"])

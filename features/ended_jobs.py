@@ -22,15 +22,15 @@ class EndedJobs:
     def record(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
         """Add those of these attempts that have ended."""
         for attempt in attempts:
-            if _ended_within(attempt, now_ms):
+            if _has_ended_within(attempt, now_ms):
                 self._rows[attempt.job, attempt.attempt] = attempt
 
     def lately(self, now_ms: int) -> list[JobAttempt]:
         """Return the attempts that ended within the hour before `now_ms`. Drops all others."""
-        late = {key: row for key, row in self._rows.items() if _ended_within(row, now_ms)}
+        late = {key: row for key, row in self._rows.items() if _has_ended_within(row, now_ms)}
         self._rows = dict(islice(late.items(), max(0, len(late) - MOST_ENDED), None))
         return list(self._rows.values())
 
 
-def _ended_within(attempt: JobAttempt, now_ms: int) -> bool:
+def _has_ended_within(attempt: JobAttempt, now_ms: int) -> bool:
     return attempt.ended_ms is not None and attempt.ended_ms >= now_ms - ENDED_RETENTION_MS

@@ -117,7 +117,7 @@ class _Columns:
         for name in MAXIMA[self.kind]:
             self[f"max_{name}"] = ring.peak(name)
         seen, last = ring.first_seen_ms[: ring.size], self.last_ms
-        listened_ms = _listened_ms(self.gaps, last)
+        listened_ms = _exclude_downtime(self.gaps, last)
         self["age_s"] = np.where(last < 0, np.nan, (self.now_ms - listened_ms) / 1000).clip(min=0)
         self["first_seen_s"] = np.where(seen == NEVER, np.nan, (self.now_ms - seen) / 1000).clip(min=0)
 
@@ -132,21 +132,21 @@ class _Columns:
             np.copyto(self.since_ms[row], changed, where=changed > seen)
 
     def _windows(self) -> None:
-        ring, opened = self.ring, self._open_slots()
+        ring, opened = self.ring, self._find_open_slots()
         for index, name in enumerate(SUMMED_FEATURES[self.kind]):
             count, total, square = ring.value_sums.windows(ring.fine, index, opened, ring.size)
             self[f"{name}_mean_2m"], self[f"{name}_mean_30m"] = mean(count, total)
             self[f"{name}_std_30m"] = spread(count[1], total[1], square)
 
     def _counts(self) -> None:
-        ring, layout, opened = self.ring, self.ring.layout, self._open_slots()
+        ring, layout, opened = self.ring, self.ring.layout, self._find_open_slots()
         for row, name in enumerate(layout.events):
             counter, feature = ("scrape_up", name) if row == layout.gaps else (name, f"{name}_count")
             never = ring.time_ms[layout.metrics.index(counter), : ring.size] < 0
             counts = ring.event_sums.windows(ring.events, row, opened, ring.size)
             self[f"{feature}_10m"], self[f"{feature}_30m"] = np.where(never, np.nan, counts)
 
-    def _open_slots(self) -> NDArray[np.intp]:
+    def _find_open_slots(self) -> NDArray[np.intp]:
         return self.ring.opened_slots(self.ring.closed + 1, self.ring.end) % self.ring.span.slots
 
     def frame(self, topology_generation: int) -> FeatureFrame:
@@ -161,7 +161,7 @@ def _last_ms(ring: Ring) -> NDArray[np.int64]:
     return last
 
 
-def _listened_ms(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> NDArray[np.int64]:
+def _exclude_downtime(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return `last`, shifted later by our own downtime since then. So downtime does not count as silence."""
     for until_ms, for_ms in gaps:
         last = np.where((last >= 0) & (last < until_ms), np.minimum(last + for_ms, until_ms), last)
@@ -193,4 +193,4 @@ def _silent_s(store: WindowStore, last: NDArray[np.int64], now_ms: int) -> NDArr
     interval = store.span.interval_ms
     missed = (of_gpu - last > 0.5 * interval) & (now_ms - last > 1.5 * interval)
     silent = missed & (last >= 0) & (now_ms - of_gpu <= 3 * interval)
-    return np.where(silent, (now_ms - _listened_ms(store.gaps, last)).clip(min=0) / 1000, 0.0)
+    return np.where(silent, (now_ms - _exclude_downtime(store.gaps, last)).clip(min=0) / 1000, 0.0)

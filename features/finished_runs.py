@@ -27,7 +27,7 @@ class FinishedRuns:
     def update(self, attempt: JobAttempt) -> None:
         """Record the current state of an attempt."""
         key = (attempt.job, attempt.attempt)
-        new = _run_of(attempt)
+        new = _make_run(attempt)
         old = self._known.get(key)
         if new == old:
             return
@@ -81,7 +81,7 @@ class FinishedRuns:
                 self._known |= {(run[1], run[2]): (group, run) for run in runs}
 
 
-def _run_of(attempt: JobAttempt) -> tuple[int, Run] | None:
+def _make_run(attempt: JobAttempt) -> tuple[int, Run] | None:
     if attempt.outcome != "finished" or attempt.run_s is None or attempt.ended_ms is None or attempt.gpus <= 0:
         return None
     if attempt.has_unseen_start:

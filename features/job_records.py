@@ -97,7 +97,7 @@ def _record(attempt: JobAttempt, old: JobRecord | None, received_ms: int | None)
         gave_up,
         attempt.run_s if attempt.outcome == "finished" and not attempt.has_unseen_start else None,
         attempt.submission.tolerated_wait_s if attempt.submission else None,
-        _sooner(old.cold_s if old else None, _cold_s(attempt)) if heard else None,
+        _choose_sooner(old.cold_s if old else None, _measure_cold_start(attempt)) if heard else None,
         heard,
     )
 
@@ -111,7 +111,7 @@ def _is_observed(started_ms: int | None, old: JobRecord | None, received_ms: int
     return received_ms is None or received_ms - started_ms <= OBSERVED_WITHIN_MS
 
 
-def _cold_s(attempt: JobAttempt) -> float | None:
+def _measure_cold_start(attempt: JobAttempt) -> float | None:
     """Return seconds from the start to the end of the first known step, or to the steady phase if sooner."""
     if attempt.started_ms is None or attempt.source == "sdk":  # a start that its first step implies
         return None
@@ -121,5 +121,5 @@ def _cold_s(attempt: JobAttempt) -> float | None:
     return max(0.0, (min(times) - attempt.started_ms) / 1000) if times else None
 
 
-def _sooner(one: float | None, other: float | None) -> float | None:
+def _choose_sooner(one: float | None, other: float | None) -> float | None:
     return other if one is None else one if other is None else min(one, other)

@@ -141,7 +141,7 @@ async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> J
     for at in range(0, len(gpu_rows), BLOCK_GPUS):
         if at:
             await asyncio.sleep(0)
-        parts.append(_copied(ring, GPU_METRICS, first, last, gpu_rows[at : at + BLOCK_GPUS]))
+        parts.append(_copy_slots(ring, GPU_METRICS, first, last, gpu_rows[at : at + BLOCK_GPUS]))
     return JobWindow(interval_ms / 1000, first * interval_ms, parts, sent, rows.gpus)
 
 
@@ -155,7 +155,7 @@ def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
     there = rows.port < (ports.size if ports is not None else 0)
     if ports is None or not there.any():
         return nothing
-    tx = _copied(ports, ("tx_bytes",), first, last, rows.port[there])[0]
+    tx = _copy_slots(ports, ("tx_bytes",), first, last, rows.port[there])[0]
     known = np.isfinite(tx)
     heard = known.any(axis=0)
     reporting_nodes = len(np.unique(rows.port_node[there][heard])) / max(rows.nodes, 1)
@@ -178,7 +178,7 @@ def _of_nodes(entities: Entities, kind: EntityKind, nodes: Sequence[str]) -> NDA
     return np.flatnonzero(np.isin(entities[kind].node, known))
 
 
-def _copied(ring: Ring, names: Sequence[str], first: int, last: int, rows: NDArray[np.intp]) -> Array:
+def _copy_slots(ring: Ring, names: Sequence[str], first: int, last: int, rows: NDArray[np.intp]) -> Array:
     """Copy some fine slots of a ring: (metric, slot, row), NaN for slots that the ring has not opened."""
     values = ring.layout.value[[ring.layout.metrics.index(name) for name in names]]
     opened = ring.opened_slots(first, last)

@@ -37,7 +37,7 @@ class OpenDemand(Stateful):
         if change is None or change.started_ms is not None or change.ended_ms is not None:
             self.promised.pop(key, None)
             return change
-        return _since_promise(change, self.promised.get(key))
+        return _start_at_promise(change, self.promised.get(key))
 
     def changes(
         self,
@@ -53,7 +53,7 @@ class OpenDemand(Stateful):
         for key in self._requested - requests.keys():
             before = known.get(key)
             if before is not None:
-                yield key, replace(_since_promise(before, self.promised.get(key)), ended_ms=now_ms)
+                yield key, replace(_start_at_promise(before, self.promised.get(key)), ended_ms=now_ms)
             self._requested.discard(key)
             self._left[key] = now_ms
             self.promised.pop(key, None)
@@ -79,7 +79,7 @@ class OpenDemand(Stateful):
                 before = after
             if key in promised and before.started_ms is None:
                 self.promised[key] = promised[key]
-                yield key, replace(_since_promise(before, promised[key]), weights=change.weights)
+                yield key, replace(_start_at_promise(before, promised[key]), weights=change.weights)
 
     def forget(self, now_ms: int) -> list[Key]:
         """Return the attempts that left the queue a day ago. Each is returned once."""
@@ -99,5 +99,5 @@ class OpenDemand(Stateful):
         self._left = {(job, attempt): left_ms for job, attempt, left_ms in about["left"]}
 
 
-def _since_promise(change: Contribution, promised_ms: int | None) -> Contribution:
+def _start_at_promise(change: Contribution, promised_ms: int | None) -> Contribution:
     return change if promised_ms is None else replace(change, started_ms=promised_ms)

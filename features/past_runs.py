@@ -216,7 +216,7 @@ class PastRuns(Stateful):
         If these are too few, return those of its group, then those of all jobs.
         """
         pasts = [None if key is None else self._pasts.get(key) for key in _keys(job)]
-        return _backed(pasts, GROUP_ROWS)[1]
+        return _find_row_with_runs(pasts, GROUP_ROWS)[1]
 
     def _entry(self, identity: Identity) -> _Live | None:
         """Return the open record of a job, or None once all of it has been counted."""
@@ -320,7 +320,7 @@ class PastRuns(Stateful):
 def _features(job: JobShape, pasts: Sequence[RunPast | None], now_ms: int) -> Features:
     """Return the features of a job. pasts: the past runs of its keys."""
     hours = now_ms / 3_600_000
-    backed_by, backing = _backed(pasts, _BACK_OFF_ROWS)
+    backed_by, backing = _find_row_with_runs(pasts, _BACK_OFF_ROWS)
     values = [
         math.log(max(job.gpus, 1e-3)),
         math.log1p(job.cpus) if job.cpus is not None else math.nan,
@@ -343,7 +343,7 @@ def _read(features: Sequence[float] | None) -> Features | None:
     return None if features is None else np.array(features, np.float32)
 
 
-def _backed(pasts: Sequence[RunPast | None], rows: Sequence[int]) -> tuple[int, RunPast | None]:
+def _find_row_with_runs(pasts: Sequence[RunPast | None], rows: Sequence[int]) -> tuple[int, RunPast | None]:
     """Return the number of the first of these rows with enough runs, and the row.
 
     Returns (-1, None) if no run has ended.

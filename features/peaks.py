@@ -13,12 +13,12 @@ def find_peaks(curve: NDArray[np.float64], height: float, prominence: float) -> 
     The position of a plateau is its middle, rounded down. A peak's prominence is its height above the higher of
     two lows: the lowest values on either side up to the next higher value, or to the end of the curve.
     """
-    tops = _tops(curve)
+    tops = _find_tops(curve)
     tops = tops[curve[tops] >= height]
     return np.array([top for top in tops.tolist() if _prominence(curve, top) >= prominence], np.intp)
 
 
-def _tops(curve: NDArray[np.float64]) -> NDArray[np.intp]:
+def _find_tops(curve: NDArray[np.float64]) -> NDArray[np.intp]:
     """Return the middle of each stretch of equal values whose two neighbours are lower."""
     if len(curve) < 3:
         return np.empty(0, np.intp)

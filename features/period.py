@@ -88,17 +88,17 @@ def find_period(channels: Array, interval_s: float, averaged: NDArray[np.bool_] 
 
 def find_swing(rows: Array, interval_s: float) -> Period:
     """Find the period of series that swing for much of the time."""
-    level, swings = _swinging(rows)
+    level, swings = _remove_drift(rows)
     if swings.max() < LEAST_SWING:
         span_min = rows.shape[1] * interval_s / 60
         unseen = "it does not repeat, or faster than the samples can show, or more seldom"
         return Period(None, f"nothing swings in {span_min:.0f} min: {unseen}")
     lively = level[swings > CHANNEL_SWING]
     curve = _autocorrelation(lively)
-    lag = _first_hill(curve, max(HILL, _by_chance(lively, len(curve) // FINE)))
+    lag = _first_hill(curve, max(HILL, _bound_chance_correlation(lively, len(curve) // FINE)))
     if lag is None:
         return Period(None, "nothing repeats")
-    fine = _refined(curve, lag) / FINE
+    fine = _refine_period(curve, lag) / FINE
     if fine < SAMPLES_A_PERIOD or _is_beat(lively, fine):
         return Period(None, TOO_FAST)
     strength = min(float(curve[lag]), 1.0)
@@ -115,7 +115,7 @@ def bridge_gaps(rows: Array) -> Array:
     return whole
 
 
-def _swinging(rows: Array) -> tuple[Array, Array]:
+def _remove_drift(rows: Array) -> tuple[Array, Array]:
     """Return (channel, sample) without stalls, slow drift and mean, and (channel,) spread over mean."""
     at = np.arange(rows.shape[1])
     ordered, odd = np.sort(rows, axis=1), round(0.01 * (len(at) - 1))  # a hundredth at either end
@@ -128,7 +128,7 @@ def _swinging(rows: Array) -> tuple[Array, Array]:
     return level, divide(spread, scale, 0.0)
 
 
-def _correlated(rows: Array, lags: int) -> Array:
+def _correlate_at_lags(rows: Array, lags: int) -> Array:
     """Return (..., lag) the channels' mean autocorrelation at lags 0..lags. rows: (..., channel, sample)."""
     many = rows.shape[-1]
     length = 1 << (many + lags).bit_length()
@@ -145,12 +145,12 @@ def _autocorrelation(rows: Array) -> Array:
     Hills lie between samples, too.
     """
     lags = min(rows.shape[1] // LONGEST_PERIODS, LAGS)
-    curve = _correlated(rows, lags)
+    curve = _correlate_at_lags(rows, lags)
     even = np.concatenate((curve, curve[-2:0:-1]))
     return np.asarray(np.fft.irfft(np.fft.rfft(even), FINE * len(even))[: FINE * lags] * FINE)
 
 
-def _by_chance(rows: Array, lags: int) -> float:
+def _bound_chance_correlation(rows: Array, lags: int) -> float:
     """Return a bound on the highest autocorrelation of shuffled samples, at the quantile CHANCE.
 
     The channels are shuffled together.
@@ -160,7 +160,7 @@ def _by_chance(rows: Array, lags: int) -> float:
     rng = np.random.default_rng(0)
     order = rng.random((COPIES, many), np.float32).argsort(axis=1)[:, :part]
     copies = rows[:, order].swapaxes(0, 1)
-    curves = _correlated(copies, max(1, round(lags * part / many)))
+    curves = _correlate_at_lags(copies, max(1, round(lags * part / many)))
     highest = float(np.quantile(curves[:, 1:].max(axis=-1), CHANCE))
     return highest * float(np.sqrt(part / many))  # its spread falls with the root of the samples
 
@@ -196,13 +196,13 @@ def _usual_cycle(rows: Array, period: float) -> float:
     usual = []
     for row in rows:
         low, high = np.quantile(row, (0.1, 0.9))
-        gaps = np.diff(_rises(row, low + 0.35 * (high - low), low + 0.65 * (high - low)))
+        gaps = np.diff(_find_rises(row, low + 0.35 * (high - low), low + 0.65 * (high - low)))
         if len(gaps) and float((np.abs(gaps / period - 1) < 0.5).mean()) >= LEAST_TRUE:
             usual.append(float(np.median(gaps)))
     return float(np.median(usual)) if usual else period
 
 
-def _rises(row: Array, low: float, high: float) -> Array:
+def _find_rises(row: Array, low: float, high: float) -> Array:
     """Return when (in samples) a channel crosses the middle on its way from below `low` to above `high`."""
     side = np.where(row > high, 1, np.where(row < low, -1, 0))
     at = np.flatnonzero(side)
@@ -213,9 +213,9 @@ def _rises(row: Array, low: float, high: float) -> Array:
     return tops - beyond
 
 
-def _refined(curve: Array, lag: int) -> float:
+def _refine_period(curve: Array, lag: int) -> float:
     """Return the period in samples, refined from its multiples as long as they are hills."""
-    period = _vertex(curve, lag)
+    period = _find_vertex(curve, lag)
     for many in range(2, MOST_MULTIPLES + 1):
         if period * (many - 1) >= FAR * FINE:
             break
@@ -226,11 +226,11 @@ def _refined(curve: Array, lag: int) -> float:
         top = at - reach + int(np.argmax(curve[at - reach : at + reach + 1]))
         if curve[top] < STILL * curve[lag] or not at - reach < top < at + reach:
             break  # on the edge of what is looked at nothing is a hill: a parabola there leads anywhere
-        period = _vertex(curve, top) / many
+        period = _find_vertex(curve, top) / many
     return period
 
 
-def _vertex(curve: Array, at: int) -> float:
+def _find_vertex(curve: Array, at: int) -> float:
     """Return the position of the vertex of the parabola through a hill's top and its neighbours."""
     before, top, after = curve[at - 1 : at + 2]
     bend = before - 2 * top + after

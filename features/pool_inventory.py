@@ -65,14 +65,14 @@ class PoolInventory:
         if not self.models:
             return ()
         if attempt.started_ms is not None or attempt.ranks:
-            ran = self._ran_in(attempt)
+            ran = self._compute_pool_weights(attempt)
             if ran:
                 return ran
         allowed = self.allowed(attempt)
         is_over_quota = attempt.started_ms is None and waits_for_quota(attempt.queued_reason)
         return ((UNASSIGNED if len(allowed) != 1 or is_over_quota else allowed[0], 1),)
 
-    def _ran_in(self, attempt: JobAttempt) -> Weights:
+    def _compute_pool_weights(self, attempt: JobAttempt) -> Weights:
         amounts = [(rank.node, len(rank.gpus) * share_of(attempt, rank)) for rank in attempt.ranks if rank.gpus]
         found: Counter[str] = Counter()
         for node, amount in amounts or [(node, 1) for node in attempt.hosts]:

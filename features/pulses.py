@@ -105,12 +105,12 @@ def pulses_of(row: Array, is_mean: bool) -> Pulses | None:
         centers.append(float(np.average(at, weights=np.maximum(away[at], 1e-12))))
     seen = slice(None) if is_mean else whole
     longest = int((ends - begins)[seen].max(initial=0))
-    from_, to = _edges(away, begins, ends) if is_mean else (begins, ends)
+    from_, to = _find_pulse_edges(away, begins, ends) if is_mean else (begins, ends)
     blurred = PRECISE if is_mean else BLURRED
     return Pulses(np.array(centers), from_[begun].astype(float), to[ended].astype(float), longest, blurred, sign < 0)
 
 
-def _edges(away: Array, begins: NDArray[np.intp], ends: NDArray[np.intp]) -> tuple[Array, Array]:
+def _find_pulse_edges(away: Array, begins: NDArray[np.intp], ends: NDArray[np.intp]) -> tuple[Array, Array]:
     """Return when pulses begin and end (pulse,), in fractions of a sample, from means over samples.
 
     away: (sample,) distance from the usual level.
@@ -151,13 +151,13 @@ def _fit(pulses: Pulses) -> tuple[Rhythm | None, float]:
     best, best_chance = None, 1.0
     edges = [edge for edge in (pulses.begins, pulses.ends) if len(edge) > len(pulses.centers)]
     for times in (pulses.centers, *edges):
-        period, on, chance = _even_times(times, pulses.blurred)
+        period, on, chance = _find_even_times(times, pulses.blurred)
         if chance < best_chance:
             best, best_chance = Rhythm(period, "", on, pulses.longest, pulses.pauses), chance
     return best, best_chance
 
 
-def _even_times(times: Array, blurred: float) -> tuple[float | None, tuple[float, ...], float]:
+def _find_even_times(times: Array, blurred: float) -> tuple[float | None, tuple[float, ...], float]:
     """Return the period of times (pulse,), those that fit it, and the probability that chance spaces them as evenly."""
     found: tuple[float | None, tuple[float, ...], float] = None, (), 1.0
     if len(times) < FEWEST_PULSES:
@@ -170,7 +170,7 @@ def _even_times(times: Array, blurred: float) -> tuple[float | None, tuple[float
             continue
         seen.append(period)
         on, turns = _longest_chain(times, period)
-        chance = _chance(len(times), times[on], turns, blurred)
+        chance = _compute_chance(len(times), times[on], turns, blurred)
         if chance < found[2]:
             found = float(np.polyfit(turns, times[on], 1)[0]), tuple(times[on].tolist()), chance
         if len(seen) == CANDIDATES:
@@ -198,7 +198,7 @@ def _longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp], NDA
     return on, np.concatenate([[0], np.cumsum(steps)])
 
 
-def _chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: float) -> float:
+def _compute_chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: float) -> float:
     """Return the probability that chance spaces as many of `pulses` as evenly. 1 if too few fit.
 
     on: (fitting,) their times. turns: (fitting,) the number of each one's period. blurred: their error, in

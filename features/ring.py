@@ -299,9 +299,9 @@ class Ring:
             self.fine.reshape(-1)[at] = stored
         day = self.layout.day[metric]
         daily = np.flatnonzero(day >= 0)
-        self._average(day[daily], entity[daily], time_ms[daily], stored[daily], before[daily])
+        self._update_bucket_mean(day[daily], entity[daily], time_ms[daily], stored[daily], before[daily])
 
-    def _average(
+    def _update_bucket_mean(
         self,
         row: NDArray[np.intp],
         entity: NDArray[np.intp],
@@ -315,12 +315,12 @@ class Ring:
         totals, counts = self.bucket_total.reshape(-1), self.bucket_count.reshape(-1)
         moved = np.flatnonzero(bucket != last)
         if len(moved):
-            self._leave_bucket(row[moved], entity[moved], last[moved])
+            self._store_bucket_mean(row[moved], entity[moved], last[moved])
         known = ~np.isnan(stored)
         totals[at] += np.where(known, stored, 0)
         counts[at] += known
 
-    def _leave_bucket(self, row: NDArray[np.intp], entity: NDArray[np.intp], bucket: NDArray[np.int64]) -> None:
+    def _store_bucket_mean(self, row: NDArray[np.intp], entity: NDArray[np.intp], bucket: NDArray[np.int64]) -> None:
         count = self.bucket_count[row, entity]
         done = (count > 0) & (bucket > self.newest_bucket - BUCKETS)
         if done.any():

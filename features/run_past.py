@@ -123,7 +123,7 @@ class RunPast:
         running = self.running
         ended = self._ended
         if ended is None:
-            ended = self._ended = self._of_ended()
+            ended = self._ended = self._compute_ended_features()
         alive = len(running)
         if alive:
             mean_age = math.log1p(max(0.0, now_ms - self.began_ms / alive) / 1000)
@@ -131,11 +131,11 @@ class RunPast:
         else:
             mean_age = oldest = math.nan
         since = math.log1p(max(0, now_ms - self.submitted_ms) / 1000) if self.submitted_ms >= 0 else math.nan
-        previous, previous_age = self._previous(now_ms)
+        previous, previous_age = self._measure_previous_run(now_ms)
         among = (math.log1p(alive), mean_age, oldest, previous, previous_age)
         return (*ended, math.log1p(self.count), self.failed, since, *among)
 
-    def _of_ended(self) -> tuple[float, ...]:
+    def _compute_ended_features(self) -> tuple[float, ...]:
         """Return the first of PAST_NAMES, which change only when a run ends. Needs a run."""
         runs, short, long = self.runs, self._short, self._sorted
         s, n = len(short) - 1, len(long) - 1
@@ -144,7 +144,7 @@ class RunPast:
         shorts = (short[(s + 5) // 10], short[(s + 1) // 2], short[(9 * s + 5) // 10])
         return (last, two, *shorts, long[(n + 1) // 2], long[(9 * n + 5) // 10])
 
-    def _previous(self, now_ms: int) -> tuple[float, float]:
+    def _measure_previous_run(self, now_ms: int) -> tuple[float, float]:
         """Return how long the last submitted job ran, or has been running."""
         newest = self.newest
         if newest is None or newest.begin_ms is None:

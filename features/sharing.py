@@ -152,13 +152,13 @@ class Neighbours:
 
     def _judge(self, keys: Iterable[Attempt]) -> None:
         for key in keys:
-            found = self._company(key)
+            found = self._find_company(key)
             if found is None:
                 self._met.pop(key, None)
             elif self._met.get(key) != found:
                 self._met[key] = found
 
-    def _company(self, key: Attempt) -> Company | None:
+    def _find_company(self, key: Attempt) -> Company | None:
         share: Share | None = None
         others: set[Attempt] = set()
         for place in self._placed[key][2]:

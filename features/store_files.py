@@ -175,7 +175,7 @@ def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, Ri
         about, _ = parts.pop()
         span, entities = RingSpan(**about["span"]), Entities.load(about["names"])
         span = span if future_ms is None else replace(span, future_ms=future_ms)
-        rings = {EntityKind(name): _ring(EntityKind(name), row, span) for name, row in about["rings"].items()}
+        rings = {EntityKind(name): _make_ring(EntityKind(name), row, span) for name, row in about["rings"].items()}
         for rows, state in parts:
             _fill_state(rings[EntityKind(rows["kind"])], rows, state)
         for file in about["files"]:
@@ -193,7 +193,7 @@ def _head(ring: Ring, size: int) -> dict[str, int]:
     return {"head": ring.head, "closed": ring.closed, "size": size, **opened}
 
 
-def _ring(kind: EntityKind, row: dict[str, Any], span: RingSpan) -> Ring:
+def _make_ring(kind: EntityKind, row: dict[str, Any], span: RingSpan) -> Ring:
     """Return a ring with room for a save and with empty slots.
 
     Older saves do not state which slots are open. Then all of them count as open.
@@ -225,17 +225,17 @@ def _fill_slots(ring: Ring, about: dict[str, Any], slots: Arrays) -> None:
         )
         part = slice(about["first"], about["first"] + saved.shape[2])
         pairs = _rows(ring.layout, about, names)
-        for here, there in _stretches(numbers, newest, ours.shape[1]):
+        for here, there in _find_slot_ranges(numbers, newest, ours.shape[1]):
             for mine, theirs in pairs:
                 ours[mine, here, part] = saved[theirs, there]
 
 
-def _stretches(numbers: NDArray[np.int64], newest: int, length: int) -> Iterator[tuple[slice, slice]]:
+def _find_slot_ranges(numbers: NDArray[np.int64], newest: int, length: int) -> Iterator[tuple[slice, slice]]:
     """Yield the places of consecutive slots in a ring of this length, and in the file.
 
     Slots that the ring no longer holds are left out.
 
-    >>> list(_stretches(np.arange(96, 104), 103, 5))
+    >>> list(_find_slot_ranges(np.arange(96, 104), 103, 5))
     [(slice(4, 5, None), slice(3, 4, None)), (slice(0, 4, None), slice(4, 8, None))]
     """
     if not len(numbers):

@@ -37,13 +37,13 @@ def in_thousandths(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]])
             {
                 **row,
                 "before": (np.array(row["before"]) * factors).tolist(),
-                "waiting": [_scaled(change, factors) for change in row["waiting"]],
+                "waiting": [_scale_change(change, factors) for change in row["waiting"]],
             }
             for row in about["bins"]
         ],
     }, scaled
 
 
-def _scaled(change: Sequence[int], factors: NDArray[np.int64]) -> list[int]:
+def _scale_change(change: Sequence[int], factors: NDArray[np.int64]) -> list[int]:
     """Scale a waiting change: its bin, then its amounts."""
     return [change[0], *(np.array(change[1:], np.int64) * factors).tolist()]

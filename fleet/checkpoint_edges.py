@@ -48,9 +48,9 @@ class Edges:
 def keep_edge(edges: list[Edges], event: Checkpoint) -> None:
     """Fold one event into `edges`, which stays in order."""
     edge = Edges.of(event)
-    second = _second(edge)
-    low = bisect_left(edges, second, key=_second)
-    high = bisect_right(edges, second, low, key=_second)
+    second = _time_in_seconds(edge)
+    low = bisect_left(edges, second, key=_time_in_seconds)
+    high = bisect_right(edges, second, low, key=_time_in_seconds)
     same = edges[low:high]
     at = next((at for at, one in enumerate(same) if one.edge == edge.edge), None)
     if at is None:
@@ -59,11 +59,11 @@ def keep_edge(edges: list[Edges], event: Checkpoint) -> None:
         same[at] += edge
     edges[low:high] = sorted(same, key=_when)
     if len(edges) > MAX_EDGES:  # of the oldest second those that began: what was dropped once is dropped again
-        oldest = bisect_right(edges, _second(edges[0]), key=_second)
+        oldest = bisect_right(edges, _time_in_seconds(edges[0]), key=_time_in_seconds)
         del edges[min(range(oldest), key=lambda row: edges[row].edge == "end")]
 
 
-def _second(edge: Edges) -> int:
+def _time_in_seconds(edge: Edges) -> int:
     return edge.time_ms // TOGETHER_MS
 
 

@@ -94,10 +94,10 @@ def nearest_key(name: str, known: Sequence[str]) -> str:
 def explain(error: Exception, kind: Any, document: object, *, strict: bool = True, toml: bool = False) -> Fault:
     """Return the first fault of a document that `msgspec` refused with `error` for this type."""
     first = next(faults_of(kind, document, strict=strict, toml=toml), None)
-    return first or _own_check(error, document)
+    return first or _make_check_fault(error, document)
 
 
-def _own_check(error: Exception, document: object) -> Fault:
+def _make_check_fault(error: Exception, document: object) -> Fault:
     """Return the fault that a check of the struct itself found. Its message is ours."""
     place = re.search(r" - at `\$\.?([^`]*)`$", str(error))
     path = tuple(place[1].split(".")) if place and place[1] and "[" not in place[1] else ()
@@ -117,7 +117,7 @@ def explain_json(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"byte 0x{error.object[error.start]:02x} at {error.start} is not UTF-8"
     if isinstance(error, msgspec.ValidationError):
-        return _own_check(error, None).sentence
+        return _make_check_fault(error, None).sentence
     text = str(error).removeprefix("JSON is malformed: ").removeprefix("MessagePack data is malformed: ")
     return "it ends too early" if "truncated" in text else text
 
@@ -149,11 +149,11 @@ def faults_in(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec
     try:
         document = msgspec.json.decode(data)
     except msgspec.ValidationError as broken:  # a number that nothing can hold
-        yield _own_check(error if "out of range" in str(error) else broken, None)
+        yield _make_check_fault(error if "out of range" in str(error) else broken, None)
         return
     found = faults_of(kind, document, strict=strict)
     first = next(found, None)
-    yield first or _own_check(error, document)
+    yield first or _make_check_fault(error, document)
     yield from found
 
 
@@ -181,9 +181,9 @@ class _Walk:
     def faults(self, kind: inspect.Type, value: Any, path: Path) -> Iterator[Fault]:
         match kind:
             case inspect.UnionType(types=types):
-                return self._union(kind, types, value, path)
+                return self._find_union_faults(kind, types, value, path)
             case inspect.StructType():
-                return self._struct(kind, value, path)
+                return self._find_struct_faults(kind, value, path)
             case inspect.DictType():
                 return self._dict(kind, value, path)
             case (
@@ -194,15 +194,17 @@ class _Walk:
             ):
                 return self._list(kind, item, value, path)
             case inspect.TupleType(item_types=items):
-                return self._tuple(kind, items, value, path)
-        return self._leaf(kind, value, path)
+                return self._find_tuple_faults(kind, items, value, path)
+        return self._find_leaf_faults(kind, value, path)
 
-    def _union(self, kind: inspect.Type, types: Sequence[inspect.Type], value: Any, path: Path) -> Iterator[Fault]:
+    def _find_union_faults(
+        self, kind: inspect.Type, types: Sequence[inspect.Type], value: Any, path: Path
+    ) -> Iterator[Fault]:
         structs = [one for one in types if isinstance(one, inspect.StructType)]
         if isinstance(value, dict) and len(structs) > 1:
-            yield from self._tagged(structs, value, path)
+            yield from self._find_tagged_faults(structs, value, path)
             return
-        alike = [one for one in types if _is_alike(one, value)]
+        alike = [one for one in types if _has_same_form(one, value)]
         if not alike:
             yield self._wrong(kind, value, path)
             return
@@ -210,7 +212,9 @@ class _Walk:
         if all(each):
             yield from each[0] if len(each) == 1 else [self._wrong(kind, value, path)]
 
-    def _tagged(self, structs: Sequence[inspect.StructType], value: Mapping[str, Any], path: Path) -> Iterator[Fault]:
+    def _find_tagged_faults(
+        self, structs: Sequence[inspect.StructType], value: Mapping[str, Any], path: Path
+    ) -> Iterator[Fault]:
         key = structs[0].tag_field or "type"
         tags = {one.tag: one for one in structs}
         place, choice = (*path, key), one_of([*map(str, tags)])
@@ -218,12 +222,12 @@ class _Walk:
             yield Fault(place, "missing_field", f"is missing, must be {choice}", expected=choice)
         elif not isinstance(value[key], str | int) or value[key] not in tags:
             label = "bad_value" if isinstance(value[key], str) else "wrong_type"
-            near = _meant(value[key], [*map(str, tags)])
+            near = _suggest_nearest(value[key], [*map(str, tags)])
             yield Fault(place, label, f"is {shown(value[key])}, must be {choice}{near}", value[key], choice)
         else:
-            yield from self._struct(tags[value[key]], value, path)
+            yield from self._find_struct_faults(tags[value[key]], value, path)
 
-    def _struct(self, kind: inspect.StructType, value: Any, path: Path) -> Iterator[Fault]:
+    def _find_struct_faults(self, kind: inspect.StructType, value: Any, path: Path) -> Iterator[Fault]:
         if not isinstance(value, dict):
             yield self._wrong(kind, value, path)
             return
@@ -245,7 +249,7 @@ class _Walk:
             return
         for key, inner in value.items():
             for fault in self.faults(kind.key_type, key, path):
-                why = f"is no key here: must be {fault.expected}{_meant(key, choices_of(kind.key_type))}"
+                why = f"is no key here: must be {fault.expected}{_suggest_nearest(key, choices_of(kind.key_type))}"
                 yield Fault((*path, key), "bad_value", why, key, fault.expected)
             yield from self.faults(kind.value_type, inner, (*path, key))
 
@@ -263,7 +267,9 @@ class _Walk:
         for place, inner in enumerate(value):
             yield from self.faults(item, inner, (*path, place))
 
-    def _tuple(self, kind: inspect.Type, items: Sequence[inspect.Type], value: Any, path: Path) -> Iterator[Fault]:
+    def _find_tuple_faults(
+        self, kind: inspect.Type, items: Sequence[inspect.Type], value: Any, path: Path
+    ) -> Iterator[Fault]:
         if not isinstance(value, list | tuple):
             yield self._wrong(kind, value, path)
         elif len(value) != len(items):
@@ -273,7 +279,7 @@ class _Walk:
             for place, (item, inner) in enumerate(zip(items, value, strict=True)):
                 yield from self.faults(item, inner, (*path, place))
 
-    def _leaf(self, kind: Any, value: Any, path: Path) -> Iterator[Fault]:
+    def _find_leaf_faults(self, kind: Any, value: Any, path: Path) -> Iterator[Fault]:
         match kind:
             case inspect.AnyType() | inspect.RawType() | inspect.CustomType():
                 return
@@ -286,17 +292,17 @@ class _Walk:
         if allowed:
             if value not in allowed or isinstance(value, bool):
                 label = "bad_value" if type(value) is type(allowed[0]) else "wrong_type"
-                near, words = _meant(value, [*map(str, allowed)]), one_of(allowed)
+                near, words = _suggest_nearest(value, [*map(str, allowed)]), one_of(allowed)
                 yield Fault(path, label, f"is {shown(value)}, must be {words}{near}", value, words)
-        elif not _is_alike(kind, value) and (self._strict or not _reads_as(kind, value)):
+        elif not _has_same_form(kind, value) and (self._strict or not _is_readable_as(kind, value)):
             yield self._wrong(kind, value, path)
-        elif not _is_within(kind, value):
+        elif not _is_within_bounds(kind, value):
             yield self._wrong(kind, value, path, "out_of_range")
-        elif isinstance(kind, inspect.DateTimeType | inspect.DateType) and not _reads_as(kind, value):
+        elif isinstance(kind, inspect.DateTimeType | inspect.DateType) and not _is_readable_as(kind, value):
             yield self._wrong(kind, value, path, "bad_value")
 
 
-def _meant(value: object, known: Sequence[str]) -> str:
+def _suggest_nearest(value: object, known: Sequence[str]) -> str:
     found = nearest(value, known, 1) if isinstance(value, str) else []
     return f"; did you mean {found[0]}?" if found else ""
 
@@ -317,7 +323,7 @@ _PYTHON: dict[type, tuple[type, ...]] = {
 }
 
 
-def _is_alike(kind: inspect.Type, value: Any) -> bool:
+def _has_same_form(kind: inspect.Type, value: Any) -> bool:
     """Return whether a value has the type's general form."""
     match kind:
         case inspect.BoolType():
@@ -337,7 +343,7 @@ def _is_alike(kind: inspect.Type, value: Any) -> bool:
 _LEAVES: dict[type, Any] = {inspect.IntType: int, inspect.FloatType: float, inspect.BoolType: bool}
 
 
-def _reads_as(kind: inspect.Type, value: Any) -> bool:
+def _is_readable_as(kind: inspect.Type, value: Any) -> bool:
     """Return whether `msgspec` can read a text as this type."""
     from datetime import date, datetime
 
@@ -351,7 +357,7 @@ def _reads_as(kind: inspect.Type, value: Any) -> bool:
     return True
 
 
-def _is_within(kind: Any, value: Any) -> bool:
+def _is_within_bounds(kind: Any, value: Any) -> bool:
     if isinstance(kind, inspect.StrType):
         size = len(value)
         return (kind.min_length or 0) <= size <= (math.inf if kind.max_length is None else kind.max_length) and (

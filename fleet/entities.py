@@ -155,7 +155,7 @@ class DeviceRoom:
 
     def take(self, kind: EntityKind, name: str) -> None:
         """Count a new row. Raises RecordError unknown_gpus if there is no room for it."""
-        if self._is_beyond(kind, name) and self.used[kind] >= self.most[kind]:
+        if self._is_beyond_limits(kind, name) and self.used[kind] >= self.most[kind]:
             used = f"{self.used[kind]:,} rows of {kind} that no topology answers for"
             raise RecordError("unknown_gpus", f"{used}, no more are taken: {name[:80]!r}")
         self.adopt(kind, name)
@@ -163,7 +163,7 @@ class DeviceRoom:
     def adopt(self, kind: EntityKind, name: str) -> None:
         """Count a row that exists already, whether there is room or not."""
         node = name.partition("/")[0]
-        if self._is_beyond(kind, name):
+        if self._is_beyond_limits(kind, name):
             self.used[kind] += 1
             self._beyond.setdefault(node, Counter())[kind] += 1
         self._ports[node] += kind is EntityKind.PORT
@@ -174,7 +174,7 @@ class DeviceRoom:
             self._placed[node] = 0
             self.used -= self._beyond.pop(node, Counter())
 
-    def _is_beyond(self, kind: EntityKind, name: str) -> bool:
+    def _is_beyond_limits(self, kind: EntityKind, name: str) -> bool:
         node, *parts = name.split("/")
         gpus = self._placed.get(node)
         if gpus is None:

@@ -94,7 +94,7 @@ def rules_of(text: str) -> Hook:
         if rule is None:
             return KEEP_ALL
         rule.left -= 1
-        return _act(rule.action, point) if rule.left == 0 else KEEP_ALL
+        return _run_action(rule.action, point) if rule.left == 0 else KEEP_ALL
 
     return hook
 
@@ -111,7 +111,7 @@ def _rule_of(part: str) -> tuple[str, _Rule]:
     return point, _Rule(int(number or 1), action)
 
 
-def _act(action: str, point: str) -> float:
+def _run_action(action: str, point: str) -> float:
     if action == "kill":
         kill()
     if action == "error":

@@ -130,7 +130,7 @@ class _Watch:
     """An instance of inotify. Methods raise OSError."""
 
     def __init__(self) -> None:
-        self.descriptor = _call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
+        self.descriptor = _call_library("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
         self.close = weakref.finalize(self, os.close, self.descriptor)
         self._watched: set[int] = set()
 
@@ -139,14 +139,16 @@ class _Watch:
         found = {self._add(path, mask) for path, mask in paths.items()}
         is_new = not found <= self._watched
         for number in self._watched - found:
-            _library().inotify_rm_watch(self.descriptor, number)  # fails if the file is gone, and its watch with it
+            _load_library().inotify_rm_watch(
+                self.descriptor, number
+            )  # fails if the file is gone, and its watch with it
         self._watched = found
         return is_new
 
     def _add(self, path: Path, mask: int) -> int:
         while True:
             try:
-                return _call("inotify_add_watch", self.descriptor, os.fsencode(path), mask | MASK_ADD)
+                return _call_library("inotify_add_watch", self.descriptor, os.fsencode(path), mask | MASK_ADD)
             except FileNotFoundError:
                 if path.parent == path:
                     raise
@@ -162,9 +164,9 @@ class _Watch:
                 return has_read
 
 
-def _call(name: str, *arguments: Any) -> int:
+def _call_library(name: str, *arguments: Any) -> int:
     """Call a function of the C library that returns -1 for an error. Raises OSError."""
-    library = _library()
+    library = _load_library()
     function = getattr(library, name, None)
     if function is None:
         raise OSError(errno.ENOSYS, "this system has no inotify")
@@ -176,7 +178,7 @@ def _call(name: str, *arguments: Any) -> int:
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def _load_library() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 

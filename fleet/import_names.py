@@ -25,14 +25,14 @@ def full_names(module: str) -> tuple[str, ...]:
     any code.
     """
     parts = module.split(".")
-    if len(parts) < 2 or not all(part.isidentifier() for part in parts) or not _is_ours(parts[0]):
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts) or not _is_own_package(parts[0]):
         return ()
     exact = ROOT.joinpath(*parts).with_suffix(".py")
     found = [exact] if exact.exists() else sorted((ROOT / parts[0]).rglob(f"{parts[-1]}.py"))
     return tuple(".".join((PACKAGE, *path.relative_to(ROOT).with_suffix("").parts)) for path in found)
 
 
-def _is_ours(package: str) -> bool:
+def _is_own_package(package: str) -> bool:
     """Return whether a folder of ours has this name, and Python finds no other package of that name."""
     if not (ROOT / package / "__init__.py").exists():
         return False

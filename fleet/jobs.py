@@ -178,7 +178,7 @@ class JobAttempt:
         """
         return self.started_ms is not None and self.ended_ms is not None and self.ended_ms < self.started_ms
 
-    def _wins(self, group: str, event: JobEvent) -> bool:
+    def _record_if_newest(self, group: str, event: JobEvent) -> bool:
         last = self.written.get(group)
         if last is not None and event.sequence < last:
             return False
@@ -198,24 +198,24 @@ class JobAttempt:
                     self.steps_told += 1
                     keep_step(self.steps, self.rank_steps, event)
             case Submitted():
-                if self._wins("submission", event):
+                if self._record_if_newest("submission", event):
                     self.submission = event
             case Queued():
                 if event.blocked:
                     self.written["blocked"] = max(event.sequence, self.written.get("blocked", event.sequence))
-                if self._wins("queued", event):
+                if self._record_if_newest("queued", event):
                     self.queued_reason, self.is_blocked, self.queued_ms = event.reason, event.blocked, event.time_ms
             case Started():
-                if self._wins("started", event):
+                if self._record_if_newest("started", event):
                     self.started_ms = event.time_ms
                     self._decide_end()
-                if self._wins("placement", event):
+                if self._record_if_newest("placement", event):
                     self._place(event)
             case Resized():
-                if self._wins("placement", event):
+                if self._record_if_newest("placement", event):
                     self._place(event)
             case Phase():
-                if not event.rank and self._wins("phase", event):
+                if not event.rank and self._record_if_newest("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
                 if event.name == "evaluation" and not event.rank and not self._has_reported_end:
                     keep_newest(self.evaluations, event, MAX_EVALUATIONS)
@@ -223,10 +223,10 @@ class JobAttempt:
                 if not self._has_reported_end:
                     keep_edge(self.checkpoints, event)
             case NodeLost():
-                if self._wins(f"lost {event.node}", event):
+                if self._record_if_newest(f"lost {event.node}", event):
                     self.lost_nodes[event.node] = event.reason
             case Finished() | Failed() | Preempted():
-                if self._wins("end", event):
+                if self._record_if_newest("end", event):
                     self.silent_end = event if event.sequence < 0 else None
                     self._set_end(event)
                     self._decide_end()
@@ -517,10 +517,13 @@ class JobTable:
         return [
             row
             for row in self._live.values()
-            if row.started_ms is None and row.submission is not None and row.state == state and not self._is_behind(row)
+            if row.started_ms is None
+            and row.submission is not None
+            and row.state == state
+            and not self._has_later_attempt(row)
         ]
 
-    def _is_behind(self, attempt: JobAttempt) -> bool:
+    def _has_later_attempt(self, attempt: JobAttempt) -> bool:
         """Return whether a later attempt of the job has started."""
         started = self._started.get(attempt.job, [attempt.attempt])
         return attempt.attempt < started[-1]
@@ -539,7 +542,7 @@ class JobTable:
         for job, attempt in self.attempts if forgotten else ():
             if job in forgotten:
                 self.latest[job] = max(attempt, self.latest.get(job, attempt))
-        return len(old) + self._forget_resting(time_ms)
+        return len(old) + self._drop_resting_jobs(time_ms)
 
     def forget_oldest(self, most_resting: int) -> int:
         """Drop the jobs that have rested longest, beyond `most_resting`, and return their number."""
@@ -548,7 +551,7 @@ class JobTable:
             del self.resting[job]
         return len(old)
 
-    def _forget_resting(self, time_ms: int) -> int:
+    def _drop_resting_jobs(self, time_ms: int) -> int:
         """Drop resting jobs that ended before `time_ms`, and return the number of their attempts.
 
         Jobs rest roughly in the order of their ends, so the first job that must stay ends the search.

@@ -24,11 +24,11 @@ def is_node_name(text: str) -> bool:
     >>> [is_node_name(name) for name in ("n001", "gpu_7.site-a.example", "10.0.0.1:9400", "::1", "n 1", "n[1-4]", "..")]
     [True, True, True, True, False, False, False]
     """
-    return len(text) <= MAX_NAME_LENGTH and _matches(text)
+    return len(text) <= MAX_NAME_LENGTH and _is_well_formed(text)
 
 
 @lru_cache(maxsize=16_384)
-def _matches(text: str) -> bool:
+def _is_well_formed(text: str) -> bool:
     """Match a name. Events repeat the names of nodes, so most answers come from the cache."""
     return _NODE.fullmatch(text) is not None
 

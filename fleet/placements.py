@@ -16,7 +16,7 @@ class RunningPlaces:
     """The places of the running attempts at one moment. Index: number of the attempt in `running`."""
 
     def __init__(self, running: Sequence[JobAttempt]) -> None:
-        self._of = [(row.job, row.attempt, row.ranks, row.nodes, row.submission, _teller(row)) for row in running]
+        self._of = [(row.job, row.attempt, row.ranks, row.nodes, row.submission, _find_origin(row)) for row in running]
         self.hosts = tuple(row.hosts for row in running)  # nodes of each attempt
         self.gpus = tuple(row.gpus for row in running)  # as its events state them
 
@@ -33,7 +33,7 @@ class RunningPlaces:
             and row.submission is submission
             and row.job == job
             and row.attempt == attempt
-            and _teller(row) == teller
+            and _find_origin(row) == teller
             for row, (job, attempt, ranks, nodes, submission, teller) in zip(running, self._of, strict=True)
         )
 
@@ -52,6 +52,6 @@ class RunningPlaces:
         return found
 
 
-def _teller(row: JobAttempt) -> str:
+def _find_origin(row: JobAttempt) -> str:
     """Return the origin of an attempt without a submission. Its number of GPUs depends on it."""
     return row.source if row.submission is None else ""

@@ -33,7 +33,7 @@ def watch_parent() -> None:
     named = os.environ.pop(PARENT_VARIABLE, "")  # its own children have another parent
     if named.isdecimal():
         parent = int(named)
-        threading.Thread(target=_watch, args=(parent, _descriptor_of(parent)), daemon=True, name="parent").start()
+        threading.Thread(target=_watch, args=(parent, _open_descriptor(parent)), daemon=True, name="parent").start()
 
 
 def report_ready() -> None:
@@ -45,7 +45,7 @@ def report_ready() -> None:
             os.close(int(number))
 
 
-def _descriptor_of(process: int) -> int | None:
+def _open_descriptor(process: int) -> int | None:
     """Open a descriptor that is readable once the process has ended. Returns None if that is impossible."""
     try:
         return os.pidfd_open(process)

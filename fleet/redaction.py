@@ -15,10 +15,10 @@ def redacted(text: str) -> str:
     >>> redacted("http://me:secret@host/x?token=secret&module=gpu is away")
     'http://***@host/x?token=***&module=*** is away'
     """
-    return _QUERY.sub(_masked, _CREDENTIALS.sub(r"\1 ***", _USER.sub(r"\1***@", text)))
+    return _QUERY.sub(_mask_query, _CREDENTIALS.sub(r"\1 ***", _USER.sub(r"\1***@", text)))
 
 
-def _masked(found: re.Match[str]) -> str:
+def _mask_query(found: re.Match[str]) -> str:
     if not found[1] and "=" not in found[2]:
         return found[0]
     query = found[2].rstrip(_TAIL)

@@ -76,7 +76,7 @@ def job_label(labels: Mapping[str, str]) -> JobLabel | None:
     for key in _JOBS:
         job = labels.get(key, "")
         if job not in _NONE and (key == "hpc_job" or "job_user" in labels):
-            return _slurm_job(job, labels.get("job_partition", ""), labels.get("job_user", ""))
+            return _make_slurm_label(job, labels.get("job_partition", ""), labels.get("job_user", ""))
     if host_pod(labels):
         return None
     for pod_key, namespace_key in _PODS:
@@ -110,7 +110,7 @@ def _is_exporter(pod: str, container: str) -> bool:
 
 
 @lru_cache(65_536)
-def _slurm_job(job: str, queue: str, user: str) -> JobLabel | None:
+def _make_slurm_label(job: str, queue: str, user: str) -> JobLabel | None:
     names = (job, queue, user)
     return JobLabel(job, queue, user=user) if all(map(_may_be_name, names)) else None
 

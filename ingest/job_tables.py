@@ -66,11 +66,11 @@ def read_helios(path: Path) -> JobColumns:
     CPU jobs (gpu_num 0) are skipped as `no GPUs`.
     """
     history = JobColumns()
-    lines = _lines(_file_in(path, "cluster_log.csv"), history.skipped)
+    lines = _lines(_find_table_file(path, "cluster_log.csv"), history.skipped)
     names = _header(next(lines, ""), _HELIOS_NEEDS, ",", "cluster_log.csv")
     for line in lines:
-        _collect(history, line, names, ",", _helios_row)
-    return _with_arrival(history)
+        _add_line(history, line, names, ",", _parse_helios_row)
+    return _add_arrival_times(history)
 
 
 def read_gpu_numbers(path: Path) -> JobColumns:
@@ -132,7 +132,7 @@ def read_slurm(path: Path) -> JobColumns:
     starts: set[tuple[str, datetime | None]] = set()
 
     def row_of(row: dict[str, str]) -> dict[str, Any]:
-        made = _slurm_row(row)
+        made = _parse_slurm_row(row)
         identity = (made["job_id"], made["start_time"])
         if identity in starts:
             raise RecordError("duplicate")
@@ -143,11 +143,11 @@ def read_slurm(path: Path) -> JobColumns:
         return made
 
     for line in lines:
-        _collect(history, line, names, delimiter, row_of)
-    return _with_arrival(history)
+        _add_line(history, line, names, delimiter, row_of)
+    return _add_arrival_times(history)
 
 
-def _collect(
+def _add_line(
     history: JobColumns, line: str, names: list[str], delimiter: str, row_of: Callable[[dict[str, str]], dict[str, Any]]
 ) -> None:
     if not line.strip():
@@ -158,7 +158,7 @@ def _collect(
         history.skipped[error.reason] += 1
 
 
-def _helios_row(row: dict[str, str]) -> dict[str, Any]:
+def _parse_helios_row(row: dict[str, str]) -> dict[str, Any]:
     gpus = int(_number("gpu_num", row.pop("gpu_num")))
     if gpus <= 0:
         raise RecordError("no GPUs")
@@ -181,14 +181,14 @@ def _helios_row(row: dict[str, str]) -> dict[str, Any]:
     return made
 
 
-def _slurm_row(row: dict[str, str]) -> dict[str, Any]:
+def _parse_slurm_row(row: dict[str, str]) -> dict[str, Any]:
     job_id = row.get("JobIDRaw") or row["JobID"]
     if "." in job_id or "." in row["JobID"]:
         raise RecordError("job step")
     start, end = (None if row[name] in _UNKNOWN_TIMES else _time(name, row[name]) for name in ("Start", "End"))
     if start and end and end < start:
         raise RecordError("ends before start")
-    gpus = _slurm_gpus(row)
+    gpus = _count_slurm_gpus(row)
     if gpus <= 0:
         raise RecordError("no GPUs")
     asked = next((row[key] for key in ("Submit", "Eligible", "Start") if row.get(key, "") not in _UNKNOWN_TIMES), "")
@@ -208,7 +208,7 @@ def _slurm_row(row: dict[str, str]) -> dict[str, Any]:
     } | {f"slurm_{name.lower()}": value for name, value in row.items() if name not in ours}
 
 
-def _slurm_gpus(row: dict[str, str]) -> int:
+def _count_slurm_gpus(row: dict[str, str]) -> int:
     """Return the GPUs from AllocTRES or ReqTRES (`gres/gpu=8`, of the whole job), else from AllocGRES.
 
     AllocGRES (`gpu:8`) counts the GPUs of each node.
@@ -228,7 +228,7 @@ def _slurm_gpus(row: dict[str, str]) -> int:
     return 0
 
 
-def _with_arrival(history: JobColumns) -> JobColumns:
+def _add_arrival_times(history: JobColumns) -> JobColumns:
     """Add arrival_s, seconds from the first submission."""
     times = history.columns.get("submit_time", [])
     if times:
@@ -251,7 +251,7 @@ def _lines(path: Path, skipped: Counter[str]) -> Iterator[str]:
             skipped["broken gzip"] += 1
 
 
-def _file_in(path: Path, name: str) -> Path:
+def _find_table_file(path: Path, name: str) -> Path:
     if not path.is_dir():
         return path
     for candidate in (path / name, path / f"{name}.gz"):

@@ -209,24 +209,24 @@ class LabelJobs(Stateful):
         if not found and not self._tracks:
             return []
         self._explained &= found.keys()
-        real = _real_by_node(jobs) if found else {}
+        real = _find_reported_jobs(jobs) if found else {}
         events: list[JobEvent] = []
         for job, members in sorted(found.items()):
-            if job in self._explained or _is_explained(job, members, jobs, real):
+            if job in self._explained or _is_covered_by_events(job, members, jobs, real):
                 self._explained.add(job)
                 events += self._give_way(job, jobs, now_ms)
             else:
                 events += self._go_on(job, members, jobs, now_ms)
         for job in [job for job in self._tracks if job not in found]:
             track = self._tracks.pop(job)
-            if not _is_real(jobs.get(job, track.attempt)):
+            if not _is_reported(jobs.get(job, track.attempt)):
                 events.append(Finished(**_about(job, track.attempt, ENDED, track.seen_ms)))
         return events
 
     def _give_way(self, job: str, jobs: JobTable, now_ms: int) -> Iterator[JobEvent]:
         """End our attempt of a job that real events report now, unless they name the same attempt."""
         track = self._tracks.pop(job, None)
-        if track is not None and not _is_real(jobs.get(job, track.attempt)):
+        if track is not None and not _is_reported(jobs.get(job, track.attempt)):
             yield Preempted(**_about(job, track.attempt, ENDED, now_ms), by="events", reason="told of by job events")
 
     def _go_on(self, job: str, members: Sequence[LabelHold], jobs: JobTable, now_ms: int) -> Iterator[JobEvent]:
@@ -290,11 +290,11 @@ def _ranks(members: Iterable[LabelHold]) -> tuple[RankPlacement, ...]:
     )
 
 
-def _is_real(attempt: JobAttempt | None) -> bool:
+def _is_reported(attempt: JobAttempt | None) -> bool:
     return attempt is not None and attempt.source == "events"
 
 
-def _real_by_node(jobs: JobTable) -> dict[str, list[str]]:
+def _find_reported_jobs(jobs: JobTable) -> dict[str, list[str]]:
     """Node → jobs that run there by real events."""
     found: dict[str, list[str]] = defaultdict(list)
     for attempt in jobs.running():
@@ -303,12 +303,14 @@ def _real_by_node(jobs: JobTable) -> dict[str, list[str]]:
     return found
 
 
-def _is_explained(job: str, members: Sequence[LabelHold], jobs: JobTable, real: Mapping[str, Sequence[str]]) -> bool:
+def _is_covered_by_events(
+    job: str, members: Sequence[LabelHold], jobs: JobTable, real: Mapping[str, Sequence[str]]
+) -> bool:
     """Return whether real events report the job, or a job on its nodes whose name its pods' names extend.
 
     For example, a JobSet's `set-workers` is a part of `set`.
     """
-    if _is_real(jobs.get(job)):
+    if _is_reported(jobs.get(job)):
         return True
     pods = f"{job.rpartition('/')[0]}/{members[0].label.pod}" if members[0].label.pod else job
     return any(pods.startswith(f"{other}-") for hold in members for other in real.get(hold.gpu.rpartition("/")[0], ()))

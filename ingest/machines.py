@@ -175,9 +175,9 @@ class MachineNames:
             return node
         self.changes += 1
         if node in self.clashes:
-            node = self._own_name(node, target)
+            node = self._rename_to_own_name(node, target)
         if not uuid or uuid.startswith("mig-"):
-            self._place_unproven(node, index, target)
+            self._add_unproven_gpu(node, index, target)
             return node
         known = self._boards.get(uuid)
         slot = None if known is None else self._slots.get(known[0], {}).get(known[1])
@@ -197,13 +197,13 @@ class MachineNames:
         slots = self._slots.setdefault(node, {})
         held = slots.get(index)
         if held is not None and held.target is target and held.uuid != uuid:
-            _refuse_rival(held, uuid, f"{node}/{index}", target)
+            _refuse_second_board(held, uuid, f"{node}/{index}", target)
             if target.pages:  # lines of the board before may still be on the page, and stand for the slot
                 target.forgets = True
         is_taken = held is not None and held.uuid != uuid and held.target is not target
         is_swap = _was_named(node, target) or (known is not None and known[0] == node)
         if held is not None and is_taken and not is_swap and _is_live(held.target, target):
-            node = self._clash(node, held.target, target)
+            node = self._rename_clashing_targets(node, held.target, target)
             slots = self._slots.setdefault(node, {})
         if held is None or (held.uuid, held.target) != (uuid, target):
             slots[index] = _Slot(uuid, target, target.pages)
@@ -219,7 +219,7 @@ class MachineNames:
         is_same = held is not None and held.uuid == uuid and held.target is target and held.page == target.pages > 0
         return is_same and self._boards.get(uuid) == (node, index) and node not in self.clashes
 
-    def _place_unproven(self, node: str, index: int, target: Target) -> None:
+    def _add_unproven_gpu(self, node: str, index: int, target: Target) -> None:
         target.unproven.setdefault(node, set()).add(index)
         targets = self._unproven.setdefault(node, [])
         if not any(other is target for other in targets):
@@ -239,10 +239,10 @@ class MachineNames:
             for other in others:
                 if node in self.clashes or (other.fixed and target.fixed):
                     continue
-                if self._is_doubt_settled(other, target):
-                    self._clash(node, other, target)
+                if self._are_two_machines(other, target):
+                    self._rename_clashing_targets(node, other, target)
                     target.forgets = other.forgets = True
-                    self._disown(node)
+                    self._disown_gpus(node)
 
     def _sharing(self, node: str, gpus: set[int]) -> list[Target]:
         """Return the targets that list some of these GPUs of a node, with or without UUIDs."""
@@ -252,7 +252,7 @@ class MachineNames:
         }
         return list({**proven, **unproven}.values())
 
-    def _is_doubt_settled(self, other: Target, target: Target) -> bool:
+    def _are_two_machines(self, other: Target, target: Target) -> bool:
         """Return whether two targets look like two machines, and still do after another page of both."""
         pair = (min(id(other), id(target)), max(id(other), id(target)))
         same, is_one_host = have_same_boards(other.readings, target.readings), self._are_one_host(other, target)
@@ -272,7 +272,7 @@ class MachineNames:
         hosts = {known_name(host, nodes) for target in (first, second) if (host := _host(target))}
         return len(hosts) < 2
 
-    def _disown(self, node: str) -> None:
+    def _disown_gpus(self, node: str) -> None:
         """Remove the GPUs of a name that neither machine uses any more."""
         self._unproven.pop(node, None)
         if not self._slots.get(node):
@@ -287,7 +287,7 @@ class MachineNames:
         """
         known = self._kernels.get(name)
         if name in self.clashes:
-            self._restore(target)
+            self._restore_own_name(target)
             return
         if known is None or known.target is target or not started_s or not _is_live(known.target, target):
             doubted_ms = known.doubted_ms if known is not None and known.target is target else 0
@@ -310,29 +310,29 @@ class MachineNames:
         logger.warning("%s and %s both name their machine %r: two machines", *self.clashes[name], name)
         if (first.own or first.node) == (second.own or second.node):
             self.clashes.setdefault(first.own or first.node, self.clashes[name])
-        self._restore(first)
-        self._restore(second)
+        self._restore_own_name(first)
+        self._restore_own_name(second)
         if name not in self._slots:
             self._entities.disown_all(name)
 
-    def _restore(self, target: Target) -> None:
+    def _restore_own_name(self, target: Target) -> None:
         """Reset a target to its own name, or to its address if that name clashes, too."""
         own = target.own or target.node
         own = target.address if own in self.clashes else own
         if own and target.node != own:
             target.node, target.forgets = own, True
 
-    def _clash(self, name: str, first: Target, second: Target) -> str:
+    def _rename_clashing_targets(self, name: str, first: Target, second: Target) -> str:
         """Give two machines that share a name the names of their targets. Returns the second's name."""
         self.clashes[name] = (first.address or first.node, second.address or second.node)
         self.noted["node_clash"] += 1
         logger.warning("%s and %s both name their machine %r: two machines", *self.clashes[name], name)
         if first.node == second.node:
             self.clashes.setdefault(first.node, self.clashes[name])  # neither is called after the host that they share
-        self._own_name(name, first)
-        return self._own_name(name, second)
+        self._rename_to_own_name(name, first)
+        return self._rename_to_own_name(name, second)
 
-    def _own_name(self, name: str, target: Target) -> str:
+    def _rename_to_own_name(self, name: str, target: Target) -> str:
         """Return the name of a target whose label clashes: its host's, or its address if that clashes, too."""
         own = target.address if target.node in self.clashes else target.node
         if target.fixed or not own:
@@ -351,7 +351,7 @@ class MachineNames:
             self._entities.disown_all(node)
 
 
-def _refuse_rival(held: _Slot, uuid: str, slot: str, target: Target) -> None:
+def _refuse_second_board(held: _Slot, uuid: str, slot: str, target: Target) -> None:
     """Raise RecordError if a page has a second board in a slot.
 
     A page of several machines with one name has such boards. The second board gets the slot once no line of a

@@ -102,7 +102,7 @@ class Conversion:
     def of(cls, scale: Sequence[float], form: Sequence[Form], ceiling: Sequence[float]) -> "Conversion":
         """Return the Conversion of n series, by these fields of each."""
         columns = np.array(scale, np.float64), np.array(ceiling, np.float64)
-        return _conversion(columns[0].tobytes(), bytes(form), columns[1].tobytes())
+        return _make_conversion(columns[0].tobytes(), bytes(form), columns[1].tobytes())
 
     @classmethod
     def of_columns(
@@ -154,7 +154,7 @@ class Conversion:
 
 
 @lru_cache(1024)
-def _conversion(scale: bytes, form: bytes, ceiling: bytes) -> Conversion:
+def _make_conversion(scale: bytes, form: bytes, ceiling: bytes) -> Conversion:
     """Build a Conversion from the bytes of its columns: scale float64, form int8, ceiling float64."""
     return Conversion.of_columns(
         np.frombuffer(scale, np.float64), np.frombuffer(form, np.int8), np.frombuffer(ceiling, np.float64)

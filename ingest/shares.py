@@ -57,7 +57,7 @@ class Share:
             return True
         if target.node:
             return self.owns(target.node)
-        if _is_here(target.host):
+        if _is_local_host(target.host):
             return zlib.crc32(target.url.encode()) % self.instances == self.instance
         return self.owns(target.host)
 
@@ -110,5 +110,5 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_here(host: str) -> bool:
+def _is_local_host(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

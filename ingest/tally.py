@@ -64,7 +64,7 @@ _keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 @lru_cache
-def _names_of(kind: type[msgspec.Struct]) -> frozenset[str]:
+def _list_field_names(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(row.encode_name for row in msgspec.structs.fields(kind))
 
 
@@ -77,7 +77,7 @@ def unknown_fields(record: bytes, kind: type[msgspec.Struct]) -> int:
     1
     """
     try:
-        return len(_keys(record).keys() - _names_of(kind))
+        return len(_keys(record).keys() - _list_field_names(kind))
     except (ValueError, RecursionError):
         return 0
 

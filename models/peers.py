@@ -29,9 +29,9 @@ class Groups:
         self._filled = np.flatnonzero(sizes)
         self._width = int(sizes.max(initial=0))
         self._has_table = self._width * len(self._filled) <= MOST_CELLS * len(members)
-        self._cells = self._cells_of(members, sizes) if self._has_table else None
+        self._cells = self._find_table_cells(members, sizes) if self._has_table else None
 
-    def _cells_of(self, members: Rows, sizes: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def _find_table_cells(self, members: Rows, sizes: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return (member,) its cell in the table, by row and by order of members.
 
         Returns None if the members fill the table in order.
@@ -67,10 +67,10 @@ class Groups:
         clean = np.where(finite, known, np.nan).astype(np.float64) + 0.0  # no -0.0, whose place a sort leaves open
         median, rows = np.full(self.count, np.nan), len(self._filled)
         if rows:
-            median[self._filled] = self._middles(clean, count[self._filled])
+            median[self._filled] = self._compute_row_medians(clean, count[self._filled])
         return median, count
 
-    def _middles(self, values: Array, count: NDArray[np.int64]) -> Array:
+    def _compute_row_medians(self, values: Array, count: NDArray[np.int64]) -> Array:
         """Return (row,) the median of each row of the table. count: (row,) finite values in each row."""
         rows, width = len(self._filled), self._width
         if self._cells is None:

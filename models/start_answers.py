@@ -111,16 +111,18 @@ class AnsweredRequests:
         issued_ms = _issued(requests)
         started_ms = np.array([one.until_ms if one.has_started else np.inf for one in requests], np.float64)
         # A wait tells nothing of later times.
-        until_ms = np.array([_waited_until(one, now_ms) for one in requests], np.float64)
+        until_ms = np.array([_last_known_ms(one, now_ms) for one in requests], np.float64)
         judged: NDArray[np.bool_] = np.asarray(issued_ms < until_ms[:, None, None])
         hits: NDArray[np.bool_] = np.asarray(judged & (started_ms[:, None, None] <= issued_ms))
-        ages = [_shares(judged[:, age], hits[:, age], self._unanswered(age)) for age in range(len(LOOKS_S))]
+        ages = [
+            _shares(judged[:, age], hits[:, age], self._count_unanswered_requests(age)) for age in range(len(LOOKS_S))
+        ]
         mean = hits.sum(axis=1) / np.maximum(judged.sum(axis=1), 1)
         counts = np.flatnonzero(judged.any(axis=(1, 2)))
         since_ms = min((requests[at].first_ms for at in counts), default=None)
         return StartJudgement(_shares(np.asarray(judged.any(axis=1)), mean, 0), tuple(ages), since_ms)
 
-    def _unanswered(self, age: int) -> int:
+    def _count_unanswered_requests(self, age: int) -> int:
         """Count the requests that started and had no start time at this age."""
         return sum(one.has_started and one.notes[age : age + 1] == [None] for one in self._requests)
 
@@ -146,7 +148,7 @@ class AnsweredRequests:
             self._push(one)
 
 
-def _waited_until(one: AnsweredRequest, now_ms: int) -> int:
+def _last_known_ms(one: AnsweredRequest, now_ms: int) -> int:
     """Return the time up to which the request's outcome is known."""
     return now_ms if one.until_ms is None or one.has_started else one.until_ms
 

@@ -94,7 +94,7 @@ class StartRecord:
             return {}
         ids = list(starts_ms)
         wait_s = np.maximum(0.0, (np.array([starts_ms[name] for name in ids], np.float64) - now_ms) / 1000)
-        issued_s = np.maximum(self._corrected_s(wait_s), self._update_overdue_s(ids, wait_s, now_ms)[:, None] * TAIL)
+        issued_s = np.maximum(self._correct_wait_s(wait_s), self._update_overdue_s(ids, wait_s, now_ms)[:, None] * TAIL)
         rows = now_ms + np.round(1000 * np.sort(issued_s, axis=1)).astype(np.int64)
         found = {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows.tolist(), strict=True)}
         for (name, issued_ms), sampled_s in zip(found.items(), wait_s.tolist(), strict=True):
@@ -104,10 +104,10 @@ class StartRecord:
     def corrected(self, start_ms: Times, now_ms: int) -> Times:
         """Correct the start times of a request that does not wait yet."""
         wait_s = np.maximum(0.0, (np.array(start_ms, np.float64) - now_ms) / 1000)
-        low, middle, high = (now_ms + np.round(1000 * np.sort(self._corrected_s(wait_s))).astype(np.int64)).tolist()
+        low, middle, high = (now_ms + np.round(1000 * np.sort(self._correct_wait_s(wait_s))).astype(np.int64)).tolist()
         return low, middle, high
 
-    def _corrected_s(self, wait_s: Array) -> Array:
+    def _correct_wait_s(self, wait_s: Array) -> Array:
         return np.asarray(np.maximum((wait_s + ROUND_S) * np.exp(self.offset) - ROUND_S, 0.0))
 
     def _update_overdue_s(self, ids: list[str], wait_s: Array, now_ms: int) -> Array:

@@ -159,7 +159,7 @@ def _decision(
     )
 
 
-def _near_order(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sort_by_topology(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return an order of nodes in which neighbouring ranks are near each other in the topology."""
     if len(rows) == 1:
         return np.zeros(1, np.int64)
@@ -174,7 +174,7 @@ def _ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[Rank
     """
     ranks: list[RankPlacement] = []
     each, milli, names = request.gpus_per_node, request.milli, view.topology.names
-    order = _near_order(view, fit.rows)
+    order = _sort_by_topology(view, fit.rows)
     rows = fit.rows[order]
     free = np.nonzero(view.free[rows])[1].tolist()  # of one node after the other
     begin = 0

@@ -123,16 +123,16 @@ class KubeExtender:
         args = _asked(body)
         refusals = self.ratings.unusable(args.pod.limit_s if args.pod else None)
         if args.is_whole:
-            return _filter_whole(args.nodes, refusals.why)
+            return _filter_node_objects(args.nodes, refusals.why)
         rows = self._index.rows(args.names_json)
         if rows is None:
             return _filter_names(args.names(), refusals.why)
         refused = np.take(refusals.mask, rows)
         if not refused.any():
-            return _filter_result(args.names_json, {})
+            return _encode_filter_result(args.names_json, {})
         names = self.ratings.names
         failed = {names[row]: PREFIX + refusals.why[names[row]] for row in rows[refused].tolist()}
-        return _filter_result(self._names.join(rows[~refused]), failed)
+        return _encode_filter_result(self._names.join(rows[~refused]), failed)
 
     def prioritize(self, body: bytes) -> bytes:
         """Return a list of HostPriority, one for every node asked about, in that order."""
@@ -202,17 +202,17 @@ def _asked(body: bytes) -> _RawArgs:
 def _filter_names(names: list[str] | None, why: Mapping[str, str]) -> bytes:
     failed = {name: PREFIX + why[name] for name in names or () if name in why}
     passing = names if names is None else [name for name in names if name not in failed]
-    return _filter_result(_encode(passing), failed)
+    return _encode_filter_result(_encode(passing), failed)
 
 
-def _filter_whole(nodes: _RawNodeList | None, why: Mapping[str, str]) -> bytes:
+def _filter_node_objects(nodes: _RawNodeList | None, why: Mapping[str, str]) -> bytes:
     named = [(_name(node), node) for node in (nodes and nodes.items) or ()]
     failed = {name: PREFIX + why[name] for name, _ in named if name in why}
     passing = {"metadata": {}, "items": [node for name, node in named if name not in failed]}
-    return _filter_result(b"null", failed, _encode(passing))
+    return _encode_filter_result(b"null", failed, _encode(passing))
 
 
-def _filter_result(names: bytes, failed: Mapping[str, str], nodes: bytes = b"null") -> bytes:
+def _encode_filter_result(names: bytes, failed: Mapping[str, str], nodes: bytes = b"null") -> bytes:
     """FilterResult as JSON; names and nodes are JSON already."""
     return (b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":{},"FailedAndUnresolvableNodes":%b,"Error":""}') % (
         nodes,
@@ -237,13 +237,13 @@ def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
         args = decoder.decode(body)
         pod, *nodes = msgspec.structs.astuple(args)
         if pod is None or all(part in (None, NULL) for part in nodes):
-            return decoder.decode(_respelt(body, decoder.type))
+            return decoder.decode(_rename_keys(body, decoder.type))
     except msgspec.ValidationError as error:
         raise RequestError(explain_bytes(error, decoder, body)) from None
     return args
 
 
-def _respelt(body: bytes, wanted: Any) -> bytes:
+def _rename_keys(body: bytes, wanted: Any) -> bytes:
     spelling = {name.casefold(): name for name in wanted.__struct_encode_fields__}
     given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     return _encode({spelling.get(key.casefold(), key): value for key, value in given.items()})

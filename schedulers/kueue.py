@@ -67,11 +67,11 @@ class WorkloadChecks:
             elif values.get(HOLD) == PENDING:
                 yield self._decision(key, values, weather, nodes)
             elif WAITS in values:
-                yield from self._start_message(key, values, weather)
+                yield from self._update_start_message(key, values, weather)
 
     def _decision(self, key: str, values: Mapping[str, str], weather: Weather, nodes: Outlook) -> Write:
         rule, room = self._rule, self._room(nodes, int(values.get(GPUS, "0")))
-        sentences = [self._start_text(values, weather), _risk_text(values, nodes, room, rule.level)]
+        sentences = [self._describe_job_start(values, weather), _describe_risk(values, nodes, room, rule.level)]
         if rule.gate and room is not None and room.risk > rule.max_risk:
             left_s = rule.hold_s - int(values.get(HELD, "0")) * rule.retry_s
             if left_s > 0:
@@ -86,18 +86,18 @@ class WorkloadChecks:
             self._rooms = (nodes, SafeRooms(nodes, self._rule.level))
         return self._rooms[1].safest(gpus)
 
-    def _start_message(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
+    def _update_start_message(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
         """Nothing while start times are not known: what stands there names its own times."""
         held = int(values.get(HELD, "0")) if self._rule.gate else 0
         if weather.starts is None and not held:
             return
         back = f"held back, {held} so far, since every {self._rule.level} was too risky" if held else ""
-        text = _joined(self._start_text(values, weather), back)
+        text = _joined(self._describe_job_start(values, weather), back)
         note, old = FORECAST + text if text else None, values.get(NOTE)
         if note != old and not (note and old and _is_close(note, old, weather.now_ms)):
             yield Write(key, NOTE, note, old, text or "no start is known now")
 
-    def _start_text(self, values: Mapping[str, str], weather: Weather) -> str:
+    def _describe_job_start(self, values: Mapping[str, str], weather: Weather) -> str:
         job, starts = values.get(JOB, ""), weather.starts or {}
         found = starts.get(self._rule.prefix + job) or starts.get(job.rpartition("/")[2])
         return _describe_start(found, weather.now_ms) if found else ""
@@ -110,7 +110,7 @@ def _describe_start(start: StartOutlook, now_ms: int) -> str:
     return f"expected start {_stamp(max(start.p50_ms, now_ms))}{p90}"
 
 
-def _risk_text(values: Mapping[str, str], nodes: Outlook, room: SafeRoom | None, level: str) -> str:
+def _describe_risk(values: Mapping[str, str], nodes: Outlook, room: SafeRoom | None, level: str) -> str:
     names = tuple(values.get(NODES, "").split())
     risk = risk_of(nodes, names)
     if risk is not None:

@@ -33,10 +33,10 @@ class NameIndex:
         self._rows = np.array([row for row, _ in plain], np.intp)
         words = np.frombuffer(text, np.uint64).reshape(-1, self._words_each)
         self._words = np.vstack([words, np.full((1, self._words_each), ~np.uint64(0))])  # the last is no name's
-        self._mask = _masks(width)
+        self._mask = _make_byte_masks(width)
         self._bits = max(1, len(plain) * PLACES_PER_NAME - 1).bit_length()
         self._table = np.full(1 << self._bits, len(plain), np.int32)
-        hashes = self._hashes(words)
+        hashes = self._hash_words(words)
         self._hash = np.append(hashes, np.uint64(0))
         self._steps = self._fill(hashes)
 
@@ -53,7 +53,7 @@ class NameIndex:
             steps += 1
         return steps
 
-    def _hashes(self, words: Words) -> Hashes:
+    def _hash_words(self, words: Words) -> Hashes:
         mixed = np.zeros(len(words), np.uint64)
         for column in range(self._words_each):
             mixed ^= words[:, column]
@@ -83,7 +83,7 @@ class NameIndex:
             return None
         words = self._cut(array, starts)
         words &= np.take(self._mask, lengths, axis=0)
-        found = self._found(self._hashes(words))
+        found = self._found(self._hash_words(words))
         if found is None or not np.array_equal(np.take(self._words, found, axis=0), words):
             return None
         return np.take(self._rows, found)
@@ -106,7 +106,7 @@ class NameIndex:
         return None if len(missed) else found
 
 
-def _masks(width: int) -> Words:
+def _make_byte_masks(width: int) -> Words:
     """(width + 1, word) ones in the bytes of a name of each length."""
     ones = np.arange(width)[None, :] < np.arange(width + 1)[:, None]
     return np.where(ones, np.uint8(255), np.uint8(0)).view(np.uint64)

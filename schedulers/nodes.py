@@ -62,7 +62,9 @@ class NodeMarks:
         band = LEVELS[nodes.level[row]]
         why = f"risk {p:.0%} within 1 h" + (f": {nodes.reasons[name]}" if name in nodes.reasons else "")
         is_high = band == HIGH
-        condition = f"True {_camel(nodes.causes.get(name, 'high_risk'))}" if is_high else "False NoFailureExpected"
+        condition = (
+            f"True {_format_reason(nodes.causes.get(name, 'high_risk'))}" if is_high else "False NoFailureExpected"
+        )
         taint = f"{HIGH}:{self._effect}" if is_high and self._effect else None
         feature = f"risk_{band}" if self._slinky else None
         for field, value in ((CONDITION, condition), (LABEL, band), (TAINT, taint), (FEATURE, feature)):
@@ -81,10 +83,10 @@ def _status(condition: str | None) -> str | None:
     return None if condition is None else condition.partition(" ")[0]
 
 
-def _camel(cause: str) -> str:
+def _format_reason(cause: str) -> str:
     """Return a cause as the reason of a condition.
 
-    >>> _camel("sm_clock_mhz"), _camel("high_risk"), _camel("79 xid")
+    >>> _format_reason("sm_clock_mhz"), _format_reason("high_risk"), _format_reason("79 xid")
     ('SmClockMhz', 'HighRisk', 'Xid')
     """
     words = "".join(letter if letter.isascii() and letter.isalnum() else " " for letter in cause).split()

@@ -65,7 +65,7 @@ class Ratings:
     def _why(self, horizon: int) -> dict[str, str]:
         outlook, names = self.outlook, self.names
         risk = outlook.risk[horizon]
-        refused = {names[row]: _at_risk(float(risk[row]), horizon) for row in _rows(risk > outlook.max_risk)}
+        refused = {names[row]: _describe_risk(float(risk[row]), horizon) for row in _rows(risk > outlook.max_risk)}
         out = _rows(outlook.state != NodeState.IN_SERVICE)
         refused |= {names[row]: NodeState(outlook.state[row]).name.lower() for row in out}
         refused |= {name: words for name, words in outlook.in_window.items() if name in outlook.rows}
@@ -101,10 +101,10 @@ def _rows(mask: NDArray[np.bool_]) -> list[int]:
     return [int(row) for row in np.flatnonzero(mask)]
 
 
-def _at_risk(p: float, horizon: int) -> str:
+def _describe_risk(p: float, horizon: int) -> str:
     """Return a risk in words.
 
-    >>> _at_risk(0.934, 2)
+    >>> _describe_risk(0.934, 2)
     'risk 93 % within 1 d'
     """
     hours = RISK_HORIZONS_S[horizon] // 3600

@@ -81,7 +81,7 @@ class SlurmMarks:
         if band == LOW:
             wanted[DRAIN] = None
         elif band == HIGH and aims.drain and held[DRAIN] is None:
-            wanted[DRAIN] = f"{OURS} p_fail_1h={p:.2f} cause={_word(nodes.causes.get(name, 'high_risk'))}"
+            wanted[DRAIN] = f"{OURS} p_fail_1h={p:.2f} cause={_format_cause(nodes.causes.get(name, 'high_risk'))}"
         wanted[FEATURE] = f"risk_{band}" if aims.features else None
         wanted[EXTRA] = str(nodes.level[row]) if aims.extra else None
         why = f"risk {p:.0%} within 1 h" + (f": {nodes.reasons[name]}" if name in nodes.reasons else "")
@@ -130,10 +130,10 @@ def _is_worth_a_requeue(job: JobOutlook) -> bool:
     return job.slow_since_ms is not None and job.checkpoint_ms is not None and job.checkpoint_ms > job.slow_since_ms
 
 
-def _word(cause: str) -> str:
+def _format_cause(cause: str) -> str:
     r"""Return a cause as one word that Slurm takes.
 
-    >>> _word("sm_clock_mhz"), _word("a b\n"), _word("é")
+    >>> _format_cause("sm_clock_mhz"), _format_cause("a b\n"), _format_cause("é")
     ('sm_clock_mhz', 'a_b', 'high_risk')
     """
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", cause).strip("_") or "high_risk"

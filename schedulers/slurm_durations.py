@@ -34,11 +34,11 @@ class JobDurations:
         elif weather.jobs is None:
             yield from withdraw_fields(seen, (UNTIL,), "the jobs are not known now")
         else:
-            yield from _valid(seen.get(FILE, {}).get(UNTIL), weather.now_ms // 1000)
+            yield from _extend_validity(seen.get(FILE, {}).get(UNTIL), weather.now_ms // 1000)
             yield from _rows(_newest_forecasts(weather.jobs), seen, weather.now_ms // DAY_MS)
 
 
-def _valid(held: str | None, now_s: int) -> Iterator[Write]:
+def _extend_validity(held: str | None, now_s: int) -> Iterator[Write]:
     left_s = int(held) - now_s if held is not None and held.isdecimal() else 0
     if not VALID_S / 2 <= left_s <= VALID_S:
         yield Write(FILE, UNTIL, str(now_s + VALID_S), held, "the rows are fresh", 1000)
@@ -47,10 +47,10 @@ def _valid(held: str | None, now_s: int) -> Iterator[Write]:
 def _newest_forecasts(jobs: Mapping[str, JobOutlook]) -> dict[str, tuple[int, int]]:
     """Return p50 and p90 in minutes by user and name, for the job that started last or waits."""
     order = sorted(jobs.values(), key=lambda job: job.started_ms or math.inf)
-    return {f"{job.user} {job.name}": minutes for job in order if (minutes := _minutes(job)) is not None}
+    return {f"{job.user} {job.name}": minutes for job in order if (minutes := _read_run_minutes(job)) is not None}
 
 
-def _minutes(job: JobOutlook) -> tuple[int, int] | None:
+def _read_run_minutes(job: JobOutlook) -> tuple[int, int] | None:
     p50_s, p90_s = job.run_p50_s, job.run_p90_s
     if not job.name or not job.user or " " in job.user or p50_s is None or p90_s is None:
         return None

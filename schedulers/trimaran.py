@@ -72,7 +72,7 @@ class TrimaranAdapter:
     fields: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self.verbs: Mapping[str, Verb] = {"watcher": Verb(self._answer, _neutral)}
+        self.verbs: Mapping[str, Verb] = {"watcher": Verb(self._answer, _encode_neutral_answer)}
         self._made: tuple[Weather, bytes, bytes] | None = None
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
@@ -101,7 +101,7 @@ def _template(*types: str) -> bytes:
 CPU_ALONE, CPU_AND_MEMORY = _template("CPU"), _template("CPU", "Memory")
 
 
-def _neutral(names: bytes) -> bytes:
+def _encode_neutral_answer(names: bytes) -> bytes:
     return _body(dict.fromkeys(_split(names), CPU_ALONE % (NEUTRAL, 0.0)), 0)
 
 

@@ -93,8 +93,8 @@ class VolcanoAdapter:
         self._ratings = Ratings()
         self._weather: Weather | None = None
         self.verbs: Mapping[str, Verb] = {
-            "prioritize": Verb(self._prioritize, _prioritize_blindly),
-            "enqueueable": Verb(self._enqueueable, _abstain),
+            "prioritize": Verb(self._prioritize, _prioritize_without_weather),
+            "enqueueable": Verb(self._answer_enqueueable, _abstain),
         }
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
@@ -107,7 +107,7 @@ class VolcanoAdapter:
         names = [node.name for node in args.nodes or ()]
         return _scored({name: int(scores[rows[name]]) if name in rows else NEUTRAL for name in names})
 
-    def _enqueueable(self, weather: Weather, body: bytes) -> bytes:
+    def _answer_enqueueable(self, weather: Weather, body: bytes) -> bytes:
         ratings, args = self._of(weather), _decode(_read_enqueueable, body)
         gpus = args.job.gpus if args.job else 0
         could = int(ratings.outlook.gpus[~ratings.unusable().mask].sum())
@@ -123,7 +123,7 @@ class VolcanoAdapter:
         return self._ratings
 
 
-def _prioritize_blindly(body: bytes) -> bytes:
+def _prioritize_without_weather(body: bytes) -> bytes:
     args = _decode(_read_prioritize, body)
     return _scored({node.name: NEUTRAL for node in args.nodes or ()})
 

@@ -105,9 +105,9 @@ class AdapterWriter:
         whether one is written already. The step ends if it returns True.
         """
         is_observed = weather is not None and self.status.mode != "write"
-        port, takes_back = self._observed if is_observed else self._port, _takes_back(weather)
+        port, takes_back = self._observed if is_observed else self._port, _is_withdrawal(weather)
         try:
-            seen = await _in_time(port.read())
+            seen = await _run_with_timeout(port.read())
             self.status.seen_ms = self._clock.now_ms()
             due = self._due(weather, seen)
             is_done = not self.status.held_back
@@ -116,13 +116,13 @@ class AdapterWriter:
                     return False
                 batch = due[start : start + self._batch]
                 self._limit.spend(batch, self._clock.now_ms())
-                is_done &= self._count(weather, batch, await _in_time(port.write(batch)))
+                is_done &= self._count(weather, batch, await _run_with_timeout(port.write(batch)))
         except (SourceError, OSError, TimeoutError) as error:
             self.status.errors += 1
             self._report(str(error) or f"no answer within {PORT_S:g} s", "trying again")
             return False
         if is_done:
-            self._report_left(self._observed.left if is_observed else 0)
+            self._report_leftover_keys(self._observed.left if is_observed else 0)
         self.status.board = weather.sequence if weather else None
         self.status.withdrawn = is_done and takes_back and not is_observed
         return is_done
@@ -134,7 +134,9 @@ class AdapterWriter:
         fields = self._adapter.fields
         self._ours = _holding(seen, fields)
         wishes = [one._replace(why=printable(one.why)) for one in self._adapter.wishes(weather, seen)]
-        if _takes_back(weather) or self.news is not None:  # what restricts goes at once, and so does what is waited for
+        if (
+            _is_withdrawal(weather) or self.news is not None
+        ):  # what restricts goes at once, and so does what is waited for
             due = sorted(wishes, key=lambda one: (-one.cost, one.value is not None, one.key))
         else:
             due = self._limit.within(wishes, frozenset(self._ours), self._clock.now_ms())
@@ -165,7 +167,7 @@ class AdapterWriter:
         if done:
             did = "would write" if WriteOutcome.OBSERVED in outcomes else "wrote"
             logger.info("adapter %s %s %d of %d changes", status.name, did, len(done), len(batch))
-        return not bad and (not _takes_back(weather) or len(done) == len(batch))
+        return not bad and (not _is_withdrawal(weather) or len(done) == len(batch))
 
     def _line(self, weather: Weather | None, write: Write, outcome: WriteOutcome) -> AdapterAuditLine:
         self._number += 1
@@ -189,13 +191,13 @@ class AdapterWriter:
             logger.warning("adapter %s: %s; %s", self.status.name, error, then)
         self.status.error = error
 
-    def _report_left(self, left: int) -> None:
+    def _report_leftover_keys(self, left: int) -> None:
         """Report the number of keys that stay written while the adapter only observes."""
         error = f"{left} still hold what it wrote before it observed" if left else ""
         self._report(error, f"`fleetcast adapters withdraw {self.status.name}` takes it back")
 
 
-def _takes_back(weather: Weather | None) -> bool:
+def _is_withdrawal(weather: Weather | None) -> bool:
     return weather is None or weather.nodes is None
 
 
@@ -203,6 +205,6 @@ def _holding(seen: Seen, fields: frozenset[str]) -> set[str]:
     return {key for key, values in seen.items() if fields & values.keys()}
 
 
-async def _in_time(work: Awaitable[T]) -> T:
+async def _run_with_timeout(work: Awaitable[T]) -> T:
     async with asyncio.timeout(PORT_S):
         return await work

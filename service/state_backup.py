@@ -88,7 +88,7 @@ def back_up(config: Config, to: Path, say: Say) -> Manifest:
     files.remove_tree(part)
     try:
         part.mkdir(mode=0o700)
-        with _held_inbox(config.inbox):
+        with _lock_inbox(config.inbox):
             manifest = _copy_state(config, part, say)
         if to.name.endswith(TAR):
             _pack(part, to, say)
@@ -129,7 +129,7 @@ def _copy_state(config: Config, part: Path, say: Say) -> Manifest:
         identity=survey(there).identity(),
         head_line=head.audit_id,
         head=head.hash,
-        files=[_described(path, copy) for path in _files(copy)],
+        files=[_describe_file(path, copy) for path in _files(copy)],
     )
     for folder in sorted({path.parent for path in _files(copy)}):
         files.sync_folder(folder, AREA)
@@ -173,12 +173,12 @@ def verify_backup(config: Config, backup: Path, scratch: Path, say: Say) -> Mani
     """
     folder = _unpacked(backup, scratch, say) if backup.is_file() else backup
     say(f"verifying {backup}")
-    return _verified(config, folder)
+    return _check_against_manifest(config, folder)
 
 
-def _verified(config: Config, backup: Path) -> Manifest:
+def _check_against_manifest(config: Config, backup: Path) -> Manifest:
     manifest, copy = read_manifest(backup), backup / "state"
-    there, wanted = {_described(path, copy) for path in _files(copy)}, set(manifest.files)
+    there, wanted = {_describe_file(path, copy) for path in _files(copy)}, set(manifest.files)
     names = {row.path for row in there}
     wrong = [f"{row.path} is {'not what was written' if row.path in names else 'gone'}" for row in wanted - there]
     wrong += [f"{row.path} was added" for row in there if row.path not in {known.path for known in wanted}]
@@ -203,7 +203,7 @@ def restore(config: Config, backup: Path, say: Say) -> Manifest:
         part.mkdir(parents=True)
         folder = _unpacked(backup, part / "unpacked", say) if backup.is_file() else backup
         say("verifying the backup")
-        manifest = _verified(config, folder)
+        manifest = _check_against_manifest(config, folder)
         say(f"copying {len(manifest.files):,} files")
         _copy_tree(folder / "state", part / "state")
         for path in sorted({path.parent for path in _files(part / "state")}):
@@ -243,7 +243,7 @@ def _pack(part: Path, to: Path, say: Say) -> None:
 
 
 @contextmanager
-def _held_inbox(inbox: Path) -> Iterator[None]:
+def _lock_inbox(inbox: Path) -> Iterator[None]:
     """Keep the pipeline from deleting segments while the context is open.
 
     The lock ends with this process, however the process ends.
@@ -336,7 +336,7 @@ def _names(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if not path.name.endswith(LEFT_OUT)]
 
 
-def _described(path: Path, folder: Path) -> BackupFile:
+def _describe_file(path: Path, folder: Path) -> BackupFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return BackupFile(str(path.relative_to(folder)), path.stat().st_size, digest)

@@ -51,7 +51,7 @@ def _probe(folder: Path, key: str, then: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"x")
     except OSError as error:
-        where = _first_there(folder)
+        where = _find_existing_parent(folder)
         raise ConfigError(
             f"{key}: cannot write {folder} ({error.strerror}; {where} is what there is): {then}"
         ) from None
@@ -142,7 +142,7 @@ def _try_lock(file: int) -> bool:
     return True
 
 
-def _first_there(path: Path) -> Path:
+def _find_existing_parent(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 

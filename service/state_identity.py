@@ -115,8 +115,11 @@ class StateParts(msgspec.Struct, frozen=True):
 
 def doubts(parts: StateParts) -> list[Doubt]:
     """Return at most one doubt for each part, in a fixed order. Empty if all agree, or all is new."""
-    of_board = _of_lost(BOARD, "the board is", parts, parts.board)
-    found = [next(rows, None) for rows in (_of_ledger(parts), _of_snapshot(parts), of_board, _of_inbox(parts))]
+    of_board = _find_part_doubts(BOARD, "the board is", parts, parts.board)
+    found = [
+        next(rows, None)
+        for rows in (_find_ledger_doubts(parts), _find_snapshot_doubts(parts), of_board, _find_inbox_doubts(parts))
+    ]
     return [doubt for doubt in found if doubt is not None]
 
 
@@ -131,11 +134,11 @@ def refusal(found: Sequence[Doubt]) -> str:
     return f"{stated}; nothing is placed until it is put back, or accepted: fleetcast state show"
 
 
-def _of_ledger(parts: StateParts) -> Iterator[Doubt]:
+def _find_ledger_doubts(parts: StateParts) -> Iterator[Doubt]:
     part, claims = parts.ledger, parts.claims()
     if part is None:
         return
-    yield from _of_another_state(LEDGER, parts)
+    yield from _find_identity_doubts(LEDGER, parts)
     if part.lost is not None:
         yield part.lost
     stated = {name: seen for name, seen in claims.items() if seen.ledger is not None}
@@ -147,19 +150,19 @@ def _of_ledger(parts: StateParts) -> Iterator[Doubt]:
         yield Doubt(LEDGER, f"the ledger ends at line {part.position:,}, and {who} had seen line {last:,}", since_ms)
 
 
-def _of_snapshot(parts: StateParts) -> Iterator[Doubt]:
+def _find_snapshot_doubts(parts: StateParts) -> Iterator[Doubt]:
     part = parts.snapshot
-    yield from _of_lost(SNAPSHOT, "the snapshots are", parts, part)
+    yield from _find_part_doubts(SNAPSHOT, "the snapshots are", parts, part)
     last, since_ms, _ = _most(parts.claims(), lambda seen: seen.snapshot)
-    if part is not None and part.there and last and (gap := _gap(part.folded, parts.inbox.first)):
+    if part is not None and part.there and last and (gap := _describe_gap(part.folded, parts.inbox.first)):
         yield Doubt(SNAPSHOT, f"the snapshot is older than what is left of the inbox: {gap}", since_ms)
 
 
-def _of_lost(name: str, subject: str, parts: StateParts, part: Part | None) -> Iterator[Doubt]:
+def _find_part_doubts(name: str, subject: str, parts: StateParts, part: Part | None) -> Iterator[Doubt]:
     """Yield the doubts about board or snapshots: from another state, with a recorded loss, or gone."""
     if part is None:
         return
-    yield from _of_another_state(name, parts)
+    yield from _find_identity_doubts(name, parts)
     if part.lost is not None:
         yield part.lost
     last, since_ms, who = _most(parts.claims(), lambda seen: getattr(seen, name))
@@ -167,9 +170,9 @@ def _of_lost(name: str, subject: str, parts: StateParts, part: Part | None) -> I
         yield Doubt(name, f"{subject} gone, and {who} had seen number {last:,}", since_ms)
 
 
-def _of_inbox(parts: StateParts) -> Iterator[Doubt]:
+def _find_inbox_doubts(parts: StateParts) -> Iterator[Doubt]:
     part, claims, identity = parts.inbox, parts.claims(), parts.identity()
-    yield from _of_another_state(INBOX, parts)
+    yield from _find_identity_doubts(INBOX, parts)
     since_ms = max((seen.time_ms for seen in claims.values()), default=0)
     if identity and not part.identity:
         yield Doubt(INBOX, f"the inbox is gone or was emptied: it does not know the state {identity}", since_ms)
@@ -177,16 +180,20 @@ def _of_inbox(parts: StateParts) -> Iterator[Doubt]:
         for (writer, number), offset in places(seen.inbox):
             if not writer.startswith(WRITES) and part.end.get(writer, (0, 0)) < (number, offset):
                 where = f"byte {offset:,} of {segment_name(writer, number)}"
-                yield Doubt(INBOX, f"the inbox lacks what {_the(name)} had seen of it, up to {where}", seen.time_ms)
+                yield Doubt(
+                    INBOX, f"the inbox lacks what {_add_article(name)} had seen of it, up to {where}", seen.time_ms
+                )
 
 
-def _of_another_state(name: str, parts: StateParts) -> Iterator[Doubt]:
+def _find_identity_doubts(name: str, parts: StateParts) -> Iterator[Doubt]:
     named, identity = parts.named(), parts.identity()
     own = named[name].identity
     if own and own != identity:
-        others = _listed([_the(other) for other, part in named.items() if part.identity == identity])
+        others = _listed([_add_article(other) for other, part in named.items() if part.identity == identity])
         since_ms = max((seen.time_ms for seen in parts.claims().values()), default=0)
-        yield Doubt(name, f"{_the(name)} of the state {own} lies beside {others} of the state {identity}", since_ms)
+        yield Doubt(
+            name, f"{_add_article(name)} of the state {own} lies beside {others} of the state {identity}", since_ms
+        )
 
 
 def _most(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
@@ -194,10 +201,10 @@ def _most(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
     if not claims:
         return 0, 0, ""
     name = max(claims, key=lambda name: (of(claims[name]), claims[name].time_ms))
-    return of(claims[name]), claims[name].time_ms, _the(name)
+    return of(claims[name]), claims[name].time_ms, _add_article(name)
 
 
-def _gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
+def _describe_gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
     """Describe a segment that neither exists nor was folded. Empty if there is none."""
     reached = {writer: number for (writer, number), _ in places(folded)}
     for writer, number in first.items():
@@ -231,7 +238,7 @@ def furthest(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, i
     return {segment_name(writer, number): offset for writer, (number, offset) in most.items()}
 
 
-def _the(name: str) -> str:
+def _add_article(name: str) -> str:
     return f"the {name}"
 
 

@@ -132,9 +132,9 @@ class WeatherStation:
             gpus=_fitted(count_rows(usable), n, 0),
             free=_fitted(count_rows(usable & unheld(board, placer) & may_place[:, None]), n, 0),
             reasons=board.json("risk.reason"),
-            causes=_causes(board, level),
-            urgent=_forbidden(board),
-            in_window=_in_window(board),
+            causes=_find_causes(board, level),
+            urgent=_find_forbidden_nodes(board),
+            in_window=_find_window_nodes(board),
             pool=pool,
             pools=board.names("names.pool") if "names.pool" in board else (),
             max_risk=placer.max_risk,
@@ -264,7 +264,7 @@ class _Detail(msgspec.Struct):
 _explained = msgspec.json.Decoder(_Explained).decode
 
 
-def _causes(board: Board, level: Levels) -> dict[str, str]:
+def _find_causes(board: Board, level: Levels) -> dict[str, str]:
     """Return node → the feature of its first reason, for nodes in the band high."""
     if "answers.node" not in board:
         return {}
@@ -274,7 +274,7 @@ def _causes(board: Board, level: Levels) -> dict[str, str]:
     return {answer.node: answer.reasons[0].feature for answer in answers if answer.reasons}
 
 
-def _in_window(board: Board) -> dict[str, str]:
+def _find_window_nodes(board: Board) -> dict[str, str]:
     """Return node → a description of the maintenance window that keeps it now."""
     if "node.kept" not in board:
         return {}
@@ -303,6 +303,6 @@ def _fitted(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
     return np.concatenate([array[:n], missing])
 
 
-def _forbidden(board: Board) -> dict[str, str]:
+def _find_forbidden_nodes(board: Board) -> dict[str, str]:
     """Return node → why nothing may be placed on it, for nodes with a hard signal after the scores."""
     return {node: row.sentence for node, rows in struck(board).items() for row in rows if forbids(row)}

@@ -230,8 +230,8 @@ class Driver:
             await self._submit(self._live(self._next, self._next.run_s), self._next.submit_ms)
             self._next = next(self._ahead, None)
         for job, category, node, message in self.fleet.failed_jobs():
-            await self._job_failed(job, category, node, message, now_ms)
-        await self._greet_returned(now_ms)
+            await self._handle_job_failure(job, category, node, message, now_ms)
+        await self._report_returned_nodes(now_ms)
         for live in list(self.running.values()):
             await self._work(live, now_ms)
         self.counters.running, self.counters.queued = len(self.running), len(self.waiting)
@@ -252,7 +252,7 @@ class Driver:
         self.fleet.stop_job(live.name, now_ms)
         self.running.pop(live.name, None)
 
-    async def _job_failed(self, job: str, category: str, node: str, message: str, now_ms: int) -> None:
+    async def _handle_job_failure(self, job: str, category: str, node: str, message: str, now_ms: int) -> None:
         live = self.running.get(job)
         if live is None:
             return
@@ -262,7 +262,7 @@ class Driver:
             await self.outbox.put(self._node_event(node, "lost", message, now_ms))
         await self._resubmit(live)
 
-    async def _greet_returned(self, now_ms: int) -> None:
+    async def _report_returned_nodes(self, now_ms: int) -> None:
         for node in [name for name in self._lost if self.fleet.answers(name, "dcgm")]:
             self._lost.remove(node)
             await self.outbox.put(self._node_event(node, "returned", "answers again", now_ms))

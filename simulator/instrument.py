@@ -62,9 +62,9 @@ class TruthRecorder:
                 self.slowdown[incident.fault_id] = max(self.slowdown.get(incident.fault_id, 1.0), found[1])
 
     def truths(self) -> list[FaultTruth]:
-        return [self._truth(record) for record in sorted(self.plan.records(), key=lambda row: row.start_ms)]
+        return [self._make_truth(record) for record in sorted(self.plan.records(), key=lambda row: row.start_ms)]
 
-    def _truth(self, record: FaultRecord) -> FaultTruth:
+    def _make_truth(self, record: FaultRecord) -> FaultTruth:
         incident = self.seen[record.fault_id]
         return FaultTruth(
             **msgspec.structs.asdict(record),
@@ -98,7 +98,7 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
     fleet = SimulatedFleet(spec, file.seed)
     tenants = Tenants(fleet, file.jobs, np.random.default_rng([file.seed, 20]), step_s=file.interval_s)
     recorder = Recorder(fleet, folder / "samples", file.seed, file.fleet.lost_scrapes_share)
-    truth_recorder = TruthRecorder(fleet.faults, lambda node, unit: _job_and_factor(tenants, node, unit))
+    truth_recorder = TruthRecorder(fleet.faults, lambda node, unit: _find_job_and_slowdown(tenants, node, unit))
     spec.write_topology(folder / "topology.toml")
     repairs = Repairs(fleet.faults, fleet.names)
     step_ms, start_ms = round(file.interval_s * 1000), start_of(file)
@@ -155,6 +155,6 @@ def write_events(file: Any, events: Iterable[JobEvent | NodeEvent]) -> None:
     file.writelines(msgspec.json.encode(event) + b"\n" for event in events)
 
 
-def _job_and_factor(tenants: Tenants, node: int, unit: int) -> tuple[str, float] | None:
+def _find_job_and_slowdown(tenants: Tenants, node: int, unit: int) -> tuple[str, float] | None:
     job = tenants.job_on(node, unit)
     return None if job is None else (job, tenants.fleet.slowdown_of(job))

@@ -79,9 +79,9 @@ class SimulationOptions:
 async def run_simulation(options: SimulationOptions) -> None:
     """Run until SIGTERM or SIGINT. Raises ConfigError if an input is missing or wrong."""
     options.out.mkdir(parents=True, exist_ok=True)
-    with _signals() as (stop, quiet):
+    with _handle_signals() as (stop, quiet):
         if options.input == "h100":
-            await _run_recorded(options, stop, quiet)
+            await _run_recorded_fleet(options, stop, quiet)
         else:
             await _run_cluster(options, stop, quiet)
 
@@ -167,13 +167,13 @@ def load_fault_settings(path: Path | None) -> FaultSettings:
 # Recorded runs
 
 
-async def _run_recorded(options: SimulationOptions, stop: asyncio.Event, quiet: asyncio.Event) -> None:
+async def _run_recorded_fleet(options: SimulationOptions, stop: asyncio.Event, quiet: asyncio.Event) -> None:
     fleet = load_recorded_fleet(options.data)
     (options.out / "truth.jsonl").touch()
     async with _session() as session:
         api = ProductApi(session, options.api)
         outbox = Outbox(api)
-        works = [outbox.run(), _send_runs(fleet, outbox, options)]
+        works = [outbox.run(), _send_recorded_events(fleet, outbox, options)]
         running = {"running": len(recorded_jobs(fleet))}
         about = {
             "note": f"{len(fleet.names)} recorded H100 nodes",
@@ -183,11 +183,11 @@ async def _run_recorded(options: SimulationOptions, stop: asyncio.Event, quiet: 
             "live": True,
         }
         async with _served(fleet, options) as served:
-            works.append(_break_when_ready(api, served))
+            works.append(_start_breakage(api, served))
             await _until(stop, works, served, options, quiet, lambda: about)
 
 
-async def _break_when_ready(api: ProductApi, served: "_Served") -> None:
+async def _start_breakage(api: ProductApi, served: "_Served") -> None:
     await api.until_ready("/readyz")
     served.breakage.share = BAD_SHARE
 
@@ -201,7 +201,7 @@ def recorded_jobs(fleet: RecordedFleet) -> dict[str, list[str]]:
     return {job: list(found) for job, found in itertools.groupby(nodes, lambda name: name.split("-")[0])}
 
 
-async def _send_runs(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
+async def _send_recorded_events(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
     """Send the events of each recorded job. It runs as long as this process does."""
     now_ms = options.clock.now_ms()
     for job, nodes in recorded_jobs(fleet).items():
@@ -254,14 +254,14 @@ async def _until(
                 if quiet.is_set():
                     served.breakage.share = 0.0
                 _write_status(options, served.server, status())
-                await _first_of(stop, quiet)
+                await _wait_for_signal(stop, quiet)
             for task in running:
                 task.cancel()
     finally:
         _write_status(options, served.server, status())
 
 
-async def _first_of(stop: asyncio.Event, quiet: asyncio.Event) -> None:
+async def _wait_for_signal(stop: asyncio.Event, quiet: asyncio.Event) -> None:
     """Wait for a status period, or less if a signal arrives."""
     events = [event for event in (stop, quiet) if not event.is_set()]
     waits = [asyncio.ensure_future(event.wait()) for event in events]
@@ -287,7 +287,7 @@ def _session() -> aiohttp.ClientSession:
 
 
 @contextmanager
-def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+def _handle_signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
     """Yield (stop, quiet): events that SIGTERM or SIGINT, and SIGUSR1, set."""
     loop = asyncio.get_running_loop()
     stop, quiet = asyncio.Event(), asyncio.Event()

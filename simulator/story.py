@@ -50,7 +50,7 @@ class Story:
             return
         node = self._throttle(gang)
         await self._watch(gang, node)
-        decision = await self._send_next(gang, node)
+        decision = await self._submit_next_gang(gang, node)
         await self._placed(decision, node)
 
     def write(self, event: str, sentence: str) -> None:
@@ -90,7 +90,7 @@ class Story:
                 named = True
                 self.write("straggler", f"{gang.name} is slow: {sentence}")
 
-    async def _send_next(self, gang: LiveJob, node: str) -> "asyncio.Future[dict[str, Any]]":
+    async def _submit_next_gang(self, gang: LiveJob, node: str) -> "asyncio.Future[dict[str, Any]]":
         """Queue the owner's next gang, elastic and first in line. Then stop the slow one."""
         driver = self.driver
         members = len(hosts(gang))

@@ -40,7 +40,7 @@ def with_teams(trace: JobTrace) -> JobTrace:
     """Return the trace with a queue and a user for each job, the same in every run."""
     teams = [team_of(job) for job in trace.job]
     queues = tuple(_queue(team, gpus) for team, gpus in zip(teams, trace.gpus.tolist(), strict=True))
-    users = tuple(_person(team, job) for team, job in zip(teams, trace.job, strict=True))
+    users = tuple(_choose_person(team, job) for team, job in zip(teams, trace.job, strict=True))
     return replace(trace, queue=queues, user=users)
 
 
@@ -64,7 +64,7 @@ def _queue(team: Team, gpus: int) -> str:
     return "language/pretraining" if gpus >= LARGE_GPUS else "language/tuning"
 
 
-def _person(team: Team, job: str) -> str:
+def _choose_person(team: Team, job: str) -> str:
     return team.people[zlib.crc32(f"user of {job}".encode()) % len(team.people)]
 
 

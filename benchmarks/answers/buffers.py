@@ -47,10 +47,10 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield three records for each demand and each number of days."""
     for name, wanted in demands():
         for days in sizes:
-            yield from _compared(name, wanted[: (HISTORY_DAYS + days) * DAY], days)
+            yield from _compare_buffers(name, wanted[: (HISTORY_DAYS + days) * DAY], days)
 
 
-def _compared(name: str, wanted: Array, days: int) -> Iterator[dict[str, Any]]:
+def _compare_buffers(name: str, wanted: Array, days: int) -> Iterator[dict[str, Any]]:
     cpu_s = time.process_time()
     ahead = play(wanted, days, ForecastBuffer(wanted))
     cpu_s = time.process_time() - cpu_s

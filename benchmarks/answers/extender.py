@@ -56,29 +56,29 @@ def _cases(folder: Path, board: BoardProcess, gpus: int) -> Iterator[dict[str, A
         server.wait("/healthz")
         peer = FilterRequests("prioritize", names, size["names"], scored=False)
         theirs = max(_rates(server, peer)[0])
-        their_tail = min(_tails(server, partial(_one_client, server, peer))[0])
+        their_tail = min(_measure_tails(server, partial(_run_one_client, server, peer))[0])
     with _api(folder) as server:
         server.wait("/healthz")
         for draw in (prioritize, filter_):
             rates, cpu_s = _rates(server, draw)
             beside = ("Starlette and json", theirs) if draw is prioritize else None
             yield record("extender", f"{draw.verb}, closed loop", size, rates, "requests/s", cpu_s=cpu_s, peer=beside)
-        tails, cpu_s = _tails(server, partial(_one_client, server, prioritize))
+        tails, cpu_s = _measure_tails(server, partial(_run_one_client, server, prioritize))
         beside = ("Starlette and json", their_tail)
         yield record("extender", "prioritize, p99 of one client", size, tails, "ms", cpu_s=cpu_s, peer=beside)
         board.say("tick")
         for draw in (prioritize, filter_):
-            tails, cpu_s = _tails(server, partial(_at_a_rate, server, draw))
+            tails, cpu_s = _measure_tails(server, partial(_run_at_rate, server, draw))
             case = f"{draw.verb}, p99 beside ticks"
             yield record("extender", case, size | {"rate": round(RATE)}, tails, "ms", cpu_s=cpu_s)
         board.say("rest")
 
 
-def _one_client(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
+def _run_one_client(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
     return closed_loop(server.port, draw, connections=1, seconds=SECONDS)
 
 
-def _at_a_rate(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
+def _run_at_rate(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
     return open_loop(server.port, draw, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
 
 
@@ -137,7 +137,7 @@ def _rates(server: ServerProcess, draw: FilterRequests) -> tuple[list[float], fl
     return rates, cpu_s[rates.index(max(rates))]
 
 
-def _tails(server: ServerProcess, load: Callable[[], LoadResult]) -> tuple[list[float], float]:
+def _measure_tails(server: ServerProcess, load: Callable[[], LoadResult]) -> tuple[list[float], float]:
     """Return the 99th percentile of each run in ms, and the CPU seconds of the best one."""
     tails, cpu_s = [], []
     for _ in range(REPEATS):

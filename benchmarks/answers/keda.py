@@ -49,10 +49,10 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Two records a size in series, then four of each trace and quantile."""
     for series in sizes:
         yield from _answers(series)
-    yield from _played("ramp", ramp(RAMP_DAYS, SEED))
+    yield from _play_trace("ramp", ramp(RAMP_DAYS, SEED))
     week = served_week(SEED)
     if week is not None:
-        yield from _played("week", week)
+        yield from _play_trace("week", week)
 
 
 def _answers(series: int) -> Iterator[dict[str, Any]]:
@@ -143,7 +143,7 @@ def _row(pool: str, value: float, now_ms: int) -> DemandRow:
     )
 
 
-def _played(trace: str, rates: Rates) -> Iterator[dict[str, Any]]:
+def _play_trace(trace: str, rates: Rates) -> Iterator[dict[str, Any]]:
     """Four records a quantile, over the last days of a trace."""
     first = len(rates) - PLAYED_DAYS * DAY
     cpu = time.process_time()

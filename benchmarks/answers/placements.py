@@ -49,7 +49,7 @@ def _case(folder: Path, gpus: int, connections: int) -> dict[str, Any]:
             rates.append(_rate(_ask(server.port, connections, f"p{repeat}-", dry_run=False)))
             cpu_s.append(server.cpu_s() - before)
             dry.append(_rate(_ask(server.port, connections, f"d{repeat}-", dry_run=True)))
-    assert _decisions(folder) == REPEATS * ASKED
+    assert _count_decisions(folder) == REPEATS * ASKED
     size = {"gpus": gpus, "nodes": len(view), "connections": connections}
     best = rates.index(max(rates))
     peer = ("dry runs, without a ledger", max(dry))
@@ -73,7 +73,7 @@ def _is_placed(head: bytes, body: bytes) -> None:
     assert msgspec.json.decode(body)["outcome"] == "placed", body
 
 
-def _decisions(folder: Path) -> int:
+def _count_decisions(folder: Path) -> int:
     database = sqlite3.connect(folder / "ledger.sqlite")
     try:
         (count,) = database.execute("SELECT count(*) FROM decisions").fetchone()

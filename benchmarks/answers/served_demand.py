@@ -54,8 +54,8 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         assert len(rows) == sum(len(history.keys) for history in histories), f"{len(rows)} rows"
         size = {"pools": pools, "series": len(rows)}
         yield record("served_demand", "refresh, behind", size, cpu_s[1:], "s", cpu_s=min(cpu_s[1:]))
-        yield _dump(forecaster, size)
-        yield _bodies(sections, pools, size)
+        yield _measure_dump(forecaster, size)
+        yield _measure_bodies(sections, pools, size)
         yield _answers(sections, pools, size)
 
 
@@ -84,7 +84,7 @@ def comes_and_goes(series: int, rng: np.random.Generator) -> NDArray[np.float64]
     return np.asarray(turns % 3 == 0, np.float64)
 
 
-def _dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[str, Any]:
+def _measure_dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[str, Any]:
     """Measure the longest gap between two turns of a loop that has nothing else to do."""
 
     async def longest() -> float:
@@ -103,7 +103,7 @@ def _dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[str, Any]:
     return record("served_demand", "dump", size, gaps_ms, "ms", cpu_s=cpu_s, peer=("in the loop", alone_ms))
 
 
-def _bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
+def _measure_bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
     """Measure the 99th percentile over bodies, one per board."""
     query = {"class": "all", "group": "all", "target": "running", "horizon_s": None}
     with TemporaryDirectory() as name:

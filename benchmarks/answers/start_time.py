@@ -56,7 +56,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         paths = sampled(view, QUEUED)
         took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
         cpu = time.process_time()
-        values = [_estimate_ms(paths, number) for number in range(ESTIMATES)]
+        values = [_measure_estimate_ms(paths, number) for number in range(ESTIMATES)]
         each_s = (time.process_time() - cpu) / ESTIMATES
         yield record("start_time", "estimate, p99", size, [float(np.quantile(values, 0.99))], "ms", cpu_s=each_s)
         yield record("start_time", "refresh", size, [took_s], "s", cpu_s=cpu_s)
@@ -84,7 +84,7 @@ def request(number: int, name: str = "waiting") -> PlacementRequest:
     return PlacementRequest(request_id=f"{name}{number}", gang=gang, gpus_per_node=each, topology=topology)
 
 
-def _estimate_ms(paths: Timelines, number: int) -> float:
+def _measure_estimate_ms(paths: Timelines, number: int) -> float:
     wanted = request(number, "asked")
     began = time.perf_counter()
     estimate = estimate_start(wanted, paths)
@@ -104,7 +104,7 @@ def _answers(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str,
         placer.wait("/healthz", b'"warming":false')
         with ServerProcess.role("api", folder, **about, placer={"port": placer.port}) as api:
             api.wait("/healthz")
-            _until_sampled(api.port)
+            _wait_for_paths(api.port)
             numbers, before = iter(range(10**9)), placer.cpu_s()
             load = open_loop(api.port, lambda: _ask(next(numbers)), connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
             cpu_s = placer.cpu_s() - before
@@ -133,7 +133,7 @@ def _check_start(head: bytes, body: bytes) -> None:
     assert start_ms["p90"] > NOW_MS + 3_600_000, "there is no queue"
 
 
-def _until_sampled(port: int) -> None:
+def _wait_for_paths(port: int) -> None:
     """Until there are paths to read; the first ones are sampled while the first caller waits."""
     body = msgspec.json.encode(request(0, "first"))
     url = f"http://127.0.0.1:{port}/v1/jobs/estimate"

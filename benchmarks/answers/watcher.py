@@ -33,7 +33,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     for gpus in sizes:
         yield _made(max(1, gpus // GPUS_A_NODE))
         with tempfile.TemporaryDirectory() as name, BoardProcess(Path(name), gpus) as board, beside_the_server():
-            yield _over_http(Path(name), board)
+            yield _measure_over_http(Path(name), board)
 
 
 def _made(nodes: int) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _made(nodes: int) -> dict[str, Any]:
     return measure("watcher", "body of a new board", size, once, "ms", peer=Peer("dictionaries and json", plainly))
 
 
-def _over_http(folder: Path, board: BoardProcess) -> dict[str, Any]:
+def _measure_over_http(folder: Path, board: BoardProcess) -> dict[str, Any]:
     newest = BoardReader(folder / "board").latest()
     assert newest is not None
     names = set(newest.names("names.node"))

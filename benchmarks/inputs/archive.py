@@ -121,10 +121,10 @@ def _alone(gpus: int) -> dict[str, Any]:
         return archive.counts.rows
 
     size = {"gpus": gpus, "series": gpus * len(FIELDS)}
-    return measure("archive", "alone", size, write, "samples/s", peer=_plain_parquet(batches), repeats=RUNS)
+    return measure("archive", "alone", size, write, "samples/s", peer=_make_parquet_peer(batches), repeats=RUNS)
 
 
-def _plain_parquet(batches: Sequence[SampleBatch]) -> Peer:
+def _make_parquet_peer(batches: Sequence[SampleBatch]) -> Peer:
     """Write the same columns as they came, in pyarrow's own way: no order, no check, no fsync."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -250,7 +250,7 @@ def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*.parquet"))
 
 
-def _long(samples: SampleBatch, entities: Entities) -> Any:
+def _make_long_table(samples: SampleBatch, entities: Entities) -> Any:
     """Return the same samples by series and time as a plain table of names."""
     import pyarrow as pa
 
@@ -265,14 +265,14 @@ def _parquet_bytes(samples: SampleBatch, entities: Entities) -> int:
     import pyarrow.parquet as pq
 
     with tempfile.TemporaryDirectory() as name:
-        pq.write_table(_long(samples, entities), f"{name}/x.parquet", compression="zstd")
+        pq.write_table(_make_long_table(samples, entities), f"{name}/x.parquet", compression="zstd")
         return _bytes(Path(name))
 
 
 def _duckdb_bytes(samples: SampleBatch, entities: Entities) -> int:
     import duckdb
 
-    table = _long(samples, entities)
+    table = _make_long_table(samples, entities)
     with tempfile.TemporaryDirectory() as name:
         with duckdb.connect(f"{name}/x.duckdb") as connection:
             connection.register("long", table)

@@ -43,7 +43,9 @@ def _case(folder: Path, name: str, events: int, connections: int) -> dict[str, A
             rates.append((stream.sent - asked) / load.seconds)
             cpu_s.append(server.cpu_s() - before)
             assert records_on_disk(folder / "inbox") == stream.sent
-    peer = beside(Peer("sqlite3, synchronous=FULL, no HTTP", lambda: _sqlite(folder, stream, events)), "events/s")
+    peer = beside(
+        Peer("sqlite3, synchronous=FULL, no HTTP", lambda: _store_in_sqlite(folder, stream, events)), "events/s"
+    )
     size = {"events_a_request": events, "connections": connections}
     best = rates.index(max(rates))
     return record("events", name, size, rates, "events/s", cpu_s=cpu_s[best], peer=peer)
@@ -86,7 +88,7 @@ def records_on_disk(folder: Path) -> int:
     return total
 
 
-def _sqlite(folder: Path, stream: Stream, events: int) -> int:
+def _store_in_sqlite(folder: Path, stream: Stream, events: int) -> int:
     path = folder / f"peer{time.monotonic_ns()}.sqlite"
     database = sqlite3.connect(path)
     database.execute("PRAGMA journal_mode=WAL")

@@ -46,7 +46,7 @@ def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
             beside = Peer(
                 f"{peer.__name__} and sqlite3, synchronous=FULL", partial(_store_in_sqlite, Path(folder), bodies, peer)
             )
-            work = partial(_through, Path(folder), bodies, read)
+            work = partial(_ingest_bodies, Path(folder), bodies, read)
             yield measure("health", case, size, work, "events/s", peer=beside, repeats=3)
 
 
@@ -83,7 +83,7 @@ def _kernel(number: int, every: int = 1) -> bytes:
     )
 
 
-def _through(folder: Path, bodies: Sequence[bytes], read: Read) -> int:
+def _ingest_bodies(folder: Path, bodies: Sequence[bytes], read: Read) -> int:
     """All bodies through the door, the disk and the tables; how many events the tables hold then."""
     return asyncio.run(_taken(folder, bodies, read))
 

@@ -46,7 +46,7 @@ ROLES = ("pipeline", "api")
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     for targets in sizes:
         with tempfile.TemporaryDirectory() as folder:
-            yield from _scraped(Path(folder), targets)
+            yield from _measure_scraping(Path(folder), targets)
     for version in Version:
         with tempfile.TemporaryDirectory() as folder:
             yield _written(Path(folder), version)
@@ -113,7 +113,7 @@ class FleetProcess:
         self.process.stop()
 
 
-def _scraped(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
+def _measure_scraping(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
     size = {"targets": targets, "series": targets * GPUS * len(FIELDS), "minutes": max(1, round(MINUTES))}
     groups = folder / "groups.json"
     with contextlib.ExitStack() as running:
@@ -123,7 +123,7 @@ def _scraped(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
         scrape = {"targets": [f"file_sd:{groups}"], "interval_s": INTERVAL_S}
         fleet = FleetProcess(folder, scrape=scrape, pipeline=PERIODS)
         running.callback(fleet.close)
-        peer = _scraping_peer(folder, groups)
+        peer = _start_scraping_peer(folder, groups)
         if peer is not None:
             running.callback(peer.close)
         fleet.wait()
@@ -149,7 +149,7 @@ def _now(fleet: FleetProcess) -> tuple[float, float, int]:
     return fleet.cpu_s(), fleet.cpu_s(everything=True), fleet.samples()
 
 
-def _scraping_peer(folder: Path, groups: Path) -> PrometheusPeer | None:
+def _start_scraping_peer(folder: Path, groups: Path) -> PrometheusPeer | None:
     program = find_prometheus()
     if program is None:
         return None

@@ -61,12 +61,12 @@ Encode = Callable[[ColumnarRecord], bytes]
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Measure decoding at each size in GPUs, and the broker's cases at the largest."""
     for gpus in sizes:
-        yield from _decoding(max(1, gpus // GPUS))
-    with _broker() as brokers:
+        yield from _measure_decoding(max(1, gpus // GPUS))
+    with _start_broker() as brokers:
         if brokers is not None:
             nodes = max(1, max(sizes) // GPUS)
-            yield from _from_a_broker(brokers, nodes)
-            yield _after_a_stop(brokers, nodes)
+            yield from _measure_from_broker(brokers, nodes)
+            yield _measure_catch_up(brokers, nodes)
 
 
 def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
@@ -88,10 +88,10 @@ def _size(nodes: int) -> dict[str, int]:
     return {"nodes": nodes, "gpus": nodes * GPUS, "samples": nodes * SAMPLES}
 
 
-def _decoding(nodes: int) -> Iterator[dict[str, Any]]:
+def _measure_decoding(nodes: int) -> Iterator[dict[str, Any]]:
     rng, now_ms = np.random.default_rng(1), SystemClock().now_ms()
     records = [node_record(node, now_ms, rng) for node in range(nodes)]
-    peers = {"compact": _arrow(records[:200]), "json": _standard_json(records[:200])}
+    peers = {"compact": _make_arrow_peer(records[:200]), "json": _make_json_peer(records[:200])}
     encoders: dict[str, Encode] = {"compact": encode_binary, "json": encode_json}
     for form, encode in encoders.items():
         values, decoder = [encode(row) for row in records], RecordDecoder(Entities())
@@ -103,7 +103,7 @@ def _decoding(nodes: int) -> Iterator[dict[str, Any]]:
         yield measure("kafka", f"decode, {form}", _size(nodes), once, "samples/s", peer=peers[form], repeats=3)
 
 
-def _arrow(records: Sequence[ColumnarRecord]) -> Peer:
+def _make_arrow_peer(records: Sequence[ColumnarRecord]) -> Peer:
     """Return the same records in Arrow's stream format, in the long form that it is made for."""
     import pyarrow as pa
 
@@ -128,7 +128,7 @@ def _arrow(records: Sequence[ColumnarRecord]) -> Peer:
     return Peer("pyarrow.ipc", once)
 
 
-def _standard_json(records: Sequence[ColumnarRecord]) -> Peer:
+def _make_json_peer(records: Sequence[ColumnarRecord]) -> Peer:
     texts = [encode_json(row) for row in records]
 
     def once() -> int:
@@ -138,7 +138,7 @@ def _standard_json(records: Sequence[ColumnarRecord]) -> Peer:
 
 
 @contextlib.contextmanager
-def _broker() -> Iterator[list[str] | None]:
+def _start_broker() -> Iterator[list[str] | None]:
     """Addresses; None, and a line that says why, where no broker can be had."""
     named = os.environ.get(VARIABLE)
     if named:
@@ -198,13 +198,13 @@ def _write(writer: KafkaWriter, topic: str, nodes: range, time_ms: int, rng: np.
         writer.write([Outgoing(topic, b"block-%d" % (node // 64), value, HEADERS) for node, value in values])
 
 
-def _from_a_broker(brokers: list[str], nodes: int) -> Iterator[dict[str, Any]]:
+def _measure_from_broker(brokers: list[str], nodes: int) -> Iterator[dict[str, Any]]:
     """Into samples, and into the rings."""
     topic = _Topic.made(brokers)
     moments = max(1, min(4, 20_000 // nodes))
     count = topic.fill(nodes, moments)
     size = _size(nodes) | {"records": count}
-    alone = max(SAMPLES * count / asyncio.run(_poll_alone(topic, count)) for _ in range(2))
+    alone = max(SAMPLES * count / asyncio.run(_measure_polling(topic, count)) for _ in range(2))
     for case, rings in (("from a broker", False), ("from a broker, into the ring", True)):
         cpu_s = [asyncio.run(_read(topic, count, rings)) for _ in range(3)]
         rates = [SAMPLES * count / one for one in cpu_s]
@@ -228,7 +228,7 @@ async def _read(topic: _Topic, records: int, rings: bool) -> float:
     return took
 
 
-async def _poll_alone(topic: _Topic, records: int) -> float:
+async def _measure_polling(topic: _Topic, records: int) -> float:
     """CPU seconds to have them all and look at none."""
     reader = KafkaReader(topic.access, "", FetchLimits(200, 8 * 2**20, 2**20))
     places: dict[Place, int | None] = {(topic.name, number): None for number in await reader.partitions(topic.name)}
@@ -241,7 +241,7 @@ async def _poll_alone(topic: _Topic, records: int) -> float:
     return took
 
 
-def _after_a_stop(brokers: list[str], nodes: int) -> dict[str, Any]:
+def _measure_catch_up(brokers: list[str], nodes: int) -> dict[str, Any]:
     """Write what a stop leaves behind at once. Then the fleet goes on in its own rhythm, in another process."""
     topic = _Topic.made(brokers)
     backlog = topic.fill(nodes, max(1, min(int(STOP_S / INTERVAL_S), MOST_BACKLOG // nodes)))

@@ -173,7 +173,7 @@ class _Fleet:
 
     def peak_mib(self) -> dict[str, int]:
         """Return the most memory that each role ever held."""
-        return {role: _field(pid, "VmHWM") // 1024 for role, pid in self._pids().items() if role in ROLES}
+        return {role: _read_status_field(pid, "VmHWM") // 1024 for role, pid in self._pids().items() if role in ROLES}
 
     def cpu_s(self) -> float:
         """CPU seconds of all roles."""
@@ -186,7 +186,7 @@ class _Fleet:
         return {}
 
 
-def _field(pid: int, name: str) -> int:
+def _read_status_field(pid: int, name: str) -> int:
     """Return a number of /proc/PID/status, KiB where it is memory."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):

@@ -85,7 +85,7 @@ def _cases(fleet: Scraped) -> Iterator[dict[str, Any]]:
         return fleet.store.write(batches.pop(), fleet.now_ms).applied
 
     batches = _later_batches(fleet, 6)
-    yield measure("store", "write", size, write, "samples/s", peer=Peer("deque a series", _deques(fleet)))
+    yield measure("store", "write", size, write, "samples/s", peer=Peer("deque a series", _make_deque_writer(fleet)))
 
     def features() -> int:
         fleet.now_ms += INTERVAL_MS
@@ -93,7 +93,7 @@ def _cases(fleet: Scraped) -> Iterator[dict[str, Any]]:
         assert np.isfinite(frames.gpu.column("power_w_std_30m")).all()
         return len(frames.gpu.values)
 
-    yield measure("store", "extract", size, features, "ms", peer=Peer("pandas", _pandas(fleet)))
+    yield measure("store", "extract", size, features, "ms", peer=Peer("pandas", _make_pandas_features(fleet)))
 
     with tempfile.TemporaryDirectory() as folder:
 
@@ -118,7 +118,7 @@ def _later_batches(fleet: Scraped, count: int) -> list[SampleBatch]:
     return batches[::-1]
 
 
-def _deques(fleet: Scraped) -> Any:
+def _make_deque_writer(fleet: Scraped) -> Any:
     batch = fleet.batch(EntityKind.GPU)
     rows = list(
         zip(
@@ -144,7 +144,7 @@ def _deques(fleet: Scraped) -> Any:
     return write
 
 
-def _pandas(fleet: Scraped) -> Any:
+def _make_pandas_features(fleet: Scraped) -> Any:
     """Mean and standard deviation over 2 and 30 minutes of the same nine metrics, from frames (slot, gpu)."""
     ring = fleet.store.ring(EntityKind.GPU)
     names = SUMMED[EntityKind.GPU]

@@ -92,12 +92,12 @@ def record(
 
 
 def _repeat(case: str, run: Callable[[], int], repeats: int) -> list[_Run]:
-    _once(case, run)
+    _run_once(case, run)
     gc.collect()
-    return [_once(case, run) for _ in range(repeats)]
+    return [_run_once(case, run) for _ in range(repeats)]
 
 
-def _once(case: str, run: Callable[[], int]) -> _Run:
+def _run_once(case: str, run: Callable[[], int]) -> _Run:
     cpu, wall = time.process_time(), time.perf_counter()
     items = run()
     taken = _Run(items, time.perf_counter() - wall, time.process_time() - cpu)

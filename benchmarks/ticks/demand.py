@@ -36,7 +36,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     yield record("demand", "retraining", size, [wall_s], "s", cpu_s=cpu_s)
     for series in sizes:
-        yield _forecasting(series)
+        yield _measure_forecasting(series)
 
 
 def _retrain(panels: Sequence[Panel]) -> None:
@@ -44,7 +44,7 @@ def _retrain(panels: Sequence[Panel]) -> None:
     assert set(model.models) == {panel.target for panel in panels}
 
 
-def _forecasting(series: int) -> dict[str, Any]:
+def _measure_forecasting(series: int) -> dict[str, Any]:
     panel, trees = made_up(series, WEEKS_BINS), _fitted()
     size = {"series": series, "quantiles": len(QUANTILES), "leads": len(LEADS)}
     now = np.array([panel.bins - 1])

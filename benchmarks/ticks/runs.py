@@ -49,10 +49,10 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             pipeline = _pipeline(Path(folder), jobs, model)
             asyncio.run(pipeline.capabilities[RunForecasts].forecast(pipeline.state))
-            yield measure("runs", "look", size, _count_forecasts(pipeline, jobs), "ms", repeats=3)
+            yield measure("runs", "look", size, _make_pipeline_forecast(pipeline, jobs), "ms", repeats=3)
             yield measure("runs", "rows", size, _rows(pipeline, jobs), "ms")
             asyncio.run(pipeline.tick())
-            yield measure("runs", "estimate", size, _estimate(Path(folder)), "us/request")
+            yield measure("runs", "estimate", size, _make_estimates(Path(folder)), "us/request")
 
 
 def _history() -> RunRows:
@@ -111,11 +111,11 @@ def _pipeline(folder: Path, jobs: int, model: DurationModel) -> Pipeline:
         Config(state=str(folder)), ManualClock(NOW_MS), Topology.build(nodes), lambda _: [MemorySource()]
     )
     pipeline.capabilities[RunForecasts].model = _Served(pipeline, model)
-    pipeline.take(Batch(events=tuple(event for number in range(jobs) for event in _life(number))))
+    pipeline.take(Batch(events=tuple(event for number in range(jobs) for event in _make_job_events(number))))
     return pipeline
 
 
-def _life(number: int) -> list[JobEvent]:
+def _make_job_events(number: int) -> list[JobEvent]:
     job, start_ms = f"job{number % NAMES}-{number}", NOW_MS - 400_000 - 1000 * number
     rank = RankPlacement(0, f"n{number // 8}", (number % 8,))
     return [
@@ -124,7 +124,7 @@ def _life(number: int) -> list[JobEvent]:
     ]
 
 
-def _count_forecasts(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
+def _make_pipeline_forecast(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
     def one() -> int:
         pipeline.clock.advance(60)  # type: ignore[attr-defined]
         asyncio.run(pipeline.capabilities[RunForecasts].forecast(pipeline.state))
@@ -148,7 +148,7 @@ def _rows(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
     return one
 
 
-def _estimate(folder: Path) -> Callable[[], int]:
+def _make_estimates(folder: Path) -> Callable[[], int]:
     board = BoardReader(Config(state=str(folder)).board).latest()
     assert board is not None
     start = Start(StartAnswer(sentence="such a block is free now"))

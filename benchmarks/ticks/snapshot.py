@@ -52,11 +52,11 @@ def _cases(fleet: BusyFleet, gpus: int) -> Iterator[dict[str, Any]]:
     for _ in range(WHOLE):
         shutil.rmtree(fleet.pipeline.snapshot.folder)  # nothing to add to
         fleet.pipeline.snapshot.folder.mkdir()
-        wholes.append(asyncio.run(_save(fleet)))
+        wholes.append(asyncio.run(_measure_save(fleet)))
         for _ in range(MINUTES):
             for _ in range(4):
                 fleet.scrape()
-            minutes.append(asyncio.run(_save(fleet)))
+            minutes.append(asyncio.run(_measure_save(fleet)))
     for name, saves in (("a minute", minutes), ("everything", wholes)):
         shortest = min(saves, key=lambda save: save.took_ms)
         for what, values in (
@@ -67,7 +67,7 @@ def _cases(fleet: BusyFleet, gpus: int) -> Iterator[dict[str, Any]]:
             yield record("snapshot", case, {"gpus": gpus}, values, "ms", cpu_s=shortest.cpu_s)
 
 
-async def _save(fleet: BusyFleet) -> Save:
+async def _measure_save(fleet: BusyFleet) -> Save:
     """Save while a task looks at the time every millisecond."""
     pause_ms, done = 0.0, False
 

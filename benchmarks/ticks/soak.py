@@ -126,9 +126,9 @@ class SoakSite:
                     saves.append(_ms(lambda: asyncio.run(self.pipeline.save())))
                 if second % FORECAST_S == 0:
                     asyncio.run(self.pipeline.capabilities[DemandForecasts].forecast(self.pipeline.state))
-            yield self._hour(float(np.median(ticks)), float(np.median(saves)))
+            yield self._measure_hour(float(np.median(ticks)), float(np.median(saves)))
 
-    def _hour(self, tick_ms: float, save_ms: float) -> Hour:
+    def _measure_hour(self, tick_ms: float, save_ms: float) -> Hour:
         gc.collect()
         jobs = self.pipeline.state.jobs
         return Hour(_rss_mib(), tick_ms, save_ms, len(jobs.attempts), len(jobs.resting), len(gc.get_objects()))

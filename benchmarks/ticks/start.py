@@ -54,7 +54,7 @@ def leave(fleet: BusyFleet) -> None:
 
 def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float, float]:
     """Seconds from the start of a process to its first board, and of its CPU; the board must know the running jobs."""
-    config = _configured(folder, now_ms, gpus)
+    config = _write_config(folder, now_ms, gpus)
     reader = BoardReader(folder / "board")
     before = reader.latest()
     sequence = before.sequence if before else 0
@@ -72,7 +72,7 @@ def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float,
     return took_s, cpu_s
 
 
-def _configured(folder: Path, now_ms: int, gpus: int) -> Path:
+def _write_config(folder: Path, now_ms: int, gpus: int) -> Path:
     """Write a configuration and a topology file. Returns the path of the configuration.
 
     The configured clock continues from `now_ms`, when the snapshot was saved.

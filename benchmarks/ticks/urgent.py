@@ -79,9 +79,9 @@ class FleetFeed(Source):
         if self._next == -SLICES:
             return Batch(events=tuple(gangs(self._nodes, self._clock.now_ms())))
         await asyncio.sleep(INTERVAL_S / SLICES if self._next > 0 else 0.0)
-        return Batch(samples=tuple(self._slice(kind, self._next % SLICES) for kind in self._rows))
+        return Batch(samples=tuple(self._scrape_slice(kind, self._next % SLICES) for kind in self._rows))
 
-    def _slice(self, kind: EntityKind, number: int) -> SampleBatch:
+    def _scrape_slice(self, kind: EntityKind, number: int) -> SampleBatch:
         rows = self._rows[kind]
         part = rows[len(rows) * number // SLICES : len(rows) * (number + 1) // SLICES]
         return scrape_of(kind, part, self._clock.now_ms(), self._rng)
@@ -163,7 +163,7 @@ class UrgentSite:
         self._processes: list[ChildProcess] = []
         self.start_s = 0.0
 
-    def _role(self, name: str) -> ChildProcess:
+    def _start_role(self, name: str) -> ChildProcess:
         command = [
             sys.executable,
             "-m",
@@ -192,7 +192,7 @@ class UrgentSite:
         """Milliseconds from each event's request to an answer that tells of it; events come at any moment of a tick."""
         rng = np.random.default_rng(3)
         took = []
-        with self._ticking():
+        with self._wait_for_ticks():
             for number in range(NODES_DRAINED):
                 time.sleep(rng.random())
                 node = f"n{number * self.nodes // NODES_DRAINED:05d}"
@@ -200,7 +200,7 @@ class UrgentSite:
                 event["time_ms"] = time.time_ns() // 1_000_000
                 began = time.monotonic()
                 self._ask("POST", "/v1/events", json.dumps(event).encode())
-                self._until(f"drain of {node}", PATIENCE_S, partial(self._tells, node, b'"state":"drained"'))
+                self._until(f"drain of {node}", PATIENCE_S, partial(self._is_in_answer, node, b'"state":"drained"'))
                 took.append((time.monotonic() - began) * 1000)
         return took
 
@@ -210,18 +210,18 @@ class UrgentSite:
 
         def is_visible() -> bool:
             for node in [node for node in exporters.shown if node not in took]:
-                if self._tells(node, b"XID 79"):
+                if self._is_in_answer(node, b"XID 79"):
                     took[node] = (time.monotonic() - exporters.shown[node]) * 1000
             return len(took) == NODES_WITH_XID
 
-        with self._ticking():
+        with self._wait_for_ticks():
             time.sleep(INTERVAL_S)  # every page was read once without an XID: an old one is no news
             exporters.code = 79
             self._until("all XIDs", PATIENCE_S, is_visible)
         return list(took.values())
 
     @contextmanager
-    def _ticking(self) -> Iterator[None]:
+    def _wait_for_ticks(self) -> Iterator[None]:
         """Tick while the context is open, so that it measures beside ticks."""
         before = self._ticks()
         yield
@@ -230,7 +230,7 @@ class UrgentSite:
     def _ticks(self) -> int:
         return int(json.loads(self._ask("GET", "/v1/ingestion"))["ticks"])
 
-    def _tells(self, node: str, what: bytes) -> bool:
+    def _is_in_answer(self, node: str, what: bytes) -> bool:
         return what in self._ask("GET", f"/v1/nodes/{node}")
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
@@ -260,7 +260,7 @@ class UrgentSite:
         began = time.monotonic()
         try:
             for name in ("pipeline", "api"):
-                self._processes.append(self._role(name))
+                self._processes.append(self._start_role(name))
             self._until("a first board", self._patience_s, self._is_whole)
             self.start_s = time.monotonic() - began
         except BaseException:

@@ -201,7 +201,7 @@ class WorkingFleet:
         with self.watch.watching():
             self.tick()
         tick_s = time.process_time() - began
-        asyncio.run(self._measure_memory())
+        asyncio.run(self._renew_fingerprints())
         began = time.process_time()
         asyncio.run(self.pipeline.save())
         self.watch.seconds["snapshot"] = time.process_time() - began
@@ -219,7 +219,7 @@ class WorkingFleet:
             self.pipeline.take(Batch(events=events))
         self.sent, self.folding_s = self.sent + len(events), self.folding_s + self.watch.seconds["events"] - before
 
-    async def _measure_memory(self) -> None:
+    async def _renew_fingerprints(self) -> None:
         began = time.process_time()
         await self.pipeline.capabilities[Fingerprints].renew(self.pipeline.state)
         self.watch.seconds["fingerprints"] += time.process_time() - began

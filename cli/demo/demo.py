@@ -108,7 +108,7 @@ async def _run(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
             screen.say("starting the simulated fleet")
             # The service starts while the simulation still plays its past: targets.txt is read once it is there.
             first = "queues.toml" if options.input == "trace" else "targets.txt"
-            await _wait_for(folder / first, simulation, folder / "simulation.log")
+            await _wait_for_file(folder / first, simulation, folder / "simulation.log")
             config = _write_config(options, folder, clock)
             service = await _spawn(folder, "service.log", ["run", "--config", str(config)])
             run = DemoRun(options, folder, screen, stop)
@@ -148,8 +148,8 @@ class DemoRun:
         base = f"http://127.0.0.1:{self.options.port}"
         timeout = aiohttp.ClientTimeout(total=10)
         async with aiohttp.ClientSession(base, timeout=timeout, headers=bearer()) as session:
-            await self._until_ready(session, simulation, service)
-            self.screen.say(self._simulated()["note"])
+            await self._wait_until_ready(session, simulation, service)
+            self.screen.say(self._read_simulation_status()["note"])
             self.screen.ready()
             began = time.monotonic()
             while not self.stop.is_set():
@@ -181,10 +181,13 @@ class DemoRun:
         while True:
             await asyncio.sleep(WARM_UP_S)
             await self._poll(session)
-            if self.totals["bad_telemetry"] >= self._simulated()["bad_records_injected"] or time.monotonic() > until:
+            if (
+                self.totals["bad_telemetry"] >= self._read_simulation_status()["bad_records_injected"]
+                or time.monotonic() > until
+            ):
                 return
 
-    async def _until_ready(
+    async def _wait_until_ready(
         self, session: Any, simulation: asyncio.subprocess.Process, service: asyncio.subprocess.Process
     ) -> None:
         deadline = time.monotonic() + START_LIMIT_S
@@ -211,7 +214,7 @@ class DemoRun:
         if risk:
             for node, reason in self.watch.update(risk["rows"], risk["as_of_ms"]):
                 self.screen.say(f"{node} flagged: {reason}")
-            await self._read_flagged(session, risk["rows"])
+            await self._read_flagged_nodes(session, risk["rows"])
         answer = await _get(session, f"/v1/placements?after={self._cursor}")
         for row in (answer or {}).get("rows", ()):
             self._cursor = max(self._cursor, int(row["cursor"]))
@@ -220,7 +223,7 @@ class DemoRun:
                 self.screen.say(row["sentence"])
         self._narrate()
 
-    async def _read_flagged(self, session: Any, rows: list[dict[str, Any]]) -> None:
+    async def _read_flagged_nodes(self, session: Any, rows: list[dict[str, Any]]) -> None:
         """Record every reason of the flagged nodes, because the ranking only names the first."""
         for row in rows:
             name, looks = row["node"], (row["reason"], row["parts"])
@@ -246,7 +249,7 @@ class DemoRun:
         Repeating it changes nothing.
         """
         jobs = (await _get(session, "/v1/jobs") or {"rows": []})["rows"]
-        if sum(row["state"] == "running" for row in jobs) < self._simulated()["jobs"]["running"]:
+        if sum(row["state"] == "running" for row in jobs) < self._read_simulation_status()["jobs"]["running"]:
             return
         async with session.post("/v1/queue", json={"request_id": ASKED, "gpus_per_node": 1}) as response:
             if response.status >= 400:
@@ -280,9 +283,9 @@ class DemoRun:
         So the page opens with all of it.
         """
         path = self.folder / "sim.json"
-        return path.exists() and bool(self._simulated()["live"])
+        return path.exists() and bool(self._read_simulation_status()["live"])
 
-    def _simulated(self) -> dict[str, Any]:
+    def _read_simulation_status(self) -> dict[str, Any]:
         """Return the contents of the simulation's status file."""
         return dict(json.loads((self.folder / "sim.json").read_text(encoding="utf-8")))
 
@@ -292,7 +295,7 @@ class DemoRun:
         from fleetcast.simulator.faults.truth import read_truth
 
         truth: list[dict[str, Any]] = msgspec.to_builtins(read_truth(self.folder / "truth.jsonl"))
-        simulated = self._simulated()
+        simulated = self._read_simulation_status()
         now_ms = int(self._fleet["as_of_ms"])
         ingestion = self._ingestion
         worth = self._worth or {}
@@ -344,11 +347,11 @@ def _simulation_command(options: DemoOptions, folder: Path, clock: _Clock) -> li
     command += ["--seed", str(options.seed), "--at", options.at, "--input", options.input]
     command += ["--story" if options.story else "--no-story"]
     command += ["--teams"] if options.input == "trace" else []
-    command += ["--kafka", options.kafka, "--kafka-topic", _topic(clock)] if options.kafka else []
+    command += ["--kafka", options.kafka, "--kafka-topic", _topic_name(clock)] if options.kafka else []
     return command + (["--faults", str(options.faults)] if options.faults else [])
 
 
-def _topic(clock: _Clock) -> str:
+def _topic_name(clock: _Clock) -> str:
     """Return a topic for this run alone, because records of another run have other times."""
     return f"fleetcast.demo-{clock.wall_ms}"
 
@@ -378,7 +381,7 @@ def _write_config(options: DemoOptions, folder: Path, clock: _Clock) -> Path:
     )
     if options.kafka:
         read: dict[str, str | int | float | bool | list[str]]
-        read = {"brokers": options.kafka, "telemetry": _topic(clock), "events": "", "group": ""}
+        read = {"brokers": options.kafka, "telemetry": _topic_name(clock), "events": "", "group": ""}
         sources = (PluginConfig(use="kafka", options=read),)
         pipeline = msgspec.structs.replace(config.pipeline, sources=sources)
         config = msgspec.structs.replace(config, scrape=ScrapeConfig(timeout_s=15.0), pipeline=pipeline)
@@ -415,7 +418,7 @@ async def _end(process: asyncio.subprocess.Process | None) -> None:
         await process.wait()
 
 
-async def _wait_for(path: Path, process: asyncio.subprocess.Process, log: Path) -> None:
+async def _wait_for_file(path: Path, process: asyncio.subprocess.Process, log: Path) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while not path.exists():
         if process.returncode is not None:

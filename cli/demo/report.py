@@ -60,7 +60,7 @@ class Watch:
     def update(self, rows: Iterable[Mapping[str, Any]], as_of_ms: int) -> list[tuple[str, str]]:
         """Record one answer. Returns (node, reason) of the nodes that are newly flagged."""
         now = {row["node"]: row.get("reason") or "" for row in rows if is_flagged(row)}
-        fresh = [(node, reason) for node, reason in now.items() if not self._goes_on(node, as_of_ms)]
+        fresh = [(node, reason) for node, reason in now.items() if not self._is_ongoing_flag(node, as_of_ms)]
         new = {node for node, _ in fresh}
         for node, reason in now.items():
             if node in new:
@@ -77,7 +77,7 @@ class Watch:
         """
         self._restarted_ms = as_of_ms
 
-    def _goes_on(self, node: str, as_of_ms: int) -> bool:
+    def _is_ongoing_flag(self, node: str, as_of_ms: int) -> bool:
         if node in self._open:
             return True
         if self._restarted_ms is None or node not in self.flags:

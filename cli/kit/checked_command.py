@@ -43,7 +43,7 @@ class CheckedCommand(TyperCommand):
             if isinstance(value, Path) and URL.match(str(value)):  # libraries for files would take it for a URL
                 ctx.params[name] = value.absolute()
         for option, value in given:
-            why = _unusable(value)
+            why = _describe_problem(value)
             if why:
                 raise typer.BadParameter(f"{_shown(value)}: {why}", param_hint=option)
         try:
@@ -52,7 +52,7 @@ class CheckedCommand(TyperCommand):
             error.args = (_named(str(error), given),)
             raise
         except OSError as error:
-            named = _options_of(str(error), given)
+            named = _find_options_in_message(str(error), given)
             if not named or isinstance(error, BrokenPipeError):
                 raise
             raise ConfigError(f"{', '.join(named)} {_shown(error.filename or '')}: {error.strerror or error}") from None
@@ -93,7 +93,7 @@ def _typed(args: list[str], param: Any) -> str | None:
     return None
 
 
-def _unusable(value: Any) -> str:
+def _describe_problem(value: Any) -> str:
     """Return why no command can use a value. "" if it is usable."""
     if isinstance(value, float) and not math.isfinite(value):
         return "must be a finite number"
@@ -116,11 +116,11 @@ def _unusable(value: Any) -> str:
 
 def _named(message: str, given: list[tuple[str, Any]]) -> str:
     """Put the options in front of a message that is about their values, unless it already names one."""
-    options = _options_of(message, given)
+    options = _find_options_in_message(message, given)
     return f"{', '.join(options)}: {message}" if options and not any(one in message for one in options) else message
 
 
-def _options_of(message: str, given: list[tuple[str, Any]]) -> list[str]:
+def _find_options_in_message(message: str, given: list[tuple[str, Any]]) -> list[str]:
     """Return the options whose values a message contains.
 
     A value that is part of a longer value does not count. No message shows an empty value, so an option

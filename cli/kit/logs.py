@@ -63,8 +63,8 @@ def configure(form: Format | None = None, level: LogLevel | None = None, role: s
 
     Raises ConfigError if the environment has an unknown value.
     """
-    form = form or _chosen(Format, FORMAT_VARIABLE, Format.TEXT)
-    level = level or _chosen(LogLevel, LEVEL_VARIABLE, LogLevel.INFO)
+    form = form or _read_choice(Format, FORMAT_VARIABLE, Format.TEXT)
+    level = level or _read_choice(LogLevel, LEVEL_VARIABLE, LogLevel.INFO)
     os.environ[FORMAT_VARIABLE], os.environ[LEVEL_VARIABLE] = form, level
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(form, role))
@@ -75,7 +75,7 @@ def configure(form: Format | None = None, level: LogLevel | None = None, role: s
     sys.excepthook = _died
 
 
-def _chosen(kind: type[Choice], variable: str, default: Choice) -> Choice:
+def _read_choice(kind: type[Choice], variable: str, default: Choice) -> Choice:
     text = os.environ.get(variable) or default
     if text not in set(kind):
         raise ConfigError(f"{variable} = {text!r}: must be one of {', '.join(kind)}")

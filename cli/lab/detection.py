@@ -89,10 +89,10 @@ class _Bench:
         self.topology = Topology.build(parse_toml(spec.topology_toml()))
         self.observer = PageObserver(self.topology, SCRAPE_MS / 1000)
         self.events: list[JobEvent] = []  # since the last round
-        self.trials = [self._trial(number, kind, spec) for number, kind in enumerate(kinds)]
+        self.trials = [self._start_trial(number, kind, spec) for number, kind in enumerate(kinds)]
         self.end_ms = EPOCH_MS + (WARM_UP_ROUNDS + WATCH_ROUNDS) * SCRAPE_MS
 
-    def _trial(self, number: int, kind: str, spec: FleetSpec) -> _Trial:
+    def _start_trial(self, number: int, kind: str, spec: FleetSpec) -> _Trial:
         nodes = spec.names[2 * number], spec.names[2 * number + 1]
         profile = draw_profile(self.rng, 16)
         ranks = tuple(RankPlacement(rank, node, tuple(range(spec.gpus))) for rank, node in enumerate(nodes))

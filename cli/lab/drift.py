@@ -126,7 +126,7 @@ def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
     elif serving.reasons:
         echo(f"{serving.kind} {serving.version} asks to be fitted anew: {'; '.join(serving.reasons.values())}")
     else:
-        echo(_why_it_serves(serving, sum(len(one.far) for one in found)))
+        echo(_explain_serving(serving, sum(len(one.far) for one in found)))
 
 
 def _describe_samples(one: "FeatureDrift") -> str:
@@ -140,7 +140,7 @@ def _describe_samples(one: "FeatureDrift") -> str:
     return said
 
 
-def _why_it_serves(serving: "Drift", drifted: int) -> str:
+def _explain_serving(serving: "Drift", drifted: int) -> str:
     """Return why a version continues to serve."""
     from fleetcast.models.versions.drift import DriftLimits
 

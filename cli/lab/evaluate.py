@@ -132,7 +132,7 @@ def evaluate(
             task, curve, beside, range(seed, seed + runs), drop or [], CurveOutputs(json, results, plot), _say
         )
         return
-    rolling = _rolling(task, windows, forecaster) | _queue_of(task, capacity, max_wait_h)
+    rolling = _make_rolling_arguments(task, windows, forecaster) | _make_queue_arguments(task, capacity, max_wait_h)
     if faults is not None or nodes is not None or year:
         judge, source = _log_judge(task, train, test, faults, nodes, year)
     else:
@@ -192,7 +192,7 @@ def _judge(
     write_html(to.html, lambda: report_html(found))
 
 
-def _rolling(task: str, windows: int, forecaster: list[str] | None) -> dict[str, Any]:
+def _make_rolling_arguments(task: str, windows: int, forecaster: list[str] | None) -> dict[str, Any]:
     """Return keyword arguments for the judges that roll. Raises ConfigError for any other task with them."""
     from fleetcast.fleet.errors import ConfigError
 
@@ -204,7 +204,7 @@ def _rolling(task: str, windows: int, forecaster: list[str] | None) -> dict[str,
     return {**({"windows": windows} if windows else {}), **({"own": own} if own else {})}
 
 
-def _queue_of(task: str, capacity: int | None, max_wait_h: float | None) -> dict[str, Any]:
+def _make_queue_arguments(task: str, capacity: int | None, max_wait_h: float | None) -> dict[str, Any]:
     """Return keyword arguments for the judge of queues. Raises ConfigError for any other task with them."""
     from fleetcast.fleet.errors import ConfigError
 

@@ -39,13 +39,13 @@ def print_versions(rows: Sequence[Mapping[str, Any]]) -> None:
         said = f"damaged: {row['damage']}" if row["damage"] else row["sentence"] or ""
         size = "" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f}"
         mark = "serves" if row["serves"] else "shadow" if row["shadow"] else ""
-        times = [_moment(row["created_ms"]), _moment(row["fitted_until_ms"])]
+        times = [_format_moment(row["created_ms"]), _format_moment(row["fitted_until_ms"])]
         gate = f"{row['gate'] or ''}{', forced' if row['forced'] else ''}"
         lines.append((row["kind"], row["version"], mark, *times, gate, size, said))
     _print_table(("kind", "version", "", "made", "fitted until", "gate", "KiB", "verdict"), lines, right=("KiB",))
 
 
-def _moment(time_ms: int | None) -> str:
+def _format_moment(time_ms: int | None) -> str:
     from fleetcast.training.reports.card_page import moment
 
     return "" if time_ms is None else moment(time_ms).removesuffix(" UTC")
@@ -61,9 +61,9 @@ def print_card(card: "Card", document: Mapping[str, Any]) -> None:
         "version": f"{card.kind} {card.version}{', serves' if document['serves'] else ''}",
         "gate": f"{card.state}: {gate}",
         "files": f"damaged: {document['damage']}" if document["damage"] else f"{len(card.files)}, whole",
-        "made": f"{_moment(card.created_ms)} UTC by: {card.made_by}",
-        "served": "; ".join(_promotion(row) for row in document["promotions"]),
-        "fitted until": f"{_moment(card.fitted_until_ms)} UTC",
+        "made": f"{_format_moment(card.created_ms)} UTC by: {card.made_by}",
+        "served": "; ".join(_describe_promotion(row) for row in document["promotions"]),
+        "fitted until": f"{_format_moment(card.fitted_until_ms)} UTC",
         "seed": str(card.seed),
         "settings": ", ".join(f"{name} {value}" for name, value in card.settings.items()),
         "features": ", ".join(card.features),
@@ -72,18 +72,18 @@ def print_card(card: "Card", document: Mapping[str, Any]) -> None:
     _print_table(("", ""), [(name, value) for name, value in facts.items() if value])
     echo()
     if card.data:
-        spans = [(s.dataset, _moment(s.first_ms), _moment(s.last_ms), f"{s.rows:,}") for s in card.data]
+        spans = [(s.dataset, _format_moment(s.first_ms), _format_moment(s.last_ms), f"{s.rows:,}") for s in card.data]
         _print_table(("data set", "from", "to", "rows"), spans, right=("rows",))
         echo()
     _print_metrics(card)
     _print_calibration(card)
 
 
-def _promotion(row: Mapping[str, Any]) -> str:
+def _describe_promotion(row: Mapping[str, Any]) -> str:
     """Return a sentence on a change of the version that serves."""
     words = "promoted" if row["action"] == "promote" else "rolled back to"
     forced = " by force" if row["forced"] else ""
-    return f"{_moment(row['time_ms'])} UTC {words} {row['version']}{forced}"
+    return f"{_format_moment(row['time_ms'])} UTC {words} {row['version']}{forced}"
 
 
 def _print_metrics(card: "Card") -> None:

@@ -82,7 +82,7 @@ def show(
       fleetcast models show demand 0003 --html card.html
     """
     registry = _registry(config, state, folder)
-    version = version or _serving_or_newest(registry, _known(kind))
+    version = version or _choose_version(registry, _known(kind))
     card = registry.card(_known(kind), version)
     if html is not None:
         _write_page(card, html)
@@ -235,7 +235,7 @@ def _known(kind: str) -> str:
     return kind
 
 
-def _serving_or_newest(registry: "Registry", kind: str) -> str:
+def _choose_version(registry: "Registry", kind: str) -> str:
     """Return the version that serves. If none does, return the newest one and print that it is.
 
     Raises UnknownEntity if there is no version.

@@ -70,7 +70,7 @@ def play(
     from fleetcast.training.reports.play_report import play_report
 
     check_outputs(json, html=html)
-    machine = _machine(nodes, gpus_per_node, capacity)
+    machine = _parse_machine_size(nodes, gpus_per_node, capacity)
     table, left_out = _jobs(trace)
     tree = None if queues is None else _tree(queues, machine[1] * max(1, machine[0]))
     scene, refusals = scene_of(table, *machine, tree, max_wait_h * 3600, refused)
@@ -80,8 +80,8 @@ def play(
     if not len(scene.trace):
         raise FleetcastError(f"{trace}: no job that can be played")
     found, starts = [], {}
-    for method in _methods(scene, policy):
-        with _bar(method, scene) as tick:
+    for method in _choose_methods(scene, policy):
+        with _show_progress(method, scene) as tick:
             played = play_method(scene, method, tick)
         found.append(numbers_of(scene, played))
         starts[method] = played.start_s
@@ -95,7 +95,7 @@ def play(
     write_html(html, lambda: play_report(scene, found, starts, skipped))
 
 
-def _machine(nodes: int | None, each: int, capacity: int | None) -> tuple[int, int]:
+def _parse_machine_size(nodes: int | None, each: int, capacity: int | None) -> tuple[int, int]:
     """Return (nodes, GPUs of each), or (0, all GPUs) if only their count is known.
 
     Raises ConfigError for both or neither.
@@ -129,7 +129,7 @@ def _tree(path: Path, gpus: int) -> "QueueTree":
     return read_tree(path, {ANY: float(gpus)})
 
 
-def _methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
+def _choose_methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
     """Return the methods to play. Raises ConfigError for an unknown one, or one that needs another scene."""
     from fleetcast.fleet.errors import ConfigError
 
@@ -141,7 +141,7 @@ def _methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
 
 
 @contextmanager
-def _bar(method: str, scene: "PlayScene") -> "Iterator[Tick]":
+def _show_progress(method: str, scene: "PlayScene") -> "Iterator[Tick]":
     """Show a progress bar on stderr, if that is a terminal: how much of the trace's time has passed."""
     first_s, last_s = scene.trace.submit_s[0], scene.trace.submit_s[-1]
     drawn_s = [0.0]

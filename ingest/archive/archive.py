@@ -213,7 +213,7 @@ class Archive:
 
     def _write(self, taken: _Waiting, flush: "_Flush", oldest_ms: int) -> None:
         doubt_ms = self._open()
-        for hour_ms, rows, sure in _by_hour(taken.batches, self._series, doubt_ms):
+        for hour_ms, rows, sure in _split_by_hour(taken.batches, self._series, doubt_ms):
             if hour_ms + HOUR_MS <= oldest_ms:
                 self.counts.too_old += len(rows)
             else:
@@ -245,7 +245,7 @@ class Archive:
             rows = rows.take(np.delete(np.arange(len(rows)), repeated))
         self.counts.repeats += was - len(rows)
         for block, part in flush.blocks.split(rows):
-            name = _next_name(("samples", block, self.writer), hour_ms, flush.number, there)
+            name = _choose_part_name(("samples", block, self.writer), hour_ms, flush.number, there)
             self._put(name, encode_samples(part, {kind: self._entities[kind].names for kind in KINDS}))
             self.counts.rows += len(part)
 
@@ -276,7 +276,7 @@ class Archive:
             hours.setdefault(event.time_ms // HOUR_MS * HOUR_MS, []).append(event)
         for hour_ms, same in hours.items():
             there = [name for name in self.files.names("events", [day_of(hour_ms)]) if name.first_ms == hour_ms]
-            self._put(_next_name(("events", "", self.writer), hour_ms, flush.number, there), encode_events(same))
+            self._put(_choose_part_name(("events", "", self.writer), hour_ms, flush.number, there), encode_events(same))
             self.counts.events += len(same)
 
     def _put(self, name: FileName, data: Any) -> None:
@@ -329,7 +329,7 @@ class _Flush:
     blocks: _Blocks
 
 
-def _by_hour(
+def _split_by_hour(
     batches: Sequence[tuple[SampleBatch, NDArray[np.bool_]]],
     series: dict[EntityKind, NDArray[np.int64]],
     doubt_ms: int,
@@ -365,7 +365,7 @@ def _by_hour(
         yield one * HOUR_MS, rows.take(at), sure[at]
 
 
-def _next_name(keys: tuple[Dataset, str, str], hour_ms: int, number: int, there: Sequence[FileName]) -> FileName:
+def _choose_part_name(keys: tuple[Dataset, str, str], hour_ms: int, number: int, there: Sequence[FileName]) -> FileName:
     """Return a name for a part whose number is above those of all existing files.
 
     So no compacted file stands for it, whatever the clock does.

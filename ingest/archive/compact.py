@@ -114,12 +114,12 @@ def merge(files: ArchiveFiles, run: CompactionRun) -> FileName:
     there = [name for name in live(files.names(ready.dataset, [ready.day])) if ready.stands_for(name)]
     if sorted(there) != sorted(run.names):
         raise ValueError(f"its hour has {len(there)} files now, not the {len(run.names)} that were found")
-    merged = _merged_samples if ready.dataset == "samples" else _merged_events
+    merged = _merge_samples if ready.dataset == "samples" else _merge_events
     files.put(ready, merged(files, run.names))
     return ready
 
 
-def _merged_samples(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
+def _merge_samples(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
     entities, metrics = Entities(), list(METRIC_NAMES)
 
     def metric_of(name: str) -> int:  # also those that the catalogue does not hold any more
@@ -135,7 +135,7 @@ def _merged_samples(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
     return encode_samples(rows, {kind: entities[kind].names for kind in KINDS}, metrics, STATISTICS)
 
 
-def _merged_events(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
+def _merge_events(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

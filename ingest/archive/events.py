@@ -47,7 +47,7 @@ class KnownEvents:
         taken: set[Identity] = set()
         new = []
         for same in hours.values():
-            there = self._there([event.time_ms for event in same if event.time_ms <= sure_after_ms])
+            there = self._find_stored_events([event.time_ms for event in same if event.time_ms <= sure_after_ms])
             for event in same:
                 who = identity(event)
                 if who not in there and who not in recent and who not in taken:
@@ -55,7 +55,7 @@ class KnownEvents:
                     new.append(event)
         return new
 
-    def _there(self, times_ms: Sequence[int]) -> set[Identity]:
+    def _find_stored_events(self, times_ms: Sequence[int]) -> set[Identity]:
         """Return the events of one hour's files at these times and in between."""
         return identities(self._files, ArchiveSpan(min(times_ms), max(times_ms) + 1)) if times_ms else set()
 

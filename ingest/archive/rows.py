@@ -109,7 +109,7 @@ def in_order(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.i
 
     Each (series, time) occurs once: its first row remains.
     """
-    series, order = _by_series(rows.series)
+    series, order = _sort_series(rows.series)
     ordered = ArchiveRows(series, rows.time_ms[order], rows.value[order])
     is_later = ordered.time_ms[1:] > ordered.time_ms[:-1]
     is_later |= series[1:] != series[:-1]
@@ -122,7 +122,7 @@ def in_order(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.i
     return ordered.take(again), order[again]
 
 
-def _by_series(series: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+def _sort_series(series: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
     """Return the series in order, and where each was before. Equal ones keep their order."""
     if len(series) > 2**POSITION_BITS:
         order = np.argsort(series, kind="stable")
@@ -165,7 +165,7 @@ def _tables(rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metric
     """Yield a table for each row group, at least one. Tables of this size fit the caches of a core."""
     import pyarrow as pa
 
-    place, used = _dictionary(rows, names)
+    place, used = _make_name_dictionary(rows, names)
     words = [pa.array([kind.value for kind in KINDS]), pa.array(metrics), pa.array(used, pa.string())]
     for first in range(0, max(1, len(rows)), ROWS_A_GROUP):
         part = rows.take(slice(first, first + ROWS_A_GROUP))
@@ -182,7 +182,7 @@ def _tables(rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metric
         yield pa.table(columns, schema=pa.schema(fields))
 
 
-def _dictionary(
+def _make_name_dictionary(
     rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]]
 ) -> tuple[dict[EntityKind, NDArray[np.int32]], list[str]]:
     """Return for each kind (entity,) its place in the list of names of all entities that occur, and this list."""

@@ -24,7 +24,7 @@ class ArchivedSeries:
     value: NDArray[np.float64]
 
 
-def _as_they_are(items: Iterable[Any]) -> Iterator[Any]:
+def _pass_through(items: Iterable[Any]) -> Iterator[Any]:
     yield from items
 
 
@@ -33,7 +33,7 @@ def read_series(
     span: ArchiveSpan,
     metric: str = "",
     entity: str = "",
-    each: Callable[[Iterable[Any]], Iterator[Any]] = _as_they_are,
+    each: Callable[[Iterable[Any]], Iterator[Any]] = _pass_through,
 ) -> list[ArchivedSeries]:
     """Read series, ordered by kind, metric and entity. Raises OSError.
 

@@ -111,14 +111,14 @@ class ArchiveSource(Source):
     async def _read(self, span: ArchiveSpan) -> _Window:
         known = Entities()  # the loop's own tables are not for a thread
         try:
-            rows, events, bad = await asyncio.to_thread(self._read_now, span, known)
+            rows, events, bad = await asyncio.to_thread(self._read_samples_and_events, span, known)
         except OSError as error:
             raise SourceError(f"cannot read the archive {self.options.url}: {error}", RETRY_S) from None
-        rows, refused = self._adopted(rows, known)
+        rows, refused = self._renumber_entities(rows, known)
         bad = [*bad, *refused]
         self._bad += len(bad)
-        steps = set(np.unique(self._step_of(rows.time_ms)).tolist())
-        steps |= {self._step_of(np.int64(event.time_ms)).item() for event in events}
+        steps = set(np.unique(self._floor_to_step(rows.time_ms)).tolist())
+        steps |= {self._floor_to_step(np.int64(event.time_ms)).item() for event in events}
         return _Window(rows, events, bad, deque(sorted(steps)))
 
     async def _next_ms(self, after_ms: int) -> int:
@@ -130,7 +130,7 @@ class ArchiveSource(Source):
         names = [name for dataset in DATASETS for name in await asyncio.to_thread(span.names, self._files, dataset)]
         return max(after_ms, min((name.first_ms for name in names), default=self.options.to_ms))
 
-    def _adopted(self, rows: ArchiveRows, known: Entities) -> tuple[ArchiveRows, list[RecordError]]:
+    def _renumber_entities(self, rows: ArchiveRows, known: Entities) -> tuple[ArchiveRows, list[RecordError]]:
         """Return the rows with our own entity numbers, and an error for each name that there was no room for."""
         kinds, entity, refused = rows.kind, rows.entity, list[RecordError]()
         for number, kind in enumerate(KINDS):
@@ -152,11 +152,13 @@ class ArchiveSource(Source):
             refused.append(error.with_traceback(None))
             return -1
 
-    def _read_now(self, span: ArchiveSpan, known: Entities) -> tuple[ArchiveRows, list[Event], list[RecordError]]:
+    def _read_samples_and_events(
+        self, span: ArchiveSpan, known: Entities
+    ) -> tuple[ArchiveRows, list[Event], list[RecordError]]:
         rows = read_samples(self._files, span, Words(adding(known)))
         return rows.take(np.argsort(rows.time_ms, kind="stable")), *read_events(self._files, span)
 
-    def _step_of(self, time_ms: Any) -> Any:
+    def _floor_to_step(self, time_ms: Any) -> Any:
         """Return the beginning of a time's step. The first step begins where the span does."""
         return np.maximum(time_ms // self.options.step_ms * self.options.step_ms, self._at_ms)
 

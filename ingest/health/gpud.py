@@ -211,7 +211,7 @@ def state_events(node: str, components: list[ComponentStates], known: Known, now
             )
             if severity is None or (check not in known and len(known) >= MOST_STATES):
                 continue
-            event = _state_event(node, check, severity, state, now_ms)
+            event = _make_state_event(node, check, severity, state, now_ms)
             reported, last = _reported(event), known.get(check, ["ok", 0, now_ms])
             same = last[0] == severity if severity == "ok" else last[:2] == reported[:2]
             if not same or (severity != "ok" and now_ms - int(last[2]) >= AGAIN_MS):
@@ -219,7 +219,7 @@ def state_events(node: str, components: list[ComponentStates], known: Known, now
                 yield event
 
 
-def _state_event(node: str, check: str, severity: Severity, state: ComponentHealth, now_ms: int) -> NodeEvent:
+def _make_state_event(node: str, check: str, severity: Severity, state: ComponentHealth, now_ms: int) -> NodeEvent:
     message = (state.reason or state.error)[:MESSAGE_CHARACTERS]
     return NodeEvent(
         node=node,

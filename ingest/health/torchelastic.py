@@ -116,9 +116,9 @@ def job_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int = 0
     mark: a number that is the same whenever the record is sent again.
     """
     if record.cycle_number is not None:
-        return _cycle(record, sender, now_ms)
+        return _make_cycle_events(record, sender, now_ms)
     if record.node_state:
-        return _rendezvous(record, sender, now_ms, mark)
+        return _make_rendezvous_events(record, sender, now_ms, mark)
     if record.metadata is not None:
         return _event(record, record.metadata, sender, now_ms, mark)
     raise RecordError("missing_field", "neither metadata, node_state nor cycle_number: which kind of record is it?")
@@ -152,7 +152,7 @@ def _event(record: ElasticRecord, about: Metadata, sender: Sender, now_ms: int, 
     return []
 
 
-def _rendezvous(record: ElasticRecord, sender: Sender, now_ms: int, mark: int) -> list[JobEvent]:
+def _make_rendezvous_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int) -> list[JobEvent]:
     """Return the events of a RdzvEvent, which states neither a time nor the agent's restarts."""
     if record.node_state.upper() not in ("INIT", "RUNNING"):
         return []
@@ -160,7 +160,7 @@ def _rendezvous(record: ElasticRecord, sender: Sender, now_ms: int, mark: int) -
     return [Phase(**same, sequence=_sequence(0, mark), time_ms=now_ms, name="init", rank=record.rank)]
 
 
-def _cycle(record: ElasticRecord, sender: Sender, now_ms: int) -> list[JobEvent]:
+def _make_cycle_events(record: ElasticRecord, sender: Sender, now_ms: int) -> list[JobEvent]:
     number = record.cycle_number or 0
     if not 0 <= number < MOST_CYCLES or not 0 <= record.attempt_index < 2**31:
         said = f"cycle_number {shown(number)}, attempt_index {shown(record.attempt_index)}"

@@ -134,17 +134,17 @@ def split(body: bytes, headers: Mapping[str, str]) -> Iterable[bytes | RecordErr
     if "ce-specversion" in headers:
         return (_binary(body, headers),)
     if kind == CLOUD_EVENT:
-        return (_event_of(body),)
+        return (_unwrap_cloud_event(body),)
     if kind == CLOUD_EVENT_BATCH:
-        return (part if isinstance(part, RecordError) else _event_of(part) for part in _array(body))
+        return (part if isinstance(part, RecordError) else _unwrap_cloud_event(part) for part in _array(body))
     if kind in LINES:
         return _lines(body)
     if body[:1] == b"[":
         return _array(body)
-    return _object_or_lines(body)
+    return _split_ndjson(body)
 
 
-def _object_or_lines(body: bytes) -> Iterable[bytes | RecordError]:
+def _split_ndjson(body: bytes) -> Iterable[bytes | RecordError]:
     if b"\n" not in body:
         return (body,)
     try:
@@ -160,18 +160,18 @@ def _lines(body: bytes) -> Iterator[bytes]:
 
 def _array(body: bytes) -> Iterable[bytes | RecordError]:
     if body.count(b",") > MANY_COMMAS:  # perhaps millions of records, of which only the first are looked at
-        return _elements(body, RecordError("not_json", "the array breaks off"))
+        return _scan_array_elements(body, RecordError("not_json", "the array breaks off"))
     try:
         return map(bytes, _raw_list(body))
     except (ValueError, RecursionError) as error:
-        return _elements(body, malformed(error))
+        return _scan_array_elements(body, malformed(error))
 
 
-def _elements(body: bytes, error: RecordError) -> Iterator[bytes | RecordError]:
+def _scan_array_elements(body: bytes, error: RecordError) -> Iterator[bytes | RecordError]:
     """Yield the whole records of an array, one by one, and `error` where it is broken."""
     text = body.decode("utf-8", "surrogateescape")
     scan = json.JSONDecoder().raw_decode
-    at = _past_blanks(text, 1)
+    at = _skip_blanks(text, 1)
     more = text[at : at + 1] != "]"
     while more:
         try:
@@ -180,14 +180,14 @@ def _elements(body: bytes, error: RecordError) -> Iterator[bytes | RecordError]:
             yield error
             return
         yield text[at:end].encode("utf-8", "surrogateescape")
-        at = _past_blanks(text, end)
+        at = _skip_blanks(text, end)
         more = text[at : at + 1] == ","
-        at = _past_blanks(text, at + 1) if more else at
+        at = _skip_blanks(text, at + 1) if more else at
     if text[at : at + 1] != "]" or text[at + 1 :].strip(BLANKS):
         yield error
 
 
-def _past_blanks(text: str, at: int) -> int:
+def _skip_blanks(text: str, at: int) -> int:
     found = _BLANK.match(text, at)
     return found.end() if found else at
 
@@ -201,7 +201,7 @@ def _binary(body: bytes, headers: Mapping[str, str]) -> bytes | RecordError:
     return body
 
 
-def _event_of(body: bytes) -> bytes | RecordError:
+def _unwrap_cloud_event(body: bytes) -> bytes | RecordError:
     """Return the event inside a CloudEvents envelope."""
     try:
         envelope = _cloud_event(body)

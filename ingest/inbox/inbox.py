@@ -135,7 +135,7 @@ class InboxWriter:
         try:
             written = file.write(b"".join(blobs))
         except files.ShortWrite as short:
-            self._cut_back(file, blobs, short.written)
+            self._truncate_to_whole_records(file, blobs, short.written)
             if short.errno == errno.EFBIG:  # no room in this file, there may be some in the next
                 self._end_segment()
             raise
@@ -151,7 +151,7 @@ class InboxWriter:
         self.syncs += 1
         return Position(self._path.name, self._offset)
 
-    def _cut_back(self, file: files.File, blobs: Sequence[bytes], written: int) -> None:
+    def _truncate_to_whole_records(self, file: files.File, blobs: Sequence[bytes], written: int) -> None:
         """Leave only whole records after a write that broke off. A reader may already have read those."""
         whole = 0
         for blob in blobs:

@@ -76,7 +76,7 @@ def decode_event(
     try:
         event = _decode(record)
     except (ValueError, RecursionError) as error:  # msgspec's and the unicode errors are ValueErrors
-        event = _decode_other(record, error)
+        event = _decode_as_node_event(record, error)
     check_event(event, now_ms, future_limit_ms, archived=archived)
     return event
 
@@ -136,7 +136,7 @@ def check_fields(
             check(event)
 
 
-def _decode_other(record: bytes, error: Exception) -> NodeEvent:
+def _decode_as_node_event(record: bytes, error: Exception) -> NodeEvent:
     """Decode the record as a node event if it has a node event's keys. Otherwise raise `error` as a RecordError."""
     if not isinstance(error, msgspec.ValidationError):
         raise malformed(error) from None

@@ -19,13 +19,13 @@ def inbox_end(folder: Path) -> End:
 
     Every acknowledged event lies before it.
     """
-    newest = {writer: rows[-1] for writer, rows in _of_events(folder).items()}
+    newest = {writer: rows[-1] for writer, rows in _find_event_segments(folder).items()}
     return {writer: (number, files.size_bytes(path)) for writer, (number, path) in newest.items()}
 
 
 def inbox_first(folder: Path) -> Mapping[str, int]:
     """Return the oldest segment of each writer of events. Earlier ones were pruned."""
-    return {writer: rows[0][0] for writer, rows in _of_events(folder).items()}
+    return {writer: rows[0][0] for writer, rows in _find_event_segments(folder).items()}
 
 
 def unread(folder: Path, position: Mapping[str, Any]) -> End:
@@ -53,7 +53,7 @@ def unread_types(folder: Path, position: Mapping[str, Any], job: str, attempt: i
 
     These events are acknowledged, but not yet on a board.
     """
-    return [head.type for head in _heads(folder, position) if (head.job, head.attempt) == (job, attempt)]
+    return [head.type for head in _read_event_heads(folder, position) if (head.job, head.attempt) == (job, attempt)]
 
 
 class _Head(msgspec.Struct):
@@ -67,7 +67,7 @@ class _Head(msgspec.Struct):
 _decode_head = msgspec.json.Decoder(_Head).decode
 
 
-def _heads(folder: Path, position: Mapping[str, Any]) -> Iterator[_Head]:
+def _read_event_heads(folder: Path, position: Mapping[str, Any]) -> Iterator[_Head]:
     for record in _rest(folder, position):
         if record.kind == RecordKind.EVENT:
             with contextlib.suppress(msgspec.MsgspecError):  # the pipeline counts what is no event
@@ -91,7 +91,7 @@ def _behind(folder: Path, position: Mapping[str, Any]) -> Iterator[tuple[str, in
     Each is (writer, number, path, offset from which to read on).
     """
     reached = {writer: (number, offset) for (writer, number), offset in places(position)}
-    for writer, rows in _of_events(folder).items():
+    for writer, rows in _find_event_segments(folder).items():
         number, offset = reached.get(writer, (0, 0))
         if number > rows[-1][0]:  # the folder was emptied and numbering began anew, as a reader takes it
             number = offset = 0
@@ -100,5 +100,5 @@ def _behind(folder: Path, position: Mapping[str, Any]) -> Iterator[tuple[str, in
                 yield writer, row, path, offset if row == number else len(HEADER)
 
 
-def _of_events(folder: Path) -> dict[str, list[tuple[int, Path]]]:
+def _find_event_segments(folder: Path) -> dict[str, list[tuple[int, Path]]]:
     return {writer: rows for writer, rows in segments_of(folder).items() if not writer.startswith(WRITES)}

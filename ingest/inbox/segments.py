@@ -131,7 +131,7 @@ def _named(folder: Path) -> Iterator[tuple[str, int, Path]]:
             yield writer, int(number), folder / name
 
 
-def _name_of(segment: str) -> tuple[str, int]:
+def _parse_segment_name(segment: str) -> tuple[str, int]:
     writer, _, number = segment.removesuffix(SUFFIX).rpartition("-")
     return writer, int(number) if number.isdecimal() else 0
 
@@ -197,7 +197,7 @@ def segment_name(writer: str, number: int) -> str:
 
 
 def places(position: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], int]]:
-    return ((_name_of(segment), int(offset)) for segment, offset in position.items())
+    return ((_parse_segment_name(segment), int(offset)) for segment, offset in position.items())
 
 
 KEEP_LOCK = "backup.lock"  # in the inbox: while a backup holds it, no segment is deleted

@@ -198,7 +198,7 @@ class RecordDecoder:
             metric = block.metric
             good = np.isfinite(value)
             if np.count_nonzero(good) < len(value):
-                odd = self._count_odd(block, value)
+                odd = self._count_invalid_values(block, value)
                 bad += odd
                 blank += len(value) - int(np.count_nonzero(good)) - len(odd)
                 metric, entity, value = metric[good], entity[good], value[good]
@@ -209,7 +209,7 @@ class RecordDecoder:
         tally = RecordTally(read, len(bad), ignored, plan.unknown, plan.names)
         return Batch(samples=tuple(samples), bad=tuple(bad), tally=tally)
 
-    def _count_odd(self, block: _Block, value: NDArray[np.float64]) -> list[RecordError]:
+    def _count_invalid_values(self, block: _Block, value: NDArray[np.float64]) -> list[RecordError]:
         infinite = int(np.isinf(value).sum())
         self.noted["blank"] += int(np.isnan(value).sum())
         return [RecordError("not_finite", f"a value of kind {block.kind}")] * infinite

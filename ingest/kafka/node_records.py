@@ -26,7 +26,7 @@ def node_records(batch: Batch, entities: Entities, models: Mapping[str, str]) ->
     node owns. models: node → GPU model.
     """
     found: dict[tuple[int, int], dict[str, _Block]] = defaultdict(dict)
-    first = _first_times(batch, entities)
+    first = _find_first_times(batch, entities)
     for samples in batch.samples:
         for place, block in _blocks(samples, entities, first):
             found[place][samples.kind.value] = block
@@ -53,7 +53,7 @@ def _owners(samples: SampleBatch, entities: Entities) -> NDArray[np.int32]:
     return owner
 
 
-def _first_times(batch: Batch, entities: Entities) -> NDArray[np.int64]:
+def _find_first_times(batch: Batch, entities: Entities) -> NDArray[np.int64]:
     """Return (nodes + 1,) the earliest time of each node in the batch.
 
     The last place is for entities that no node owns.
@@ -85,10 +85,10 @@ def _block(samples: SampleBatch, rows: NDArray[np.intp], entities: Entities) -> 
     values[row, column] = samples.value[rows]
     catalogue = METRICS[samples.kind]
     names = tuple(catalogue[metric].name for metric in metrics.tolist())
-    return RecordNames(names, _inner_names(samples.kind, those.tolist(), entities)), values
+    return RecordNames(names, _strip_node_names(samples.kind, those.tolist(), entities)), values
 
 
-def _inner_names(kind: EntityKind, rows: Sequence[int], entities: Entities) -> tuple[str, ...]:
+def _strip_node_names(kind: EntityKind, rows: Sequence[int], entities: Entities) -> tuple[str, ...]:
     """Return the names of entities as a record writes them: without their node."""
     if kind is EntityKind.NODE:
         return ("",)

@@ -74,7 +74,7 @@ class PayloadDecoder:
                 return Decoded(self._columnar.decode(message.value, self._clock.now_ms()))
             return self._page(message, headers)
         except RecordError as error:
-            return _poison(error)
+            return _make_poison(error)
 
     def events(self, message: Message) -> Decoded:
         """Decode the good events of a record of the events topic. It is poison if any event was refused."""
@@ -85,7 +85,7 @@ class PayloadDecoder:
         events = [record.event for record in body.records]
         bad = tuple(error for _, error in body.rejected)
         if not events and not bad:
-            return _poison(RecordError("empty", "a record without an event"))
+            return _make_poison(RecordError("empty", "a record without an event"))
         batch = Batch(
             events=tuple(event for event in events if not isinstance(event, NodeEvent)),
             node_events=tuple(event for event in events if isinstance(event, NodeEvent)),
@@ -130,7 +130,7 @@ class PayloadDecoder:
         return found
 
 
-def _poison(error: RecordError) -> Decoded:
+def _make_poison(error: RecordError) -> Decoded:
     error = error.with_traceback(None)  # a traceback would keep the record alive
     return Decoded(Batch(bad=(error,)), error)
 

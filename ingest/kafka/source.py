@@ -126,10 +126,10 @@ class KafkaSource(Source):
     async def next(self) -> Batch:
         while True:
             if self._ready is None:
-                await self._reach(self._poll_brokers)
+                await self._reach(self._assign_partitions)
                 if not self._waiting:
                     await self._reach(self._fetch)
-                self._ready = self._poll_batch()
+                self._ready = self._decode_waiting_records()
             if self._letters:
                 await self._reach(self._bury)
             batch, self._ready = self._ready, None
@@ -148,12 +148,12 @@ class KafkaSource(Source):
             self._polled_s = float("-inf")
             raise
 
-    async def _poll_brokers(self) -> None:
+    async def _assign_partitions(self) -> None:
         """Assign the partitions of the topics, at the start and every POLL_S, because topics grow."""
         if time.monotonic() < self._polled_s + POLL_S:
             return
         if self._known_letters is None:
-            await self._read_letters()
+            await self._read_dead_letters()
         places = await self._places()
         if not places:
             topics = ", ".join(topic for topic in (self.options.telemetry, self.options.events) if topic)
@@ -178,16 +178,16 @@ class KafkaSource(Source):
     def _owns(self, partition: int) -> bool:
         return partition % self.options.instances == self.options.instance
 
-    async def _read_letters(self) -> None:
+    async def _read_dead_letters(self) -> None:
         """Read which dead letters were written after the position from which the source continues."""
         topic = self.options.dead_letters
         keys: Sequence[bytes] = ()
         if topic:
             self._letters_from = self._letters_end
             keys, self._letters_end = await self._reader.keys(topic, self._letters_from, LETTERS_READ)
-        self._known_letters = {key for key in keys if self._is_ahead(key)}
+        self._known_letters = {key for key in keys if self._is_record_unread(key)}
 
-    def _is_ahead(self, key: bytes) -> bool:
+    def _is_record_unread(self, key: bytes) -> bool:
         """Return whether this pipeline will read the record of a letter again."""
         found = _LETTER.fullmatch(key)
         if found is None:  # of somebody else
@@ -227,7 +227,7 @@ class KafkaSource(Source):
         what = f"{lost} records are gone" if lost else "the topic ends before that"
         logger.error("%s: %s has no offset %d, %s: going on at %d", self.name, gap.place, gap.wanted, what, gap.begins)
 
-    def _poll_batch(self) -> Batch:
+    def _decode_waiting_records(self) -> Batch:
         """Decode waiting records, about BATCH_BYTES of them. Poison becomes dead letters."""
         parts, size = [], 0
         while self._waiting and size < BATCH_BYTES:
@@ -249,10 +249,10 @@ class KafkaSource(Source):
                 ignored = {SkipRule.OTHER_PART: refused} if refused else {}
                 tally = RecordTally(len(events) + len(node_events), ignored=ignored)
                 return Batch(events=events, node_events=node_events, tally=tally)
-        self._condemn(message, decoded)
+        self._add_dead_letter(message, decoded)
         return decoded.batch
 
-    def _condemn(self, message: Message, decoded: Decoded) -> None:
+    def _add_dead_letter(self, message: Message, decoded: Decoded) -> None:
         if decoded.poison is None or not self.options.dead_letters:
             return
         letter = dead_letter(self.options.dead_letters, message, decoded.poison)
@@ -279,7 +279,7 @@ class KafkaSource(Source):
         return {"offsets": offsets, "dead_letters": {str(place): end for place, end in letters.items()}}
 
     def seek(self, position: dict[str, Any]) -> None:
-        self._next = _offsets(position)
+        self._next = _parse_offsets(position)
         self._letters_end = {int(place): int(end) for place, end in position.get("dead_letters", {}).items()}
 
     def prune(self, position: Mapping[str, Any]) -> None:
@@ -289,7 +289,7 @@ class KafkaSource(Source):
         """
         if not self.options.group:
             return
-        own = {place: offset for place, offset in _offsets(position).items() if self._owns(place[1])}
+        own = {place: offset for place, offset in _parse_offsets(position).items() if self._owns(place[1])}
         try:
             self._reader.commit(own)
         except SourceError as error:
@@ -339,7 +339,7 @@ def dead_letter(topic: str, message: Message, poison: RecordError) -> Outgoing:
     return Outgoing(topic, key, message.value, tuple(headers_out), message.time_ms)
 
 
-def _offsets(position: Mapping[str, Any]) -> dict[Place, int]:
+def _parse_offsets(position: Mapping[str, Any]) -> dict[Place, int]:
     return {
         (topic, int(partition)): int(offset)
         for topic, offsets in position.get("offsets", {}).items()

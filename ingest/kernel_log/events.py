@@ -52,7 +52,7 @@ class KernelReader:
     def read(self, lines: Iterable[bytes], now_ms: int) -> tuple[list[NodeEvent], list[RecordError]]:
         """Return the events of some lines, each once, and the errors of unreadable lines."""
         rows = [row for row in lines if row.strip()]
-        self._record_boot(rows, now_ms)
+        self._infer_boot_time(rows, now_ms)
         events, bad = [], []
         ignored = Counter[SkipRule]()
         for row in rows:
@@ -73,7 +73,7 @@ class KernelReader:
         self.tally = RecordTally(len(events), len(bad), ignored)
         return events, bad
 
-    def _record_boot(self, rows: list[bytes], now_ms: int) -> None:
+    def _infer_boot_time(self, rows: list[bytes], now_ms: int) -> None:
         """Infer the boot time, given that the newest line of a boot was written now or earlier."""
         stamp = None
         with contextlib.suppress(RecordError, IndexError):

@@ -39,11 +39,11 @@ class LogFile:
         if self._file is None and not self._open():
             return []
         assert self._file is not None
-        if not self._same_head(self._file):
+        if not self._has_same_head(self._file):
             self._start_again()
         data = os.pread(self._file, most, self._offset)
         if not data:
-            return self._next_file(most)
+            return self._read_next_file(most)
         end = data.rfind(b"\n") + 1
         if end == 0:
             if len(data) < most:
@@ -96,7 +96,7 @@ class LogFile:
         near = sorted(self.path.parent.glob(f"{_escaped(self.path.name)}*"))[:SIBLINGS_LOOKED_AT]
         return next((path for path in near if _inode(path) == self._inode), None)
 
-    def _next_file(self, most: int) -> list[bytes]:
+    def _read_next_file(self, most: int) -> list[bytes]:
         """Continue with the file that has replaced this one at its path. Call at the end of a file.
 
         Returns no lines if no file has replaced it.
@@ -117,7 +117,7 @@ class LogFile:
     def _start_again(self) -> None:
         self._offset, self._head = 0, (0, 0)
 
-    def _same_head(self, file: int) -> bool:
+    def _has_same_head(self, file: int) -> bool:
         size, crc = self._head
         return os.fstat(file).st_size >= self._offset and zlib.crc32(os.pread(file, size, 0)) == crc
 

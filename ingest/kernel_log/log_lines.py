@@ -106,7 +106,7 @@ def read_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine:
     if (framed := _stream.match(line)) is not None:
         line = line[framed.end() :]
     if line.startswith("{") and _message.match(line) is None:
-        return _of_journal(line)
+        return _parse_journal_line(line)
     if (found := _syslog.match(line)) is not None:
         return _dated(_read_syslog, found, line, now_ms, utc_offset_s)
     line = _priority.sub("", line, count=1) if line.startswith("<") else line
@@ -117,7 +117,7 @@ def read_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine:
         found = pattern.match(line)
         if found is not None:
             return _dated(read, found, line, now_ms, utc_offset_s)
-    return _of_ring(line)
+    return _parse_after_dmesg_time(line)
 
 
 def _dated(read: "_Read", found: re.Match[str], line: str, now_ms: int, utc_offset_s: float) -> LogLine:
@@ -127,7 +127,7 @@ def _dated(read: "_Read", found: re.Match[str], line: str, now_ms: int, utc_offs
         raise RecordError("bad_time", f"no such day or hour: {line[:120]!r}") from None
 
 
-def _of_journal(line: str) -> LogLine:
+def _parse_journal_line(line: str) -> LogLine:
     try:
         entry = _journal(line)
     except (ValueError, RecursionError) as error:
@@ -145,7 +145,7 @@ def _of_journal(line: str) -> LogLine:
     return LogLine(text, int(digits) // 1000, host=entry.hostname, hostless=not entry.hostname)
 
 
-def _of_program(rest: str, time_ms: int, utc_offset_s: float) -> LogLine:
+def _parse_after_wall_time(rest: str, time_ms: int, utc_offset_s: float) -> LogLine:
     """Parse the text after a wall-clock time. Raises RecordError if its form is unknown.
 
     It has a zone, a host, and a program that must be the kernel. It may also be a bare message.
@@ -153,7 +153,7 @@ def _of_program(rest: str, time_ms: int, utc_offset_s: float) -> LogLine:
     found = _kernel.match(rest)
     if found is not None:
         if zone := found["zone"]:
-            time_ms -= round(1000 * (_zone_s(zone, utc_offset_s) - utc_offset_s))
+            time_ms -= round(1000 * (_parse_zone_s(zone, utc_offset_s) - utc_offset_s))
         host = found["host"] or ""
         return LogLine(rest[found.end() :], time_ms, host=host, hostless=not host)
     if _message.match(rest) is not None:
@@ -163,14 +163,14 @@ def _of_program(rest: str, time_ms: int, utc_offset_s: float) -> LogLine:
     raise _unknown(rest)
 
 
-def _zone_s(zone: str, utc_offset_s: float) -> float:
+def _parse_zone_s(zone: str, utc_offset_s: float) -> float:
     if zone[0] in "+-":
         sign = -1 if zone[0] == "-" else 1
         return sign * (int(zone[1:3]) * _HOUR_S + int(zone[-2:]) * 60)
     return _ZONES[zone] * _HOUR_S if zone in _ZONES else utc_offset_s
 
 
-def _of_ring(rest: str, time_ms: int | None = None, boot_ms: float | None = None) -> LogLine:
+def _parse_after_dmesg_time(rest: str, time_ms: int | None = None, boot_ms: float | None = None) -> LogLine:
     """Parse the text after dmesg's time. A collector may have put a host before it."""
     found = _kernel.match(rest)
     if found is not None:
@@ -184,14 +184,14 @@ def _unknown(line: str) -> RecordError:
     return RecordError("unknown_form", f"expected a line as of rsyslog, journalctl or dmesg: {line[:120]!r}")
 
 
-def _zone(utc_offset_s: float) -> timezone:
+def _make_timezone(utc_offset_s: float) -> timezone:
     return timezone(timedelta(seconds=utc_offset_s))
 
 
 @lru_cache(4_096)  # lines come in bursts
-def _of_iso(text: str, utc_offset_s: float) -> int:
+def _parse_iso_ms(text: str, utc_offset_s: float) -> int:
     time = datetime.fromisoformat(text.replace(",", "."))
-    return _ms(time if time.tzinfo else time.replace(tzinfo=_zone(utc_offset_s)))
+    return _ms(time if time.tzinfo else time.replace(tzinfo=_make_timezone(utc_offset_s)))
 
 
 def _ms(time: datetime) -> int:
@@ -205,40 +205,44 @@ def _read_syslog(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: flo
     if found[1] is None:
         raise ValueError("a line without its time")
     host = "" if found["host"] == "-" else found["host"]
-    return LogLine(rest, _of_iso(found[1], utc_offset_s), host=host, hostless=not host)
+    return LogLine(rest, _parse_iso_ms(found[1], utc_offset_s), host=host, hostless=not host)
 
 
 def _read_iso(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
-    return _of_program(rest, _of_iso(found[1], utc_offset_s), utc_offset_s)
+    return _parse_after_wall_time(rest, _parse_iso_ms(found[1], utc_offset_s), utc_offset_s)
 
 
 def _read_unix(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
-    return _of_program(rest, int(float(found[1]) * 1000), 0.0)
+    return _parse_after_wall_time(rest, int(float(found[1]) * 1000), 0.0)
 
 
-def _read_human(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _read_dmesg_ctime(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     month, day, hour, minute, second, year = found.groups()
-    return _of_ring(rest, _of_parts((year, month, day, hour, minute, second), now_ms, utc_offset_s))
+    return _parse_after_dmesg_time(
+        rest, _convert_date_parts((year, month, day, hour, minute, second), now_ms, utc_offset_s)
+    )
 
 
-def _read_relative(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _read_dmesg_reltime(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     month, day, hour, minute = found.groups()
-    return _of_ring(rest, _of_parts((None, month, day, hour, minute, "0"), now_ms, utc_offset_s))
+    return _parse_after_dmesg_time(
+        rest, _convert_date_parts((None, month, day, hour, minute, "0"), now_ms, utc_offset_s)
+    )
 
 
 def _read_short(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     month, day, year, hour, minute, second, late_year = found.groups()
-    time_ms = _of_parts((year or late_year, month, day, hour, minute, second), now_ms, utc_offset_s)
-    return _of_program(rest, time_ms, utc_offset_s)
+    time_ms = _convert_date_parts((year or late_year, month, day, hour, minute, second), now_ms, utc_offset_s)
+    return _parse_after_wall_time(rest, time_ms, utc_offset_s)
 
 
-def _of_parts(parts: tuple[str | None, str, str, str, str, str], now_ms: int, utc_offset_s: float) -> int:
+def _convert_date_parts(parts: tuple[str | None, str, str, str, str, str], now_ms: int, utc_offset_s: float) -> int:
     """Convert the parts of a date to Unix ms. Raises ValueError if no such date exists.
 
     A stamp without a year gets the latest year in which it is at most a day ahead.
     """
     year, month, day, hour, minute, second = parts
-    zone = _zone(utc_offset_s)
+    zone = _make_timezone(utc_offset_s)
     this_year = datetime.fromtimestamp(now_ms / 1000, zone).year
     years = [int(year)] if year else range(this_year + 1, this_year - 8, -1)  # 29 February may be eight years ago
     for candidate in years:
@@ -253,20 +257,20 @@ def _of_parts(parts: tuple[str | None, str, str, str, str, str], now_ms: int, ut
 
 
 def _read_kmsg(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
-    return _of_ring(rest, boot_ms=int(found[1]) / 1000)
+    return _parse_after_dmesg_time(rest, boot_ms=int(found[1]) / 1000)
 
 
-def _read_boot(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
-    return _of_ring(rest, boot_ms=round(float(found[1]) * 1000, 3))
+def _read_dmesg_uptime(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+    return _parse_after_dmesg_time(rest, boot_ms=round(float(found[1]) * 1000, 3))
 
 
 _Read = Callable[[re.Match[str], str, int, float], LogLine]
 _FORMATS: tuple[tuple[re.Pattern[str], _Read], ...] = (
     (_iso, _read_iso),
-    (_boot, _read_boot),
+    (_boot, _read_dmesg_uptime),
     (_short, _read_short),
-    (_human, _read_human),
-    (_relative, _read_relative),
+    (_human, _read_dmesg_ctime),
+    (_relative, _read_dmesg_reltime),
     (_kmsg, _read_kmsg),
     (_unix, _read_unix),
 )

@@ -77,14 +77,14 @@ class MessageReader:
     def read(self, text: str) -> KernelFinding | None:
         """Return the meaning of a message, or None if it says nothing about the hardware."""
         if "NVRM" in text:
-            return self._of_driver(text)
+            return self._parse_driver_line(text)
         for pattern, read in _OTHERS:
             found = pattern.search(text)
             if found is not None:
                 return read(found, text)
         return None
 
-    def _of_driver(self, text: str) -> KernelFinding | None:
+    def _parse_driver_line(self, text: str) -> KernelFinding | None:
         found = _xid.search(text) if " Xid (" in text else None
         if found is not None:
             return _of_xid(found, text)
@@ -107,11 +107,11 @@ def _of_xid(found: re.Match[str], text: str) -> KernelFinding | None:
     code, message = int(found[2]), found[3] or ""
     if code > MAX_CODE:
         return None
-    severity, advice = _severity_of(code, message)
+    severity, advice = _parse_severity(code, message)
     return KernelFinding("xid", text, code, severity=severity, device=device_name(found[1]), advice=advice)
 
 
-def _severity_of(code: int, message: str) -> tuple[Severity | None, str]:
+def _parse_severity(code: int, message: str) -> tuple[Severity | None, str]:
     """Return the severity and the advice that the line itself states."""
     if code == RECOVERY:
         action = _recovery.search(message)
@@ -124,7 +124,7 @@ def _severity_of(code: int, message: str) -> tuple[Severity | None, str]:
     return ("fatal" if grave[1] == "Fatal" else "warning"), ""
 
 
-def _of_switch(found: re.Match[str], text: str) -> KernelFinding | None:
+def _parse_sxid(found: re.Match[str], text: str) -> KernelFinding | None:
     """Return the finding of an SXid, or None for the line of registers that follows each SXid."""
     switch, code, message = found.groups()
     if int(code) > MAX_CODE or message.startswith(("Data {", "Severity ")):
@@ -136,7 +136,7 @@ def _of_switch(found: re.Match[str], text: str) -> KernelFinding | None:
     return KernelFinding("health", text, int(code), f"SXid {code}", severity, f"nvswitch{switch}", advice)
 
 
-def _of_bus_error(found: re.Match[str], text: str) -> KernelFinding | None:
+def _parse_bus_error(found: re.Match[str], text: str) -> KernelFinding | None:
     """Return the finding of an uncorrected error, or None for a corrected one.
 
     Corrected errors are normal on a link. DCGM counts them as replays.
@@ -148,12 +148,12 @@ def _of_bus_error(found: re.Match[str], text: str) -> KernelFinding | None:
     return KernelFinding("health", text, None, "PCIe", severity, device_name(address))
 
 
-def _of_aer(found: re.Match[str], text: str) -> KernelFinding:
+def _parse_aer(found: re.Match[str], text: str) -> KernelFinding:
     severity: Severity = "fatal" if found[1] == "Fatal" else "warning"
     return KernelFinding("health", text, None, "PCIe", severity, device_name(found[2]))
 
 
-def _about_card(check: str, severity: Severity) -> "Callable[[re.Match[str], str], KernelFinding]":
+def _make_card_parser(check: str, severity: Severity) -> "Callable[[re.Match[str], str], KernelFinding]":
     def read(found: re.Match[str], text: str) -> KernelFinding:
         card = _card.search(text)
         return KernelFinding("health", text, None, check, severity, device_name(card[1]) if card else "")
@@ -161,29 +161,29 @@ def _about_card(check: str, severity: Severity) -> "Callable[[re.Match[str], str
     return read
 
 
-def _of_slot(found: re.Match[str], text: str) -> KernelFinding:
+def _parse_slot_loss(found: re.Match[str], text: str) -> KernelFinding:
     return KernelFinding("health", text, None, "PCIe slot", "warning", device_name(found[1]))
 
 
-def _of_ras(found: re.Match[str], text: str) -> KernelFinding:
+def _parse_ras(found: re.Match[str], text: str) -> KernelFinding:
     return KernelFinding("health", text, None, f"RAS {found[2] or found[3]}", "fatal", device_name(found[1]))
 
 
-def _of_reset(found: re.Match[str], text: str) -> KernelFinding:
+def _parse_reset(found: re.Match[str], text: str) -> KernelFinding:
     severity: Severity = "warning" if found[2] else "ok" if found[3] else "fatal"
     return KernelFinding("health", text, None, "GPU reset", severity, device_name(found[1]))
 
 
 _OTHERS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], str], KernelFinding | None]], ...] = (
-    (_sxid, _of_switch),
-    (_power, _about_card("NIC power", "warning")),
-    (_cable, _about_card("NIC cable", "warning")),
-    (_card_health, _about_card("NIC health", "fatal")),
-    (_down, _about_card("NIC link", "warning")),
-    (_up, _about_card("NIC link", "ok")),
-    (_bus_error, _of_bus_error),
-    (_aer, _of_aer),
-    (_hotplug, _of_slot),
-    (_ras, _of_ras),
-    (_reset, _of_reset),
+    (_sxid, _parse_sxid),
+    (_power, _make_card_parser("NIC power", "warning")),
+    (_cable, _make_card_parser("NIC cable", "warning")),
+    (_card_health, _make_card_parser("NIC health", "fatal")),
+    (_down, _make_card_parser("NIC link", "warning")),
+    (_up, _make_card_parser("NIC link", "ok")),
+    (_bus_error, _parse_bus_error),
+    (_aer, _parse_aer),
+    (_hotplug, _parse_slot_loss),
+    (_ras, _parse_ras),
+    (_reset, _parse_reset),
 )

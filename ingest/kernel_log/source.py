@@ -65,7 +65,7 @@ class _Pattern:
         head, _, tail = entry.partition(NODE)
         if NODE in tail:
             raise ConfigError(f"pipeline.sources kernel_log: paths {entry!r}: expected {NODE} once")
-        shape = f"{_regex(head)}([^/]+?){_regex(tail)}"
+        shape = f"{_translate_glob(head)}([^/]+?){_translate_glob(tail)}"
         return cls(f"{head}*{tail}", "", re.compile(shape))
 
     def files(self) -> Iterator[tuple[str, str]]:
@@ -77,7 +77,7 @@ class _Pattern:
                 yield path, found[1]
 
 
-def _regex(pattern: str) -> str:
+def _translate_glob(pattern: str) -> str:
     """Return a glob as a regular expression, whose `*` and `?` match within one folder."""
     special = {"*": "[^/]*", "?": "[^/]"}
     return "".join(special.get(letter) or re.escape(letter) for letter in pattern)
@@ -185,7 +185,7 @@ class KernelLogSource(Source):
 
         Also returns whether there may be more now.
         """
-        self._scan()
+        self._follow_new_files()
         events, bad, room, tally = [], [], READ_BYTES, RunningTally()
         turn = list(self._followed)
         turn = turn[self._turn % max(1, len(turn)) :] + turn[: self._turn % max(1, len(turn))]
@@ -221,7 +221,7 @@ class KernelLogSource(Source):
         self._unreadable.discard(path)
         return lines
 
-    def _scan(self) -> None:
+    def _follow_new_files(self) -> None:
         """Begin to follow new files. Files that are gone keep their position."""
         if time.monotonic() - self._scanned_s < SCAN_S:
             return

@@ -77,9 +77,9 @@ def gpus_of(
         key=lambda found: found.gpus * (found.share or WHOLE_GPU),
     )
     if asked.gpus < 1:
-        asked = _from_parts(spec, node.memory_gib)
+        asked = _read_part_resources(spec, node.memory_gib)
     if asked.gpus < 1:
-        asked = _from_annotations(annotations, node.memory_gib)
+        asked = _read_annotations(annotations, node.memory_gib)
     if not claimed.gpus:
         return asked
     whole = asked.gpus * (asked.share or WHOLE_GPU) + claimed.milli
@@ -135,7 +135,7 @@ def _percent(resources: Resources, memory_gib: float) -> float:
     return min((part for part in stated if 0 < part <= 1), default=1.0)
 
 
-def _from_parts(spec: PodSpec, memory_gib: float) -> AskedGpus:
+def _read_part_resources(spec: PodSpec, memory_gib: float) -> AskedGpus:
     """Read resources that count percents of boards, or GiB of one. A board of unknown size counts whole."""
     containers = running_containers(spec)
     percents = max(sum(row.resources.amount(name) for row in containers) for name in PERCENT_RESOURCES)
@@ -145,7 +145,7 @@ def _from_parts(spec: PodSpec, memory_gib: float) -> AskedGpus:
     return AskedGpus(gpus, share=_share(WHOLE_GPU * boards, gpus))
 
 
-def _from_annotations(annotations: Mapping[str, str], memory_gib: float) -> AskedGpus:
+def _read_annotations(annotations: Mapping[str, str], memory_gib: float) -> AskedGpus:
     part = 0.0
     if annotations.get(FRACTION):
         part = quantity(annotations[FRACTION])

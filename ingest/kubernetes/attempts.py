@@ -85,7 +85,7 @@ class Judgement:
         self.members = members if workload.alone else _own(members, workload.uid)
         self.now_ms = now_ms
         self.events: list[JobEvent] = []
-        self.current = self._every() if workload.elastic else self._newest()
+        self.current = self._list_elastic_members() if workload.elastic else self._newest()
         self.is_over = removed or (workload.alone and not members)
         self._removed = removed
 
@@ -95,7 +95,7 @@ class Judgement:
         if track.is_started and not track.is_ended and over is None and not workload.elastic:
             self._lose(lost_nodes)
         if over is None:
-            self._renumber()
+            self._update_attempt_number()
         self._submit()
         if workload.suspended and track.is_started and not track.is_ended and over is None:
             self._end(Ending(self.now_ms, message="suspended", by="suspension"))
@@ -114,7 +114,7 @@ class Judgement:
         began = self.track.began if self.track.is_started and not self.track.is_ended else {}
         return [row for row in self.members.values() if row.node and row.stage in LIVE and row.uid not in began]
 
-    def _every(self) -> dict[Slot, Member]:
+    def _list_elastic_members(self) -> dict[Slot, Member]:
         """Return the members of an elastic job that hold GPUs, by age."""
         rows = sorted(self.members.values(), key=lambda row: (row.slot, row.created_ms, row.name))
         return {(number,): row for number, row in enumerate(row for row in rows if row.stage in HOLDING)}
@@ -125,10 +125,10 @@ class Judgement:
         rows = sorted(self.members.values(), key=lambda row: (row.created_ms, row.stage in LIVE, row.name))
         self.track.slots = {uid: slot for uid, slot in self.track.slots.items() if uid in self.members}
         for row in rows:
-            newest[row.slot or self._slot_of(row, newest)] = row
+            newest[row.slot or self._assign_slot(row, newest)] = row
         return newest
 
-    def _slot_of(self, member: Member, newest: Mapping[Slot, Member]) -> Slot:
+    def _assign_slot(self, member: Member, newest: Mapping[Slot, Member]) -> Slot:
         """Return a slot for a pod without an index: that of a failed pod, else the next one."""
         if self.workload.members == 1:
             return (0,)
@@ -150,9 +150,9 @@ class Judgement:
             return self._failed(workload.failed)
         if workload.deleted_ms is not None or (self._removed and not workload.alone):
             return Ending(workload.deleted_ms or self.now_ms, "cancelled", "deleted")
-        return self._over_alone() if workload.alone else None
+        return self._find_ending_by_pods() if workload.alone else None
 
-    def _over_alone(self) -> Ending | None:
+    def _find_ending_by_pods(self) -> Ending | None:
         """Return the end of a job known only by its pods, or None while one of them is alive."""
         rows = list(self.members.values())
         if any(row.stage in LIVE for row in rows):
@@ -191,7 +191,7 @@ class Judgement:
             lost = self._loss(place, lost_nodes)
             if lost is None:
                 continue
-            if lost.category != "unknown" or lost.by or self._is_plain(place):
+            if lost.category != "unknown" or lost.by or self._has_pod_stayed(place):
                 self._end(lost, place.node)
                 return
             missing = missing or (key, place, lost)
@@ -200,7 +200,7 @@ class Judgement:
         elif self._is_settled():
             self._end(missing[2], missing[1].node)
 
-    def _is_plain(self, place: MemberPlace) -> bool:
+    def _has_pod_stayed(self, place: MemberPlace) -> bool:
         """Return whether the pod still exists and was not asked to leave."""
         member = self.members.get(place.uid)
         return member is not None and member.left_ms is None
@@ -219,7 +219,7 @@ class Judgement:
             return Ending(stated.time_ms, "node_lost", f"{place.node} is lost; {stated.message}")
         return stated
 
-    def _renumber(self) -> None:
+    def _update_attempt_number(self) -> None:
         """Begin the next attempt if restart counters or successor pods show one.
 
         The number is never below the job's own restart counters.
@@ -232,10 +232,10 @@ class Judgement:
                 if track.is_submitted:
                     self._end(next(iter(track.failures.values()), Ending(self.now_ms, message="restarted")))
                 track.go_on(floor)
-        if track.is_ended and self._is_back():
+        if track.is_ended and self._has_new_pod():
             track.go_on(track.attempt + 1)
 
-    def _is_back(self) -> bool:
+    def _has_new_pod(self) -> bool:
         """Return whether a new or restarted pod exists after an end."""
         rows = self.current.values() if not self.workload.elastic else self.members.values()
         known = {place.uid: place.restarts for place in self.track.began.values()}

@@ -144,7 +144,7 @@ class ClaimTable(msgspec.Struct):
 def read_claim(claim: ResourceClaim, classes: tuple[str, ...]) -> KnownClaim:
     """Return the GPUs of a claim: the allocated ones, else the requested ones."""
     pods = sum(row.resource == "pods" for row in claim.status.reserved_for or ())
-    asked = _gpu_requests(claim.spec, classes)
+    asked = _count_requested_gpus(claim.spec, classes)
     allocation = claim.status.allocation
     if allocation is None:
         return KnownClaim(sum(asked.values()), max(1, pods))
@@ -155,10 +155,10 @@ def read_claim(claim: ResourceClaim, classes: tuple[str, ...]) -> KnownClaim:
 
 def read_template(template: ResourceClaimTemplate, classes: tuple[str, ...]) -> KnownClaim:
     """Return the GPUs of each claim made from a template."""
-    return KnownClaim(sum(_gpu_requests(template.spec.spec, classes).values()))
+    return KnownClaim(sum(_count_requested_gpus(template.spec.spec, classes).values()))
 
 
-def _gpu_requests(spec: ClaimSpec, classes: tuple[str, ...]) -> Mapping[str, int]:
+def _count_requested_gpus(spec: ClaimSpec, classes: tuple[str, ...]) -> Mapping[str, int]:
     """Return name of a request → its GPUs, by the first choice that asks for GPUs."""
     found: dict[str, int] = {}
     for request in spec.devices.requests or ():

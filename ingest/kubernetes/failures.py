@@ -46,7 +46,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
 
 def ending_of(pod: Pod, now_ms: int) -> Ending:
     """Return why a pod or its container failed. A disruption takes precedence."""
-    ended = _terminated(pod)
+    ended = _find_ended_container(pod)
     at_ms = (time_ms(ended.finished_at) if ended else None) or now_ms
     disruption = pod.condition("DisruptionTarget")
     if disruption is not None and disruption.is_true:
@@ -64,7 +64,7 @@ def disrupted(disruption: Condition, at_ms: int) -> Ending:
     return Ending(at_ms, category, disruption.text[:MESSAGE_LENGTH])
 
 
-def _terminated(pod: Pod) -> Terminated | None:
+def _find_ended_container(pod: Pod) -> Terminated | None:
     """Return the container that failed first, else one that ended. Returns None if none has.
 
     A restarted container counts only if no current one failed.

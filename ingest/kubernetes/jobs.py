@@ -48,7 +48,7 @@ class WorkloadFold:
         """Return whether events may become due although no object changes."""
         return bool(self._changed)
 
-    def _job_of(self, job: str, kind: str) -> str:
+    def _choose_job_name(self, job: str, kind: str) -> str:
         """Return the name of an object's job. Objects of two kinds may have the same name.
 
         In this case, the second object's job adds its kind to the name, for as long as that job lives.
@@ -57,7 +57,7 @@ class WorkloadFold:
         return job if own not in self._kinds and self._kinds.get(job, kind) == kind else own
 
     def put_workload(self, made: Workload) -> None:
-        job = self._job_of(made.submitted.job, made.kind)
+        job = self._choose_job_name(made.submitted.job, made.kind)
         self._kinds[job] = made.kind
         made = _named(made, job)
         known = self.state.workloads.get(job)
@@ -69,7 +69,7 @@ class WorkloadFold:
 
     def drop_workload(self, kind: str, job: str, uid: str) -> None:
         """Record that a workload was deleted. `job`: the name by its object or by this fold."""
-        job = self._job_of(job, kind)
+        job = self._choose_job_name(job, kind)
         known = self.state.workloads.get(job)
         if known is not None and known.kind == kind and known.uid == uid:
             self._removed.add(job)
@@ -78,7 +78,7 @@ class WorkloadFold:
     def put_member(self, member: Member, alone: Workload | None) -> None:
         """Add or update a pod. `alone`: the job as the pod alone describes it."""
         self._rename_kind(member)
-        member = msgspec.structs.replace(member, job=self._job_of(member.job, member.kind))
+        member = msgspec.structs.replace(member, job=self._choose_job_name(member.job, member.kind))
         self._kinds[member.job] = member.kind
         self.state.members[member.uid] = member
         self._members.setdefault(member.job, {})[member.uid] = member
@@ -112,7 +112,7 @@ class WorkloadFold:
                 self._kinds.pop(member.job, None)
         self._changed.add(member.job)
 
-    def _bind(self, judged: Judgement) -> None:
+    def _record_bound_gpus(self, judged: Judgement) -> None:
         """Record the GPUs that a job's pods hold although they belong to no running attempt."""
         job, found = judged.workload.submitted.job, Counter[str]()
         for row in () if judged.is_over else judged.bound():
@@ -133,13 +133,13 @@ class WorkloadFold:
         track = self.state.tracks.get(job)
         if track is None or track.uid != workload.uid:
             if track is not None and track.is_submitted and not track.is_ended:
-                yield _replaced(job, track.attempt, now_ms)
+                yield _make_replacement_failure(job, track.attempt, now_ms)
             base = self.state.gone.pop(job, 0) if track is None else track.attempt
             track = self.state.tracks[job] = Track(workload.uid, base + 1, base)
         members = self._members.get(job, {})
         judged = Judgement(workload, track, members, now_ms, removed=job in self._removed)
         judged.judge(self.lost_nodes)
-        self._bind(judged)
+        self._record_bound_gpus(judged)
         yield from judged.events
         if judged.is_over:
             self._forget(job, track)
@@ -163,6 +163,6 @@ def _named(made: Workload, job: str) -> Workload:
     return msgspec.structs.replace(made, submitted=msgspec.structs.replace(made.submitted, job=job))
 
 
-def _replaced(job: str, attempt: int, now_ms: int) -> Failed:
+def _make_replacement_failure(job: str, attempt: int, now_ms: int) -> Failed:
     why = "deleted, and made anew under the same name"
     return Failed(job=job, attempt=attempt, sequence=ENDED, time_ms=now_ms, category="cancelled", message=why)

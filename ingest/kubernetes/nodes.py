@@ -140,7 +140,7 @@ class NodeFold:
         state = self.states.setdefault(node.metadata.name, KnownNode())
         self._describe(node, state)
         return [
-            *self._cordon(node, state, now_ms),
+            *self._make_cordon_events(node, state, now_ms),
             *self._ready(node, state, now_ms),
             *self._withhold(node, state, now_ms),
             *self._health(node, state, now_ms),
@@ -170,12 +170,12 @@ class NodeFold:
         gone = KnownNode(cordoned=state.cordoned, lost=True, deleted=True, was_ready=True, bad=state.bad)
         gone.withheld = state.withheld
         self.states[name] = gone
-        self._forget_some()
+        self._drop_deleted_nodes()
         if state.lost:
             return []
         return [self._event(name, "lost", (_number(version, now_ms), now_ms), "deleted from the cluster")]
 
-    def _forget_some(self) -> None:
+    def _drop_deleted_nodes(self) -> None:
         """Forget the oldest deleted nodes beyond MAX_GONE.
 
         The newest ones stay known, in case they come back.
@@ -190,7 +190,7 @@ class NodeFold:
         text = message[:MESSAGE_LENGTH]
         return NodeEvent(node=node, source=self._source, sequence=sequence, time_ms=at_ms, type=kind, message=text)  # type: ignore[arg-type]
 
-    def _cordon(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
+    def _make_cordon_events(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
         taints = [taint for taint in node.spec.taints or () if taint.effect in HARD]
         cordoned = bool(node.spec.unschedulable) or any(taint.key == UNSCHEDULABLE for taint in taints)
         if cordoned == state.cordoned:

@@ -295,10 +295,12 @@ class KubernetesSource(Source):
                 bad.append(error.with_traceback(None))
         if isinstance(message, Listing):
             there = [row if isinstance(row, Unread) else row.metadata for row in message.objects]
-            events += self._missing(message, {row.uid for row in there}, {row.name for row in there}, now_ms)
+            events += self._drop_missing_objects(
+                message, {row.uid for row in there}, {row.name for row in there}, now_ms
+            )
         return events
 
-    def _missing(self, listing: Listing, uids: set[str], names: set[str], now_ms: int) -> list[NodeEvent]:
+    def _drop_missing_objects(self, listing: Listing, uids: set[str], names: set[str], now_ms: int) -> list[NodeEvent]:
         """Drop the objects that a list no longer names."""
         jobs = self._at.jobs
         if listing.name == "pods":

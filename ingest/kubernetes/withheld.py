@@ -72,7 +72,7 @@ def _reasons(node: Node, own: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if node.metadata.deletion_timestamp is not None:
         yield "to_be_deleted", "it is being deleted from the cluster"
     for taint in node.spec.taints or ():
-        check = _check_of(taint, own)
+        check = _find_taint_check(taint, own)
         if check:
             yield check, f"taint {taint.key}"
     for label, meanings in LABELS.items():
@@ -84,7 +84,7 @@ def _reasons(node: Node, own: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield "not_responding", ready.text or "it is not ready"
 
 
-def _check_of(taint: Taint, own: Mapping[str, str]) -> str:
+def _find_taint_check(taint: Taint, own: Mapping[str, str]) -> str:
     if taint.effect not in HARD:
         return ""
     key = taint.key.lower()

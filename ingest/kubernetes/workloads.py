@@ -167,20 +167,25 @@ class WorkloadReader:
             return None
         spec = job.spec
         pods = _pods(spec)
-        elastic = pods != _or(spec.completions, 1)
-        made = self._workload("Job", job.metadata, [_Part(pods, spec.template)], spec.active_deadline_seconds)
+        elastic = pods != _value_or_default(spec.completions, 1)
+        made = self._make_workload("Job", job.metadata, [_Part(pods, spec.template)], spec.active_deadline_seconds)
         if made is None:
             return None
         ended = _ended(job.status.conditions, "Complete", now_ms, job.status.completion_time)
         made = _with(made, suspended=bool(spec.suspend), elastic=elastic, least=1 if elastic else pods, **ended)
-        return _of_class(made, "batch") if elastic and not self._label(job.metadata, self.terms.class_label) else made
+        return (
+            _set_job_class(made, "batch") if elastic and not self._label(job.metadata, self.terms.class_label) else made
+        )
 
     def jobset(self, jobset: JobSet, now_ms: int) -> Workload | None:
         rows = jobset.spec.replicated_jobs
-        parts = [_Part(_or(row.replicas, 1) * _pods(row.template.spec), row.template.spec.template) for row in rows]
+        parts = [
+            _Part(_value_or_default(row.replicas, 1) * _pods(row.template.spec), row.template.spec.template)
+            for row in rows
+        ]
         limits = [row.template.spec.active_deadline_seconds for row in rows]
         limit_s = max((limit for limit in limits if limit is not None), default=None)
-        made = self._workload("JobSet", jobset.metadata, parts, limit_s)
+        made = self._make_workload("JobSet", jobset.metadata, parts, limit_s)
         if made is None:
             return None
         ended = _ended(jobset.status.conditions, "Completed", now_ms)
@@ -188,8 +193,10 @@ class WorkloadReader:
 
     def pytorchjob(self, job: PyTorchJob, now_ms: int) -> Workload | None:
         spec, policy = job.spec, job.spec.run_policy
-        parts = [_Part(_or(row.replicas, 1), row.template) for row in spec.pytorch_replica_specs.values()]
-        made = self._workload("PyTorchJob", job.metadata, parts, policy.active_deadline_seconds if policy else None)
+        parts = [_Part(_value_or_default(row.replicas, 1), row.template) for row in spec.pytorch_replica_specs.values()]
+        made = self._make_workload(
+            "PyTorchJob", job.metadata, parts, policy.active_deadline_seconds if policy else None
+        )
         if made is None:
             return None
         ended = _ended(job.status.conditions if job.status else None, "Succeeded", now_ms)
@@ -199,20 +206,20 @@ class WorkloadReader:
         elastic = spec.elastic_policy
         if elastic is None:
             return made
-        least = min(made.members, _or(elastic.min_replicas, made.members))
-        gang = Gang(least, max(made.members, _or(elastic.max_replicas, made.members)))
+        least = min(made.members, _value_or_default(elastic.min_replicas, made.members))
+        gang = Gang(least, max(made.members, _value_or_default(elastic.max_replicas, made.members)))
         return _with(made, elastic=True, least=least, submitted=_with(made.submitted, gang=gang))
 
     def alone(self, pod: Pod, member: Member) -> Workload | None:
         """Return the workload that a pod alone describes, or None if it wants no GPU."""
-        part = _Part(1, _template_of(pod), pod.status)
+        part = _Part(1, _make_template(pod), pod.status)
         owner = owner_of(pod)
-        made = self._workload(owner.kind, pod.metadata, [part], None, owner.name)
+        made = self._make_workload(owner.kind, pod.metadata, [part], None, owner.name)
         if made is None:
             return None
         made = _with(made, alone=True, elastic=not owner.is_single, uid=member.uid if owner.is_single else "")
         usual = USUAL_CLASSES.get(owner.kind)
-        return _of_class(made, usual) if usual and not self._label(pod.metadata, self.terms.class_label) else made
+        return _set_job_class(made, usual) if usual and not self._label(pod.metadata, self.terms.class_label) else made
 
     def member(self, pod: Pod, now_ms: int) -> Member | None:
         """Return the member for a pod, or None if the pod has no GPUs or belongs to a DaemonSet.
@@ -225,7 +232,7 @@ class WorkloadReader:
             return None
         if not may_hold_gpus(pod.spec, self.terms.gpu_resources, meta.annotations):
             return None
-        stage = _stage(pod)
+        stage = _find_stage(pod)
         statuses = pod.status.container_statuses or ()
         restarts = sum(status.restart_count for status in statuses)
         began = [time_ms(row.state.running.started_at) for row in statuses if row.state.running]
@@ -245,7 +252,7 @@ class WorkloadReader:
             running_ms=running_ms if stage == "running" else None,
             restarts=restarts,
             attempt=int(label) + 1 if label.isdecimal() and len(label) < 9 else 0,
-            ending=_ending(pod, stage, restarts, now_ms),
+            ending=_find_ending(pod, stage, restarts, now_ms),
             waiting=wait.reason,
             is_blocked=wait.is_blocked,
             left_ms=time_ms(meta.deletion_timestamp),
@@ -253,7 +260,7 @@ class WorkloadReader:
 
     def holds_gpus(self, pod: Pod) -> bool:
         """Return whether a pod holds GPUs, given the claims read so far."""
-        return self._asked(pod.metadata, _Part(1, _template_of(pod), pod.status)).gpus >= 1
+        return self._asked(pod.metadata, _Part(1, _make_template(pod), pod.status)).gpus >= 1
 
     def _asked(self, meta: Meta, part: _Part) -> AskedGpus:
         spec = part.template.spec
@@ -265,7 +272,7 @@ class WorkloadReader:
             claimed=self._claims.claimed(meta.namespace, spec, part.status) if spec.resource_claims else None,
         )
 
-    def _workload(
+    def _make_workload(
         self, kind: str, meta: Meta, parts: Sequence[_Part], limit_s: int | None, name: str = ""
     ) -> Workload | None:
         """Return the workload of an object's templates, or None if none of them wants a GPU."""
@@ -317,7 +324,7 @@ class WorkloadReader:
         return meta.label(name) or (meta.annotations or {}).get(name, "") if name else ""
 
 
-def _template_of(pod: Pod) -> Template:
+def _make_template(pod: Pod) -> Template:
     return Template(TemplateMeta(None, pod.metadata.annotations), pod.spec)
 
 
@@ -331,17 +338,17 @@ def _with(row: S, **changes: object) -> S:
     return msgspec.structs.replace(row, **changes)
 
 
-def _of_class(made: Workload, name: JobClass) -> Workload:
+def _set_job_class(made: Workload, name: JobClass) -> Workload:
     return _with(made, submitted=_with(made.submitted, class_=name))
 
 
-def _or(value: int | None, default: int) -> int:
+def _value_or_default(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
 def _pods(spec: JobSpec) -> int:
     """Return the number of a Job's pods that run at once."""
-    pods = _or(spec.parallelism, 1)
+    pods = _value_or_default(spec.parallelism, 1)
     return pods if spec.completions is None else min(pods, spec.completions)
 
 
@@ -389,7 +396,7 @@ def _number(meta: Meta, names: Sequence[str]) -> int | None:
     return None
 
 
-def _stage(pod: Pod) -> Stage:
+def _find_stage(pod: Pod) -> Stage:
     if pod.status.phase in ("Failed", "Succeeded"):
         return "failed" if pod.status.phase == "Failed" else "succeeded"
     if pod.status.phase not in ("Running", "Unknown"):
@@ -399,7 +406,7 @@ def _stage(pod: Pod) -> Stage:
     return "broken" if crashed or any(state.waiting for state in states) else "running"
 
 
-def _ending(pod: Pod, stage: Stage, restarts: int, now_ms: int) -> Ending | None:
+def _find_ending(pod: Pod, stage: Stage, restarts: int, now_ms: int) -> Ending | None:
     """Return how the pod ended, also if it has been restarted since.
 
     For a pod that has to leave, return why. Returns None for any other pod.

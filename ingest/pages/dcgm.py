@@ -186,7 +186,7 @@ class DcgmResolver(Resolver):
         reading = _reading(name)
         if reading is None:
             return None
-        place = self._locate_once(labels, target)
+        place = self._find_cached_place(labels, target)
         instance, metric = labels.get("GPU_I_ID", ""), reading.of_instance
         if instance and metric is not None:
             number = gpu_index(instance, "GPU_I_ID")
@@ -196,7 +196,7 @@ class DcgmResolver(Resolver):
             kind, metric, entity = EntityKind.GPU, reading.metric, place.gpu
         return Series(kind, metric, entity, place.row, place.gpu, reading.scale, reading.form)
 
-    def _locate_once(self, labels: Mapping[str, str], target: Target) -> "_Place":
+    def _find_cached_place(self, labels: Mapping[str, str], target: Target) -> "_Place":
         """Return the place of a GPU, looked up once for each page.
 
         All fields of one GPU share their labels.

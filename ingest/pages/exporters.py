@@ -45,7 +45,7 @@ class LabelFacts:
 
     @classmethod
     def of(cls, stated: Mapping[str, str]) -> "LabelFacts":
-        labels = _known_labels(stated)
+        labels = _normalise_label_names(stated)
         return cls(labels, job_label(labels), host_pod(labels), bool(labels.get("GPU_I_ID")), stated)
 
 
@@ -63,11 +63,11 @@ class ExporterResolver:
         number, known = _claim(name)
         if number is None or isinstance(number, SkipRule):
             return number
-        facts = self._facts_of(labels, target)
+        facts = self._derive_label_facts(labels, target)
         found = self._resolvers[number](known, facts.labels, target)
-        return self._labelled(found, facts) if isinstance(found, Series) and found.kind in GPUS else found
+        return self._add_job_label(found, facts) if isinstance(found, Series) and found.kind in GPUS else found
 
-    def _facts_of(self, labels: Mapping[str, str], target: Target) -> LabelFacts:
+    def _derive_label_facts(self, labels: Mapping[str, str], target: Target) -> LabelFacts:
         """Return the facts of some labels, derived once for each page."""
         page = self._page
         if page is None or page[0] is not target or page[1] != target.pages:
@@ -84,7 +84,7 @@ class ExporterResolver:
         nodes = self._nodes
         return self._entities.bounds_set, len(nodes), nodes.alias_changes, self.inventory.changes
 
-    def _labelled(self, series: Series, facts: LabelFacts) -> Series:
+    def _add_job_label(self, series: Series, facts: LabelFacts) -> Series:
         """Return the series of a GPU, with the job if its labels name one.
 
         If the labels name a pod that is itself a node, its name is learnt.
@@ -115,16 +115,16 @@ def known_name(name: str) -> str:
     return _NAMES.get(name.lower(), name)
 
 
-def _known_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+def _normalise_label_names(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Return the labels in the spelling that resolvers expect."""
-    odd = _odd_labels(tuple(labels))
+    odd = _find_odd_spellings(tuple(labels))
     if not odd:
         return labels
     return {**{_LABELS[label.lower()]: labels[label] for label in odd}, **labels}
 
 
 @lru_cache(4096)
-def _odd_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
+def _find_odd_spellings(labels: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(label for label in labels if label not in _SPELLINGS and label.lower() in _LABELS)
 
 

@@ -114,7 +114,7 @@ class _Reading:
     ceiling: float
 
 
-def _readings() -> dict[str, _Reading]:
+def _make_readings() -> dict[str, _Reading]:
     table: dict[str, _Reading] = {}
     for counter in _COUNTERS:
         metric = metric_row(EntityKind.PORT, counter.metric)
@@ -134,7 +134,7 @@ def _readings() -> dict[str, _Reading]:
     return table
 
 
-PORT_READINGS = _readings()
+PORT_READINGS = _make_readings()
 
 
 class InfinibandResolver(Resolver):

@@ -146,9 +146,9 @@ class ServingResolver(Resolver):
         reading = _find(name.replace(":", "_", 1), labels)
         if reading is None or isinstance(reading, SkipRule):
             return reading
-        if labels.get("priority") or _is_other_rank(labels):
+        if labels.get("priority") or _is_duplicate_rank(labels):
             return SkipRule.OTHER_PART
-        entity = self._instance(labels, target)
+        entity = self._find_or_add_instance(labels, target)
         parts = [f"{label}={labels[label]}" for label in sorted(labels.keys() - _NO_PARTS)] if reading.fold else []
         return Series(
             EntityKind.SERVED_MODEL,
@@ -160,7 +160,7 @@ class ServingResolver(Resolver):
             part=part_of(name, *parts) if reading.fold else 0,
         )
 
-    def _instance(self, labels: Mapping[str, str], target: Target) -> int:
+    def _find_or_add_instance(self, labels: Mapping[str, str], target: Target) -> int:
         model = labels.get("model_name") or labels.get("model") or ""
         pool = labels.get("pool") or labels.get("namespace") or "default"
         instance = labels.get("instance") or target.address or target.node
@@ -179,7 +179,7 @@ class ServingResolver(Resolver):
         return table.add(name)
 
 
-def _is_other_rank(labels: Mapping[str, str]) -> bool:
+def _is_duplicate_rank(labels: Mapping[str, str]) -> bool:
     """Return whether another rank of the same data-parallel rank counts the same requests.
 
     With data-parallel attention, the tensor-parallel rank grows with the data-parallel rank. If several of them

@@ -59,7 +59,7 @@ def _groups(data: bytes, origin: str) -> Iterator[Group | ConfigError]:
     try:
         rows = _decode(data)
     except (msgspec.MsgspecError, RecursionError):
-        rows = [msgspec.Raw(msgspec.json.encode(row)) for row in _yaml(data, origin)]
+        rows = [msgspec.Raw(msgspec.json.encode(row)) for row in _read_yaml_list(data, origin)]
     for row in rows:
         try:
             yield _group(row)
@@ -67,7 +67,7 @@ def _groups(data: bytes, origin: str) -> Iterator[Group | ConfigError]:
             yield ConfigError(f"{bytes(row)[:80]!r}: {explain_bytes(error, _group, row)}")
 
 
-def _yaml(data: bytes, origin: str) -> list[Any]:
+def _read_yaml_list(data: bytes, origin: str) -> list[Any]:
     """Read a YAML list. Raises ConfigError if the data is not one, or if the origin must be JSON."""
     if origin.endswith(".json") or origin.startswith(("http://", "https://")):
         raise ConfigError(f"{origin}: expected a JSON list of target groups")

@@ -127,14 +127,14 @@ class PageDecoder:
             elif self._order is not None:
                 self._order.forget()
             if raw is not None and self._names_host:
-                self._learn_node(page)
+                self._learn_node_name(page)
             if raw is not None and not self.target.forgets:
                 time_ms = np.empty(len(raw), np.int64)
                 time_ms.fill(arrival_ms)
                 if self._partial:
                     self.noted["partial"] += self._partial
                 return self._batch(raw, time_ms, list(self._refusals.errors))
-            self._recall(self._shape)
+            self._restore_cache(self._shape)
         return self._decode_lines(page, arrival_ms, open_metrics or is_open_metrics(page))
 
     def _read_reordered(self, page: bytes, shape: PageShape) -> NDArray[np.float64] | None:
@@ -145,7 +145,7 @@ class PageDecoder:
             self._order = PageOrder(shape)
         return self._order.read(page)
 
-    def _recall(self, shape: PageShape) -> None:
+    def _restore_cache(self, shape: PageShape) -> None:
         """Restore the prefixes and their series from a shape, because the page has another shape."""
         series, errors = iter(self._columns.series()), self._refusals.prefixes()
         for prefix, role in shape.prefixes():
@@ -162,7 +162,7 @@ class PageDecoder:
     def _forget_refusals(self) -> None:
         """Resolve refused prefixes again, because there may be room for them now."""
         if self._shape is not None:
-            self._recall(self._shape)
+            self._restore_cache(self._shape)
         refused = {key for key, found in self._cache.items() if isinstance(found, RecordError)}
         self._cache = {key: found for key, found in self._cache.items() if key not in refused}
         is_small = len(self._was_refused) + len(refused) <= self._max_series
@@ -177,7 +177,7 @@ class PageDecoder:
 
     def _decode_lines(self, page: bytes, arrival_ms: int, open_metrics: bool) -> Batch:
         *lines, rest = page.split(b"\n", MAX_LINES)
-        self._learn_node(page)
+        self._learn_node_name(page)
         if self.target.forgets:
             self._forget_all()
         self._epoch = self._resolve.epoch()  # before the page itself adds to what is known
@@ -199,8 +199,8 @@ class PageDecoder:
             state.refuse_rest(too_many, sum(map(is_sample, rest.split(b"\n"))))
         elif rest.strip() not in (b"", b"# EOF"):
             state.refuse_rest(RecordError("truncated", repr(rest[:80])), int(is_sample(rest)))
-        self._watch_two_boards(state)
-        self._drop_partial(state)
+        self._recheck_second_boards(state)
+        self._drop_partial_sums(state)
         self._columns = PageColumns.of(state.series, state.shared)
         self._was_read = self._was_read or LineRole.WANTED in state.roles
         self._tally, self.why_unread = state.tally(), state.why_unread(self._was_read)
@@ -219,7 +219,7 @@ class PageDecoder:
         found = self._cache.get(key, _NEW)
         if found is _NEW and (combined := page.parser.combine(key, value)) is not None:
             raw = parse_value(value)
-            self._place(self._resolve_new(*combined, key, page), key, key + b" ", raw, page, is_new=True)
+            self._place(self._resolve_new_line(*combined, key, page), key, key + b" ", raw, page, is_new=True)
             return
         timestamp = b""
         if found is _NEW:
@@ -236,10 +236,10 @@ class PageDecoder:
             return
         new = page.parser.parse(line)
         raw, key = parse_value(new.value), new.prefix[:-1]
-        known = self._resolve_new(new.name, new.labels, key if new.prefix.endswith(b" ") else None, page)
+        known = self._resolve_new_line(new.name, new.labels, key if new.prefix.endswith(b" ") else None, page)
         self._place(known, key, new.prefix, raw, page, new.timestamp, is_new=True)
 
-    def _resolve_new(self, name: str, labels: Mapping[str, str], key: bytes | None, page: PageState) -> Known:
+    def _resolve_new_line(self, name: str, labels: Mapping[str, str], key: bytes | None, page: PageState) -> Known:
         """Resolve a line that is not in the cache. key: for the cache; None if no line can be found by it."""
         found: Known
         cached: Known
@@ -293,7 +293,7 @@ class PageDecoder:
         page.raw.append(raw)
         page.time_ms.append(time_ms)
 
-    def _drop_partial(self, page: PageState) -> None:
+    def _drop_partial_sums(self, page: PageState) -> None:
         """Remove sums that lack a part because its line is broken. They would look like counters that fell."""
         identities = [(one.kind, one.metric, one.entity) if one.fold else None for one in page.series]
         parts = Counter(identity for identity in identities if identity is not None)
@@ -307,7 +307,7 @@ class PageDecoder:
             self.noted["partial"] += len(partial)
             page.leave_out({row for row, identity in enumerate(identities) if identity in partial})
 
-    def _watch_two_boards(self, page: PageState) -> None:
+    def _recheck_second_boards(self, page: PageState) -> None:
         """Resolve the next page whole if second boards are refused and the lines that are read have changed.
 
         The first board of a slot may have left the page.
@@ -318,7 +318,7 @@ class PageDecoder:
             self._beside_rivals = hash(tuple(prefix for prefix, role in roles if role is LineRole.WANTED))
             self.target.forgets = self.target.forgets or self._beside_rivals != before
 
-    def _learn_node(self, page: bytes) -> None:
+    def _learn_node_name(self, page: bytes) -> None:
         """Name the target after node_exporter's `node_uname_info`, unless the configuration names it."""
         at = -1 if self.target.fixed else page.find(_UNAME)
         if at < 0 or (at > 0 and page[at - 1 : at] != b"\n"):
@@ -362,7 +362,7 @@ class PageDecoder:
             self.noted["blank"] += len(missing)
             finite[missing] = False
             good = finite
-            tally = _less(tally, len(raw) - int(np.count_nonzero(finite)), len(infinite))
+            tally = _subtract_missing(tally, len(raw) - int(np.count_nonzero(finite)), len(infinite))
         samples = []
         for (kind, rows, metric, entity), fold in zip(columns.kinds, columns.folds, strict=True):
             keep = good if isinstance(good, slice) else good[rows]
@@ -383,7 +383,7 @@ class PageDecoder:
         return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
 
 
-def _less(tally: RecordTally, missing: int, infinite: int) -> RecordTally:
+def _subtract_missing(tally: RecordTally, missing: int, infinite: int) -> RecordTally:
     """Return the tally without `missing` read lines that have no number.
 
     infinite: how many of them have an infinite number or NaN.

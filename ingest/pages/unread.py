@@ -80,15 +80,15 @@ def unread_page(names: Sequence[str]) -> str:
     >>> unread_page(["kube_pod_info"])
     'nothing on the page is read: it has kube_pod_info (kube-state-metrics); add the source kubernetes'
     """
-    return f"nothing on the page is read: it has {_names_and_hint(names)}"
+    return f"nothing on the page is read: it has {_format_names_and_hint(names)}"
 
 
 def unread_samples(names: Sequence[str]) -> str:
     """Return a sentence that names samples that no reader knows, and what would be read instead."""
-    return f"samples arrive and nothing reads them: they are {_names_and_hint(names)}"
+    return f"samples arrive and nothing reads them: they are {_format_names_and_hint(names)}"
 
 
-def _names_and_hint(names: Sequence[str]) -> str:
+def _format_names_and_hint(names: Sequence[str]) -> str:
     shown = ", ".join(names[:SHOWN_NAMES]) + (", …" if len(names) > SHOWN_NAMES else "")
     found = next(filter(None, map(looks_like, names)), None)
     return f"{shown}; {_OTHERS}" if found is None else f"{shown} ({found[0]}); {found[1]}"

@@ -206,7 +206,7 @@ class PerfquerySource(PortSource):
         """Add all counters of a text. `node`, `device`: the owner if the text names none."""
         bad: list[RecordError] = []
         for port in parse_counters(text, bad):
-            owner, name = self._owner(port)
+            owner, name = self._find_port_owner(port)
             if owner or node:
                 self._rows.add(owner or node, name or device, port.port, port.readings, time_ms)
             else:
@@ -215,7 +215,7 @@ class PerfquerySource(PortSource):
         for error in bad:
             self._rows.bad(error)
 
-    def _owner(self, port: PortText) -> tuple[str, str]:
+    def _find_port_owner(self, port: PortText) -> tuple[str, str]:
         """Return the (node, device) of a port, empty if neither the text nor the fabric names them."""
         adapter = adapter_of(port.description)
         if not adapter.host:

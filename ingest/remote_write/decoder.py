@@ -152,7 +152,7 @@ class WriteDecoder:
             try:
                 if len(keys[row]) > MAX_LABEL_BYTES:
                     raise RecordError("bad_label", f"labels of {len(keys[row]):,} bytes: {keys[row][:80]!r}")
-                found.labels[row] = _labels_of(write, row) if len(write.begin) else parse_labels(keys[row])
+                found.labels[row] = _decode_symbol_labels(write, row) if len(write.begin) else parse_labels(keys[row])
             except RecordError as error:
                 found.rows[row] = _BAD
                 found.bad.append(error.with_traceback(None))
@@ -161,7 +161,7 @@ class WriteDecoder:
     def _place(self, found: "_Found") -> None:
         """Resolve new series, once all hosts are named. Fills in the rows and errors of `found`."""
         for labels in found.labels.values():
-            self._name_host(labels)
+            self._learn_host_name(labels)
         for row, labels in found.labels.items():
             try:
                 found.rows[row] = self._row(found.keys[row], labels)
@@ -178,7 +178,7 @@ class WriteDecoder:
         for key in self._of_instance.pop(instance, ()):
             self._rows.pop(key, None)
 
-    def _name_host(self, labels: Mapping[str, str]) -> None:
+    def _learn_host_name(self, labels: Mapping[str, str]) -> None:
         """Learn the name of an `instance`'s host from `node_uname_info`. Its series are resolved again."""
         instance, node = labels.get("instance", ""), labels.get("nodename", "")
         if labels["__name__"] == "node_uname_info" and instance and node and self._nodes.get(instance) != node:
@@ -241,13 +241,15 @@ class WriteDecoder:
             tally = replace(tally, read=tally.read - left_out, refused=tally.refused + refused, ignored=ignored)
         self._count(stale=int(np.count_nonzero(stale)), blank=len(missing))
         parts = good & (columns["fold"] != Fold.WHOLE)
-        samples = _by_kind(columns[good & ~parts], time_ms[good & ~parts], value[good & ~parts])
+        samples = _split_by_kind(columns[good & ~parts], time_ms[good & ~parts], value[good & ~parts])
         if parts.any():
             samples += self._summed(columns[parts], at[wanted][parts], time_ms[parts], value[parts])
-        labels = self._sights(columns[good], time_ms[good]) if self._new_gpus or self._table.labels else ()
+        labels = (
+            self._collect_label_sights(columns[good], time_ms[good]) if self._new_gpus or self._table.labels else ()
+        )
         return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
 
-    def _sights(self, columns: NDArray[np.void], time_ms: NDArray[np.int64]) -> tuple[LabelSight, ...]:
+    def _collect_label_sights(self, columns: NDArray[np.void], time_ms: NDArray[np.int64]) -> tuple[LabelSight, ...]:
         """Return the labels of a request's GPUs, for each moment.
 
         Before any label has arrived, return only GPUs that are new. Loops over GPUs.
@@ -292,10 +294,12 @@ class WriteDecoder:
             (identity >> 32) & 0xFFFF,
             identity & 0xFFFFFFFF,
         )
-        return _by_kind(whole, time_ms, value)
+        return _split_by_kind(whole, time_ms, value)
 
 
-def _by_kind(columns: NDArray[np.void], time_ms: NDArray[np.int64], value: NDArray[np.float64]) -> list[SampleBatch]:
+def _split_by_kind(
+    columns: NDArray[np.void], time_ms: NDArray[np.int64], value: NDArray[np.float64]
+) -> list[SampleBatch]:
     samples = []
     for kind in np.unique(columns["kind"]).tolist():
         keep = columns["kind"] == kind
@@ -343,14 +347,14 @@ def parse_labels(text: bytes) -> dict[str, str]:
     at = 0
     try:
         while at < len(text):
-            name, value, at = _short_label(text, at) or _any_label(text, at)
+            name, value, at = _parse_short_label(text, at) or _parse_any_label(text, at)
             labels[name.decode()] = value.decode()
     except (IndexError, UnicodeDecodeError):
         raise RecordError("bad_label", repr(text[:80])) from None
     return _named(labels)
 
 
-def _short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
+def _parse_short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
     """Return (name, value, end) of a label in the common form, otherwise None.
 
     The form is 0A len 0A n name 12 n value, with each length below 128.
@@ -364,7 +368,7 @@ def _short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
     return text[at + 4 : name_end], text[name_end + 2 : end], end
 
 
-def _any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
+def _parse_any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
     """Parse a label in any valid form. If a name or value occurs twice, the last one counts."""
     for number, kind, begin, end in fields(text, at, len(text)):
         if number != 1 or kind != BYTES:
@@ -377,7 +381,7 @@ def _any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
     raise RecordError("bad_label", f"no label at byte {at} of {text[:80]!r}")
 
 
-def _labels_of(write: WriteRequest, row: int) -> dict[str, str]:
+def _decode_symbol_labels(write: WriteRequest, row: int) -> dict[str, str]:
     """Return the labels of a series of 2.0."""
     refs = write.refs[write.begin[row] : write.end[row]].tolist()
     try:

@@ -100,7 +100,7 @@ def walk(message: bytes, version: Version, *, exact: bool = False) -> WriteReque
     try:
         begin, end, symbols = _split(message, _SERIES[version], _SYMBOL if version is Version.V2 else _NO_TAG)
         spans = _Spans(message, begin, end)
-        return _walk_labels(spans, exact) if version is Version.V1 else _walk_refs(spans, symbols)
+        return _read_label_message(spans, exact) if version is Version.V1 else _read_symbol_message(spans, symbols)
     except (IndexError, struct.error):
         raise RecordError("bad_protobuf", "the message ends in the middle of a field") from None
 
@@ -118,7 +118,7 @@ def _split(data: bytes, series: int, symbol: int) -> tuple[NDArray[np.intp], NDA
         if at >= size:
             break
         tag, length = data[at], data[at + 1]
-        if tag == series and not begins and (regular := _regular(data, at, series)) is not None:
+        if tag == series and not begins and (regular := _find_regular_series(data, at, series)) is not None:
             return (*regular, symbols)
         if length < 0x80:
             begin = at + 2
@@ -135,7 +135,7 @@ def _split(data: bytes, series: int, symbol: int) -> tuple[NDArray[np.intp], NDA
         elif tag in _OTHERS:
             raise RecordError("bad_protobuf", f"field {tag >> 3} belongs to another version of the protocol")
         else:
-            at = _skip(data, at)
+            at = _skip_field(data, at)
     else:
         raise RecordError("too_many_series", f"more than {MAX_FIELDS:,} series and symbols in one request")
     if at != size:
@@ -143,7 +143,7 @@ def _split(data: bytes, series: int, symbol: int) -> tuple[NDArray[np.intp], NDA
     return np.array(begins, np.intp), np.array(ends, np.intp), symbols
 
 
-def _regular(data: bytes, first: int, tag: int) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
+def _find_regular_series(data: bytes, first: int, tag: int) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
     """Return begins and ends of the series from `first` on, or None if one has an unusual end."""
     byte, size = np.frombuffer(data, np.uint8), len(data)
     follows = byte[1:]
@@ -157,13 +157,15 @@ def _regular(data: bytes, first: int, tag: int) -> tuple[NDArray[np.intp], NDArr
     described = after + 2 + byte[np.minimum(after + 1, size - 1)]  # behind the metadata of 2.0
     behind = described[(byte[last] == tag) & (described <= size)]
     for end in (behind, after) if tag == _SERIES[Version.V2] else (after,):
-        spans = _chain(byte, first, tag, end[(end == size) | (byte[np.minimum(end, size - 1)] == tag)])
+        spans = _find_consecutive_series(
+            byte, first, tag, end[(end == size) | (byte[np.minimum(end, size - 1)] == tag)]
+        )
         if spans is not None:
             return spans
     return None
 
 
-def _chain(
+def _find_consecutive_series(
     byte: NDArray[np.uint8], first: int, tag: int, end: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
     """Return begins and ends of consecutive series, the first at `first`. None if they do not touch."""
@@ -178,7 +180,7 @@ def _chain(
     return (begin, end) if fits.all() else None
 
 
-def _skip(data: bytes, at: int) -> int:
+def _skip_field(data: bytes, at: int) -> int:
     """Return the position after the field at `at`."""
     for _, _, _, end in fields(data, at, len(data)):
         return end
@@ -207,7 +209,7 @@ def _times(text: NDArray[np.uint8]) -> NDArray[np.int64]:
     return (text & 0x7F).astype(np.int64) @ _SEVENS
 
 
-def _doubles(text: NDArray[np.uint8]) -> NDArray[np.float64]:
+def _decode_doubles(text: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Decode doubles (s,) from bytes (s, 8)."""
     return np.ascontiguousarray(text).view("<f8").reshape(-1)
 
@@ -267,7 +269,7 @@ class _Samples:
         text: (s, 18) the bytes of the sample. Those of the form `zero` are its last nine.
         """
         self._fast = sample | zero
-        self._value = np.where(sample, _doubles(text[:, 3:11]), 0.0)
+        self._value = np.where(sample, _decode_doubles(text[:, 3:11]), 0.0)
         self._time_ms = _times(text[:, 12:])
         self.slow: dict[int, _Slow] = {}
         self._spans = spans
@@ -299,7 +301,7 @@ class _Samples:
         return sum(getattr(found, what) for found in self.slow.values())
 
 
-def _walk_labels(spans: _Spans, exact: bool) -> WriteRequest:
+def _read_label_message(spans: _Spans, exact: bool) -> WriteRequest:
     """Read a message of 1.0: each series ends in its sample, and the bytes before it are labels."""
     words = spans.at(np.maximum(spans.end - _WINDOW, 0))
     size = np.where(spans.end >= _WINDOW, spans.end - spans.begin, 0)
@@ -330,7 +332,7 @@ def _ends_in_sample(byte: NDArray[np.uint8], at: NDArray[np.intp]) -> NDArray[np
     return answer
 
 
-def _walk_refs(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
+def _read_symbol_message(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
     """Read a message of 2.0: references to symbols, one sample, and metadata that is not used."""
     byte, size = spans.byte, len(spans.message)
     length = byte[np.minimum(spans.begin + 1, size)].astype(np.intp)
@@ -346,7 +348,7 @@ def _walk_refs(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
     text[zero, _ZERO_TAIL:] = text[zero, :_ZERO_TAIL]
     samples = _Samples(spans, sample & head, zero & head, text)
     samples.read_slow(Version.V2)
-    refs, begin, end = _references(spans, head & (sample | zero), length, samples.slow)
+    refs, begin, end = _read_references(spans, head & (sample | zero), length, samples.slow)
     if len(refs) and int(refs.max()) >= len(symbols):
         raise RecordError("bad_protobuf", f"symbol {int(refs.max())} of {len(symbols)}")
     counts = samples.count("histograms"), samples.count("exemplars")
@@ -354,7 +356,7 @@ def _walk_refs(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
     return WriteRequest(of, time_ms, value, [], symbols, refs, begin, end, counts[0], counts[1])
 
 
-def _references(
+def _read_references(
     spans: _Spans, fast: NDArray[np.bool_], length: NDArray[np.intp], slow: dict[int, _Slow]
 ) -> tuple[NDArray[np.uint32], NDArray[np.intp], NDArray[np.intp]]:
     """Return all references, and (s,) where those of each series begin and end."""
@@ -369,7 +371,7 @@ def _references(
     begin, end = np.zeros(len(fast), np.intp), np.zeros(len(fast), np.intp)
     end[rows] = np.searchsorted(ends, stop)  # references whose last byte lies before `stop`
     begin[rows] = np.searchsorted(ends, stop - size)
-    refs = [_varints(text, ends)]
+    refs = [_decode_varints(text, ends)]
     at = len(ends)
     for row, found in slow.items():
         begin[row], end[row] = at, at + len(found.refs)
@@ -380,7 +382,7 @@ def _references(
     return np.concatenate(refs), begin, end
 
 
-def _varints(text: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.uint32]:
+def _decode_varints(text: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.uint32]:
     """Decode numbers of at most 32 bits. `ends`: the place of the last byte of each.
 
     Raises RecordError bad_protobuf if a number is larger.

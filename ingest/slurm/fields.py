@@ -79,15 +79,15 @@ def time_ms(text: str, zone: tzinfo | None = None) -> int | None:
     """
     text = text.strip()
     if text.isdecimal() and text.isascii():
-        return _after_2000(int(text) * 1000) if len(text) < 13 else None
+        return _drop_before_2000(int(text) * 1000) if len(text) < 13 else None
     try:
         found = datetime.fromisoformat(text)
-        return _after_2000(round((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1000))
+        return _drop_before_2000(round((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1000))
     except (ValueError, OverflowError, OSError):
         return None
 
 
-def _after_2000(time_ms: int) -> int | None:
+def _drop_before_2000(time_ms: int) -> int | None:
     return time_ms if time_ms >= YEAR_2000_MS else None
 
 
@@ -134,10 +134,10 @@ def exit_code(text: str) -> tuple[int, int]:
     ((0, 9), (0, 0))
     """
     status, _, signal = text.partition(":")
-    return _small(status), _small(signal)
+    return _parse_small_number(status), _parse_small_number(signal)
 
 
-def _small(text: str) -> int:
+def _parse_small_number(text: str) -> int:
     return int(text) if text.isdecimal() and text.isascii() and len(text) < 6 else 0
 
 

@@ -125,10 +125,10 @@ def _seen(row: NumberedJob, job: SlurmJob) -> NumberedJob:
 
 def who(job: SlurmJob) -> tuple[int, int]:
     """Return checksums of a record's user and name, independent of the spelling in its form."""
-    return _print(job.user), _print("".join(part for part in job.name if part.isascii() and part.isalnum()))
+    return _hash_text(job.user), _hash_text("".join(part for part in job.name if part.isascii() and part.isalnum()))
 
 
-def _print(text: str) -> int:
+def _hash_text(text: str) -> int:
     return zlib.crc32(text.encode("utf-8", "surrogatepass")) if text else 0
 
 

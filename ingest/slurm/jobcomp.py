@@ -89,7 +89,7 @@ def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Rea
     if b"\0" in text and text[:1] not in (b"{", b"["):
         read = Read()
         variables = text.decode("utf-8", "replace").split("\0")
-        read.take(lambda: [_of_environment(variables, now_ms)])
+        read.take(lambda: [_parse_environment(variables, now_ms)])
         return read
     if text[:1] == b"{" and b'"jobs"' in text and b'"jobid"' not in text:
         return read_queue(text)
@@ -102,7 +102,7 @@ def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Rea
             if isinstance(part, RecordError):
                 read.bad.append(part)
             else:
-                read.parse_json(part, lambda document: [_of_document(document)])
+                read.parse_json(part, lambda document: [_parse_document(document)])
         return read
     lines = text.decode("utf-8", "replace").split("\n")
     if _PAIR.match(lines[0]):
@@ -110,13 +110,13 @@ def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Rea
             if at + 1 < len(lines) and not _PAIR.match(lines[at + 1]):
                 read.bad.append(RecordError("ambiguous", f"a name goes on behind this line: {line[:80]!r}"))
             else:
-                read.take(lambda line=line: [_of_line(line, zone)])  # type: ignore[misc]
+                read.take(lambda line=line: [_parse_filetxt_line(line, zone)])  # type: ignore[misc]
         return read
-    read.take(lambda: [_of_lines(lines, now_ms)])
+    read.take(lambda: [_parse_environment_lines(lines, now_ms)])
     return read
 
 
-def _of_document(part: bytes) -> SlurmJob:
+def _parse_document(part: bytes) -> SlurmJob:
     try:
         row = _completed(part)
     except (ValueError, RecursionError) as error:
@@ -126,7 +126,7 @@ def _of_document(part: bytes) -> SlurmJob:
         raise RecordError("no_job_id", f"jobid {row.jobid!r}")
     limit = number(row.time_limit)
     code = row.exit_code
-    return _completed_job(
+    return _normalise_completed_job(
         SlurmJob(
             id=job_id(id_, (array, task), (number(row.het_job_id) or 0, number(row.het_job_offset) or 0)),
             states=(row.state.partition(" ")[0].upper(),),
@@ -151,7 +151,7 @@ def _of_document(part: bytes) -> SlurmJob:
     )
 
 
-def _of_line(line: str, zone: tzinfo | None) -> SlurmJob:
+def _parse_filetxt_line(line: str, zone: tzinfo | None) -> SlurmJob:
     """Read a line of jobcomp/filetxt. A name may hold blanks and `=`, but not the next key."""
     marks = list(_PAIR.finditer(line))
     ends = [*(mark.start() for mark in marks), len(line)][1:]
@@ -163,10 +163,10 @@ def _of_line(line: str, zone: tzinfo | None) -> SlurmJob:
     renamed = {_SCRIPT_NAMES.get(key, key.upper()): value for key, value in row.items()}
     for name in ("USERNAME", "GROUPNAME"):
         renamed[name] = renamed.get(name, "").partition("(")[0]
-    return _of_script(renamed, zone)
+    return _parse_script_environment(renamed, zone)
 
 
-def _of_lines(lines: list[str], now_ms: int) -> SlurmJob:
+def _parse_environment_lines(lines: list[str], now_ms: int) -> SlurmJob:
     """Read an environment whose variables are lines.
 
     Raises RecordError `ambiguous` if a value may hold another line.
@@ -177,15 +177,15 @@ def _of_lines(lines: list[str], now_ms: int) -> SlurmJob:
         raise RecordError("ambiguous", f"{doubled[:80]!r} comes twice; send `env -0`")
     if any(map(_OF_PARTS.fullmatch, names)) and (words := set(_OF_USERS).intersection(names)):
         raise RecordError("ambiguous", f"{min(words)} can hold the lines of another job's id; send `env -0`")
-    return _of_environment(lines, now_ms)
+    return _parse_environment(lines, now_ms)
 
 
-def _of_environment(lines: list[str], now_ms: int) -> SlurmJob:
+def _parse_environment(lines: list[str], now_ms: int) -> SlurmJob:
     row = dict(line.partition("=")[::2] for line in lines if "=" in line)
     if "JOBID" in row:
-        return _of_script(row, UTC)
+        return _parse_script_environment(row, UTC)
     if "SLURM_JOB_ID" in row:
-        return _of_hook(row, now_ms)
+        return _parse_hook_environment(row, now_ms)
     raise RecordError("no_job_id", "neither JSON nor JobId=… nor JOBID=… nor SLURM_JOB_ID=…")
 
 
@@ -193,11 +193,11 @@ def _whole(row: Mapping[str, str], name: str) -> int | None:
     return number(row.get(name, "").strip())
 
 
-def _of_script(row: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
+def _parse_script_environment(row: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
     """Read the environment of jobcomp/script, which names only what the job has."""
     array, het = _whole(row, "ARRAYJOBID") or 0, (_whole(row, "HETJOBID") or 0, _whole(row, "HETJOBOFFSET") or 0)
     restarts = _whole(row, "RESTARTS")
-    return _completed_job(
+    return _normalise_completed_job(
         SlurmJob(
             id=job_id(row["JOBID"].strip(), (array, _whole(row, "ARRAYTASKID")), het),
             states=(row.get("JOBSTATE", "").strip().partition(" ")[0].upper(),),
@@ -223,13 +223,13 @@ def _of_script(row: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
     )
 
 
-def _completed_job(job: SlurmJob) -> SlurmJob:
+def _normalise_completed_job(job: SlurmJob) -> SlurmJob:
     if not job.states[0]:
         raise RecordError("no_state", f"job {job.id}")
     return replace(job, states=("REQUEUED",)) if job.states == ("PENDING",) else job
 
 
-def _of_hook(row: Mapping[str, str], now_ms: int) -> SlurmJob:
+def _parse_hook_environment(row: Mapping[str, str], now_ms: int) -> SlurmJob:
     """Read a prolog or epilog of slurmctld, which happens now.
 
     It names neither GPUs nor why a job ended.

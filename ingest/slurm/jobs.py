@@ -152,7 +152,7 @@ def _events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
     name, attempt = site.prefix + job.id, job.attempt or 1
     began = job.start_ms is not None and bool(job.nodes) and (job.holds or bool(job.ended))
     if job.submit_ms is not None:
-        yield _submitted(job, site)
+        yield _make_submitted_event(job, site)
         if not began and not job.ended:
             blocked = is_blocked(job.reason, job.states, is_held=job.priority == 0)
             yield Queued(
@@ -175,7 +175,7 @@ def _events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
         yield _end(job, name)
 
 
-def _submitted(job: SlurmJob, site: Site) -> Submitted:
+def _make_submitted_event(job: SlurmJob, site: Site) -> Submitted:
     gang, per_node, share = shape(job, site)
     profile, model = mig_profile(job.gpu_kind), without_profile(job.gpu_kind)
     partitions = tuple(dict.fromkeys(filter(None, map(label, job.partition.split(",")))))[:MAX_QUEUES]

@@ -53,12 +53,12 @@ _group = msgspec.json.Decoder(NodeGroup).decode
 
 def read_queue(body: bytes) -> Read[SlurmJob]:
     """Read the jobs of `squeue --json`. A body of another form gives one error."""
-    return report_cut(_read(body, "jobs", SlurmQueued, lambda raw: _of_queue(_typed(_queued, raw))))
+    return report_cut(_read(body, "jobs", SlurmQueued, lambda raw: _convert_queued_job(_typed(_queued, raw))))
 
 
 def read_accounting(body: bytes) -> Read[SlurmJob]:
     """Read the jobs of `sacct --json`, without their steps."""
-    return report_cut(_read(body, "jobs", Accounted, lambda raw: _of_accounting(_typed(_accounted, raw))))
+    return report_cut(_read(body, "jobs", Accounted, lambda raw: _convert_accounted_job(_typed(_accounted, raw))))
 
 
 def report_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
@@ -78,7 +78,7 @@ def report_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
 def read_nodes(body: bytes) -> Read[SlurmNode]:
     """Read the nodes of `sinfo --json` or `scontrol show nodes --json`."""
     if b'"sinfo"' in body[:100_000] or b'"sinfo"' in body[-100_000:]:
-        read = _read(body, "sinfo", NodeGroup, lambda raw: _of_group(_typed(_group, raw)))
+        read = _read(body, "sinfo", NodeGroup, lambda raw: _convert_node_group(_typed(_group, raw)))
         if read.rows:
             return read
     return _read(body, "nodes", NodeInfo, lambda raw: _of_node(_typed(_node, raw)))
@@ -132,7 +132,7 @@ def _words(value: Words) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
-def _upper(value: Words) -> tuple[str, ...]:
+def _uppercase_words(value: Words) -> tuple[str, ...]:
     return tuple(word.upper() for word in _words(value))
 
 
@@ -150,14 +150,14 @@ def _limit_s(value: Number) -> float | None:
     return 60.0 * minutes if minutes else None
 
 
-def _of_queue(row: SlurmQueued) -> list[SlurmJob]:
+def _convert_queued_job(row: SlurmQueued) -> list[SlurmJob]:
     array, task, text = number(row.array_job_id) or 0, number(row.array_task_id), row.array_task_string or ""
     waiting = WaitingTasks() if task is not None or not array else tasks(text)
     asked, had = row.tres_req_str or "", row.tres_alloc_str or ""
     comments = (row.state_description, row.comment, row.admin_comment, row.system_comment)
     job = SlurmJob(
         id=job_id(row.job_id, (array, task), (number(row.het_job_id) or 0, number(row.het_job_offset) or 0)),
-        states=_upper(row.job_state),
+        states=_uppercase_words(row.job_state),
         attempt=(number(row.restart_cnt, 1e6) or 0) + 1,
         submit_ms=_ms(row.submit_time),
         start_ms=_ms(row.start_time),
@@ -202,7 +202,7 @@ def _tres_text(rows: list[Tres]) -> str:
     return ",".join(f"gres/{row.name}={row.count or 0}" for row in rows if row.type == "gres" and row.name)
 
 
-def _of_accounting(row: Accounted) -> list[SlurmJob]:
+def _convert_accounted_job(row: Accounted) -> list[SlurmJob]:
     times = row.time
     memory = next((found.count for found in row.tres.requested if found.type == "mem"), None)
     stated = row.comment
@@ -212,7 +212,7 @@ def _of_accounting(row: Accounted) -> list[SlurmJob]:
     waiting = WaitingTasks() if task is not None or not array else tasks(text)
     job = SlurmJob(
         id=job_id(row.job_id, (array, task), (number(row.het.job_id) or 0, number(row.het.job_offset) or 0)),
-        states=_upper(row.state.current),
+        states=_uppercase_words(row.state.current),
         attempt=None if restarts is None else restarts + 1,
         submit_ms=_ms(times.submission),
         start_ms=_ms(times.start),
@@ -241,7 +241,7 @@ def _of_accounting(row: Accounted) -> list[SlurmJob]:
 
 def _of_node(row: NodeInfo) -> list[SlurmNode]:
     stated_ms = _ms(row.reason_changed_at)
-    states = (*_upper(row.state), *_upper(row.state_flags))
+    states = (*_uppercase_words(row.state), *_uppercase_words(row.state_flags))
     gres = read_gres(row.gres or "")
     one = SlurmNode(
         name="",
@@ -255,19 +255,19 @@ def _of_node(row: NodeInfo) -> list[SlurmNode]:
         memory_gib=round((number(row.real_memory) or 0) / 1024, 3),
     )
     names = node_list(row.name)
-    return [replace(one, name=name) for name in names] if len(names) == 1 else _namesakes(one, names)
+    return [replace(one, name=name) for name in names] if len(names) == 1 else _copy_node_per_name(one, names)
 
 
-def _namesakes(one: SlurmNode, names: Iterable[str]) -> list[SlurmNode]:
+def _copy_node_per_name(one: SlurmNode, names: Iterable[str]) -> list[SlurmNode]:
     """Return a copy of a record for each node name, without the record's other names."""
     return [replace(one, name=name, other_names=()) for name in names]
 
 
-def _of_group(group: NodeGroup) -> list[SlurmNode]:
+def _convert_node_group(group: NodeGroup) -> list[SlurmNode]:
     stated = group.reason
     reason = stated.description or "" if isinstance(stated, SlurmReason) else stated or ""
     stated_ms = _ms(stated.time) if isinstance(stated, SlurmReason) else None
-    states = _upper(group.node.state)
+    states = _uppercase_words(group.node.state)
     names, hosts, addresses = (
         [name for entry in entries for name in node_list(entry)]
         for entries in (group.nodes.nodes, group.nodes.hostnames, group.nodes.addresses)

@@ -64,11 +64,11 @@ def with_text(record: bytes) -> bytes | None:
     Returns None if nothing had to be replaced, or if it is not JSON even then.
     """
     try:
-        found = json.loads(_escaped(record.decode("utf-8", "replace")), strict=False, parse_constant=_no_number)
+        found = json.loads(_escaped(record.decode("utf-8", "replace")), strict=False, parse_constant=_ignore_constant)
         mended = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
     except (ValueError, RecursionError):
         return None
-    return None if _is_text(record) else mended
+    return None if _is_valid_json(record) else mended
 
 
 _ODD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|())')
@@ -79,7 +79,7 @@ def _escaped(text: str) -> str:
     return _ODD_ESCAPE.sub(lambda found: found[0] if found[1] is None else "\\\\", text)
 
 
-def _no_number(constant: str) -> None:
+def _ignore_constant(constant: str) -> None:
     """Read NaN and infinities, which are not JSON, as unknown."""
 
 
@@ -87,7 +87,7 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _is_text(record: bytes) -> bool:
+def _is_valid_json(record: bytes) -> bool:
     try:
         found = json.loads(record.decode("utf-8"), parse_constant=_refuse_constant)
         json.dumps(found, ensure_ascii=False).encode("utf-8")

@@ -241,8 +241,8 @@ class SlurmSource(Source):
         """Poll everything that is due, and update `state`. Raises SourceError, and then nothing of it counts."""
         began_ms, now_ms = self._clock.steady_ms(), self._clock.now_ms()
         queue_body, nodes_body = await self._client.queue(), await self._client.nodes()
-        queue = _readable(await asyncio.to_thread(decode_jobs, queue_body), "the queue")
-        nodes = _readable(await asyncio.to_thread(decode_nodes, nodes_body), "the nodes") if nodes_body else Read()
+        queue = _check_answer(await asyncio.to_thread(decode_jobs, queue_body), "the queue")
+        nodes = _check_answer(await asyncio.to_thread(decode_nodes, nodes_body), "the nodes") if nodes_body else Read()
         site = replace(self._site, shares_of_gpu=shares_of_gpu(nodes.rows), numbered_gpus=numbered_gpus(nodes.rows))
         scan = JobScan(site, now_ms, state.prints)
         numbers = JobNumbers(state.numbers)
@@ -250,9 +250,9 @@ class SlurmSource(Source):
         queue_unclear = {self._site.prefix + numbers.current(job) for job in queue.doubled}
         scan.keep(queue_unclear, state.live)
         self._noted["jobs_without_gpus"] = scan.without_gpus
-        _miss(state, scan)
+        _record_missing_attempts(state, scan)
         bad = [*queue.bad, *scan.bad]
-        events = [*scan.fresh, *_named_by_now(state, scan)] + await self._accounts(state, scan, bad)
+        events = [*scan.fresh, *_end_unlisted_rests(state, scan)] + await self._accounts(state, scan, bad)
         if nodes_body and (specs := node_specs(nodes.rows)) != self._specs:
             self._specs = specs
         node_events = _follow(state, nodes.rows, self.name, now_ms)
@@ -274,7 +274,7 @@ class SlurmSource(Source):
         events: list[JobEvent] = []
         try:
             if self.options.accounting_s and not self._without_accounts:
-                events += await self._recent_accounts(state, scan, bad)
+                events += await self._poll_recent_accounts(state, scan, bad)
             if state.gone and not self._without_accounts:
                 names = [slurm_id(job.removeprefix(self._site.prefix)) for job in state.gone]
                 found = await self._ask_accounts((0, names), state, scan, bad)
@@ -287,7 +287,7 @@ class SlurmSource(Source):
             logger.warning("%s: accounts: %s, asking again with the next poll", self.name, error)
         return events + self._give_up(state, scan)
 
-    async def _recent_accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:
+    async def _poll_recent_accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:
         if self._clock.steady_ms() < self._accounts_due_ms:
             return []
         since_ms = state.since_ms or scan.now_ms - round(self.options.lookback_s * 1000)
@@ -308,7 +308,7 @@ class SlurmSource(Source):
         known = {**state.live, **{job: attempt for job, (attempt, _) in state.gone.items()}}
         issued = scan.issued | state.queued
         for answer in await self._client.accounting(*which):
-            read = _readable(await asyncio.to_thread(decode_jobs, answer, True), "an answer")
+            read = _check_answer(await asyncio.to_thread(decode_jobs, answer, True), "an answer")
             bad += read.bad
             placed = JobNumbers(state.numbers).placed(sorted(read.rows, key=_submitted_ms))
             asked = [row for row in placed if not which[1] or self._site.prefix + row.id in known]
@@ -330,7 +330,7 @@ class SlurmSource(Source):
         return [requeued(job, attempt, scan.submitted.get(job, since_ms)) for job, (attempt, since_ms) in lost.items()]
 
 
-def _readable(read: Read[Parsed], what: str) -> Read[Parsed]:
+def _check_answer(read: Read[Parsed], what: str) -> Read[Parsed]:
     """Return the answer. Raises SourceError if it has bad records and no good one.
 
     Such an answer counts as no answer, so it ends no job.
@@ -340,13 +340,13 @@ def _readable(read: Read[Parsed], what: str) -> Read[Parsed]:
     return read
 
 
-def _named_by_now(state: PollState, scan: JobScan) -> list[JobEvent]:
+def _end_unlisted_rests(state: PollState, scan: JobScan) -> list[JobEvent]:
     """Return the ends of records for further tasks of an array that Slurm no longer lists."""
     rests = (job for job in state.live if slurm_id(job).endswith(REST))
     return [rest_is_named(job, scan.now_ms) for job in rests if job not in scan.attempts]
 
 
-def _miss(state: PollState, scan: JobScan) -> None:
+def _record_missing_attempts(state: PollState, scan: JobScan) -> None:
     """Record attempts without a known end: of jobs that are gone, or that have a later attempt."""
     for job, attempt in state.live.items():
         if slurm_id(job).endswith(REST):

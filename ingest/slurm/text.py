@@ -50,11 +50,11 @@ def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
     """Read the jobs of `sacct -P` or `squeue -O` with a header. `zone`: the zone of their local times."""
     read = report_cut(_read(body, ("JobID", "JOBID"), lambda row: _job(row, zone)))
     if b"JOBID" in body[:4096].lstrip().partition(b"\n")[0]:  # of squeue; accounts have a line an attempt
-        _drop_doubled(read)
+        _drop_doubled_jobs(read)
     return read
 
 
-def _drop_doubled(read: Read[SlurmJob]) -> None:
+def _drop_doubled_jobs(read: Read[SlurmJob]) -> None:
     """Drop all records of an id that occurs more than once.
 
     One of them is the free text of a user, such as a job name, and nothing shows which one.

@@ -35,7 +35,8 @@ def fabric_nodes(fabric: Fabric) -> list[NodeSpec]:
     if not places:
         raise ConfigError("no adapter in this ibnetdiscover output names its host")
     return [
-        NodeSpec(host, domains=domains, devices=_by_rail(devices[host].values())) for host, domains in places.items()
+        NodeSpec(host, domains=domains, devices=_assign_rails(devices[host].values()))
+        for host, domains in places.items()
     ]
 
 
@@ -47,15 +48,15 @@ def _above(fabric: Fabric, leaves: set[str]) -> dict[str, set[str]]:
     return above
 
 
-def _by_rail(devices: Iterable[Device]) -> tuple[Device, ...]:
+def _assign_rails(devices: Iterable[Device]) -> tuple[Device, ...]:
     """Return devices in the order of their numbers, with rails. A single device has no rail."""
-    ordered = sorted(devices, key=lambda device: _natural(device.name))
+    ordered = sorted(devices, key=lambda device: _natural_sort_key(device.name))
     if len(ordered) == 1:
         return tuple(ordered)
     return tuple(Device(device.name, rail=rail, bytes_per_s=device.bytes_per_s) for rail, device in enumerate(ordered))
 
 
-def _natural(name: str) -> tuple[str, int]:
+def _natural_sort_key(name: str) -> tuple[str, int]:
     digits = re.search(r"\d{1,9}$", name)
     return (name[: digits.start()], int(digits.group())) if digits else (name, -1)
 
@@ -74,10 +75,10 @@ def place(
         group = groups[frozenset(found)]
         domains = {Level.NVLINK_DOMAIN: check_name(node)}
         level = Level.RACK if len(group) == 1 else Level.RAIL_GROUP
-        domains[level] = _called(group, names)
+        domains[level] = _choose_group_name(group, names)
         up = frozenset().union(*(above.get(leaf, set()) for leaf in group))
         if up:
-            domains[Level.BLOCK] = _called(tops.get(up) or up, names)
+            domains[Level.BLOCK] = _choose_group_name(tops.get(up) or up, names)
         places[node] = domains
         if len(places) > MAX_NODES:
             raise too_many(node)
@@ -102,7 +103,7 @@ def _alike(sets: list[frozenset[str]]) -> dict[frozenset[str], frozenset[str]]:
     return groups
 
 
-def _called(group: Iterable[str], names: Mapping[str, str]) -> str:
+def _choose_group_name(group: Iterable[str], names: Mapping[str, str]) -> str:
     return min(names.get(guid) or guid for guid in group)
 
 
@@ -158,13 +159,13 @@ def netq_nodes(document: Any) -> list[NodeSpec]:
     except msgspec.ValidationError as error:
         kind = list[_Compute] if "Name" in document[0] else list[_Graph]
         raise ConfigError(f"NetQ: {explain(error, kind, document).sentence}") from None
-    found = [node for graph in graphs for node in _graph_nodes(graph)]
+    found = [node for graph in graphs for node in _make_graph_nodes(graph)]
     if not found:
         raise ConfigError("NetQ: no host of the graph is linked to a switch")
     return found
 
 
-def _graph_nodes(graph: _Graph) -> list[NodeSpec]:
+def _make_graph_nodes(graph: _Graph) -> list[NodeSpec]:
     members = {member.id: member for tier in graph.nodes for member in tier.compounded_nodes}
     leaves: dict[str, set[str]] = {}
     above: dict[str, set[str]] = {}

@@ -46,7 +46,7 @@ def parse_matrix(text: str) -> tuple[Device, ...]:
     header = _HEADER.search(plain)
     assert header is not None
     lines = [line for line in plain[header.start() :].splitlines() if line.strip()]
-    split = _cells_by_tab if "\t" in lines[0] else str.split
+    split = _split_by_tabs if "\t" in lines[0] else str.split
     names = _devices(split(lines[0]))
     gpus = [name for name in names if re.fullmatch(r"GPU\d{1,3}", name)]
     nics = [name for name in names if name not in gpus]
@@ -62,11 +62,11 @@ def parse_matrix(text: str) -> tuple[Device, ...]:
     legend = {f"NIC{number}": name for number, name in _LEGEND.findall(plain)}
     if missing := legend and [name for name in nics if re.fullmatch(r"NIC\d+", name) and name not in legend]:
         raise ConfigError(f"nvidia-smi topo: the legend does not name {missing[0]}: is the file cut?")
-    near = {nic: _nearest([rows[gpu][columns[nic]] for gpu in gpus]) for nic in nics}
-    return _railed([(legend.get(nic, re.sub(r"^NIC(?=\d+$)", "mlx5_", nic)), near[nic]) for nic in nics])
+    near = {nic: _find_nearest_gpus([rows[gpu][columns[nic]] for gpu in gpus]) for nic in nics}
+    return _assign_rails([(legend.get(nic, re.sub(r"^NIC(?=\d+$)", "mlx5_", nic)), near[nic]) for nic in nics])
 
 
-def _cells_by_tab(line: str) -> list[str]:
+def _split_by_tabs(line: str) -> list[str]:
     cells = [cell.strip() for cell in line.split("\t")]
     return cells if cells[0] else cells[1:]
 
@@ -100,7 +100,7 @@ def _check_row(name: str, cells: Sequence[str], columns: Mapping[str, int]) -> N
             raise ConfigError(f"nvidia-smi topo: row {name} says {cells[at]!r} of {other}, expected one of {known}")
 
 
-def _nearest(codes: list[str]) -> tuple[int, ...]:
+def _find_nearest_gpus(codes: list[str]) -> tuple[int, ...]:
     """Return the GPUs at the shortest distance of a column.
 
     Returns none if they are beyond the host bridge, or if all GPUs are at a host bridge's distance.
@@ -111,7 +111,7 @@ def _nearest(codes: list[str]) -> tuple[int, ...]:
     return () if best == 9 or (best == 2 and len(gpus) == len(codes) > 1) else gpus
 
 
-def _railed(found: list[tuple[str, tuple[int, ...]]]) -> tuple[Device, ...]:
+def _assign_rails(found: list[tuple[str, tuple[int, ...]]]) -> tuple[Device, ...]:
     """Return devices with rails from (name, nearest GPUs), in that order."""
     first = sorted({gpus[0] for _, gpus in found if gpus})
     rails = {gpu: rail for rail, gpu in enumerate(first)}
@@ -168,7 +168,7 @@ def count_hosts(text: str) -> int:
 
 
 def _wiring(root: _Bus) -> tuple[Device, ...]:
-    buses = list(_walk(root))
+    buses = list(_list_buses(root))
     gpus = sorted((bus for bus in buses if bus.kind == "gpu"), key=lambda bus: bus.bus)
     nics = sorted((bus for bus in buses if bus.kind == "nic"), key=lambda bus: bus.bus)
     if not gpus and not nics and not any(bus.kind == UNSAID for bus in buses):
@@ -177,10 +177,10 @@ def _wiring(root: _Bus) -> tuple[Device, ...]:
     near: dict[int, tuple[int, ...]] = {}
     _pair(root, index, near)
     found = [(name, near.get(id(nic), ())) for at, nic in enumerate(nics) for name in (nic.names or [f"mlx5_{at}"])]
-    return _railed(found)
+    return _assign_rails(found)
 
 
-def _walk(top: _Bus) -> list[_Bus]:
+def _list_buses(top: _Bus) -> list[_Bus]:
     found, waiting = [], [top]
     while waiting:
         bus = waiting.pop()
@@ -194,8 +194,8 @@ def _pair(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) ->
 
     If the bridge has as many adapters as GPUs, each adapter gets one, in order.
     """
-    for bridge in reversed(_walk(top)):  # the lowest first
-        below = _walk(bridge)
+    for bridge in reversed(_list_buses(top)):  # the lowest first
+        below = _list_buses(bridge)
         gpus = sorted(index[id(bus)] for bus in below if bus.kind == "gpu")
         nics = sorted((bus for bus in below if bus.kind == "nic" and id(bus) not in near), key=lambda bus: bus.bus)
         if gpus and nics and bridge.bus:

@@ -83,8 +83,8 @@ def node_from_labels(
         gpus=gpus.boards,
         gpu_model=short_model(gpus.product),
         gpu_memory_gib=gpus.memory_gib,
-        cpus=int(_quantity(name, capacity.get("cpu", "0"), MAX_CPUS)),
-        host_memory_gib=_quantity(name, capacity.get("memory", "0"), MAX_GIB * 2**30) / 2**30,
+        cpus=int(_parse_quantity(name, capacity.get("cpu", "0"), MAX_CPUS)),
+        host_memory_gib=_parse_quantity(name, capacity.get("memory", "0"), MAX_GIB * 2**30) / 2**30,
         domains=domains,
         counts_resources=not gpus.is_certain,
     )
@@ -98,7 +98,7 @@ _SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12} | {
 }
 
 
-def _quantity(name: str, text: str, most: float) -> float:
+def _parse_quantity(name: str, text: str, most: float) -> float:
     """Read a Kubernetes quantity such as 64, 500m or 2113502228Ki."""
     digits = text.rstrip("".join(_SUFFIXES))
     try:

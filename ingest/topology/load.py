@@ -146,7 +146,7 @@ def _nodes_of(text: str) -> list[NodeSpec]:
     if what := what_it_is(text):
         raise ConfigError(what)
     if _YAML.search(text[:65_536]) and not _TOML.search(text[:65_536]):
-        return _yaml_nodes(text)
+        return _read_yaml_nodes(text)
     try:
         return parse_toml(text)
     except ConfigError as error:
@@ -155,7 +155,7 @@ def _nodes_of(text: str) -> list[NodeSpec]:
         ) from None
 
 
-def _yaml_nodes(text: str) -> list[NodeSpec]:
+def _read_yaml_nodes(text: str) -> list[NodeSpec]:
     """Return the nodes of a YAML text. Raises ConfigError.
 
     It is Slurm's topology.yaml, or the output of `kubectl` or topograph.
@@ -178,13 +178,13 @@ def parse_toml(text: str) -> list[NodeSpec]:
         raise ConfigError("it names no [[rack]]")
     nodes: list[NodeSpec] = []
     for rack in racks:
-        nodes += _rack_nodes(rack)
+        nodes += _make_rack_nodes(rack)
         if len(nodes) > MAX_NODES:
             raise too_many(rack.name)
     return nodes
 
 
-def _rack_nodes(rack: Rack) -> list[NodeSpec]:
+def _make_rack_nodes(rack: Rack) -> list[NodeSpec]:
     _check_rack(rack)
     names: list[str] = []
     for text in (rack.nodes,) if isinstance(rack.nodes, str) else rack.nodes:
@@ -248,16 +248,16 @@ def nodes_of_document(document: Any) -> list[NodeSpec]:
         return [kubernetes_node(document)]
     if not isinstance(document.get("items"), list):
         if "kind" in document and "apiVersion" in document:
-            raise _no_nodes(document)
+            raise _make_wrong_kind_error(document)
         if what := what_document_is(document):
             raise ConfigError(what)
         return [node_from_labels(str(name), label_table(labels, name)) for name, labels in document.items()]
     for item in document["items"]:
         if isinstance(item, dict) and item.get("kind", "Node") != "Node":
-            raise _no_nodes(item)
+            raise _make_wrong_kind_error(item)
     return [kubernetes_node(item) for item in document["items"]]
 
 
-def _no_nodes(thing: Mapping[str, Any]) -> ConfigError:
+def _make_wrong_kind_error(thing: Mapping[str, Any]) -> ConfigError:
     kind = str(thing["kind"])[:60]
     return ConfigError(f"it holds a Kubernetes {kind!r}, expected nodes: kubectl get nodes -o json")

@@ -56,11 +56,11 @@ class PhysicalGpus(NamedTuple):
 def physical_gpus(name: str, labels: Table, resources: Table, annotations: Table) -> PhysicalGpus:
     """Return the boards of the vendor with most boards in the node. Raises ConfigError on a bad number."""
     vendors = (
-        _nvidia(name, labels, resources, annotations),
-        _amd(name, labels, resources),
-        _intel(name, labels, resources),
-        _gaudi(name, labels, resources),
-        _other(name, resources),
+        _read_nvidia_gpus(name, labels, resources, annotations),
+        _read_amd_gpus(name, labels, resources),
+        _read_intel_gpus(name, labels, resources),
+        _read_gaudi_gpus(name, labels, resources),
+        _read_other_gpus(name, resources),
     )
     return max(vendors, key=lambda found: (found.boards, bool(found.product)))
 
@@ -70,8 +70,8 @@ def shares_of(name: str, labels: Table) -> int:
     return max([1, *(count(name, labels[key], MAX_GPUS) for key in _SHARES if labels.get(key))])
 
 
-def _nvidia(name: str, labels: Table, resources: Table, annotations: Table) -> PhysicalGpus:
-    product = next((labels[key] for key in _PRODUCTS if labels.get(key)), "") or _named_product(resources)
+def _read_nvidia_gpus(name: str, labels: Table, resources: Table, annotations: Table) -> PhysicalGpus:
+    product = next((labels[key] for key in _PRODUCTS if labels.get(key)), "") or _find_resource_model(resources)
     found = _MIG_PRODUCT.search(product)
     profile = found[1] if found else labels.get("cloud.google.com/gke-gpu-partition-size", "")
     board = product[: found.start()] if found else product.removesuffix("-SHARED")
@@ -80,7 +80,7 @@ def _nvidia(name: str, labels: Table, resources: Table, annotations: Table) -> P
     if labels.get("nvidia.com/gpu.count"):
         devices = instances if found else 1  # of a board: with one profile for all, instances are counted
         certain.append(math.ceil(count(name, labels["nvidia.com/gpu.count"], MAX_GPUS * devices) / devices))
-    certain += [boards for key in _REGISTERS if (boards := _registered(annotations.get(key, "")))]
+    certain += [boards for key in _REGISTERS if (boards := _count_registered_boards(annotations.get(key, "")))]
     boards = min(certain) if certain else _from_resources(name, resources, instances, shares)
     label = labels.get("nvidia.com/gpu.memory") or labels.get("karpenter.k8s.aws/instance-gpu-memory", "0")
     memory = count(name, label, MAX_GIB * 1024) / 1024
@@ -103,7 +103,7 @@ def _from_resources(name: str, resources: Table, instances: int, shares: int) ->
     return math.ceil(whole / shares / instances) + math.ceil(sevenths / SLICES) + math.ceil(round(named, 6))
 
 
-def _named_product(resources: Table) -> str:
+def _find_resource_model(resources: Table) -> str:
     """Return the GPU model in the name of a resource for virtual machines, or ""."""
     boards = (named_board(resource) for resource, text in resources.items() if text not in ("", "0"))
     return next((board.model for board in boards if board is not None), "")
@@ -128,7 +128,7 @@ def _nominal_gb(board: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _registered(text: str) -> int:
+def _count_registered_boards(text: str) -> int:
     """Return how many boards an annotation of a vGPU scheduler lists, or 0 if it lists none."""
     try:
         rows = json.loads(text) if text.startswith("[") else None
@@ -139,7 +139,7 @@ def _registered(text: str) -> int:
     return sum(entry.count(",") >= 4 for entry in text.split(":"))
 
 
-def _amd(name: str, labels: Table, resources: Table) -> PhysicalGpus:
+def _read_amd_gpus(name: str, labels: Table, resources: Table) -> PhysicalGpus:
     divided = _AMD_PARTITION.match(labels.get("amd.com/gpu.compute-memory-partition", ""))
     boards = 0.0
     for resource, text in resources.items():
@@ -154,7 +154,7 @@ def _amd(name: str, labels: Table, resources: Table) -> PhysicalGpus:
     return PhysicalGpus(min(math.ceil(boards), MAX_GPUS), product, float(memory), bool(divided))
 
 
-def _intel(name: str, labels: Table, resources: Table) -> PhysicalGpus:
+def _read_intel_gpus(name: str, labels: Table, resources: Table) -> PhysicalGpus:
     offered = sum(count(name, resources.get(key, "0"), MAX_GPUS) for key in ("gpu.intel.com/i915", "gpu.intel.com/xe"))
     numbers = labels.get("gpu.intel.com/gpu-numbers", "")
     by_device = [
@@ -167,12 +167,12 @@ def _intel(name: str, labels: Table, resources: Table) -> PhysicalGpus:
     return PhysicalGpus(boards, labels.get("gpu.intel.com/product", ""), is_certain=bool(certain))
 
 
-def _gaudi(name: str, labels: Table, resources: Table) -> PhysicalGpus:
+def _read_gaudi_gpus(name: str, labels: Table, resources: Table) -> PhysicalGpus:
     boards = count(name, resources.get("habana.ai/gaudi", "0"), MAX_GPUS)
     return PhysicalGpus(boards, labels.get("habana.ai/hpu_type", "") or "Gaudi") if boards else PhysicalGpus()
 
 
-def _other(name: str, resources: Table) -> PhysicalGpus:
+def _read_other_gpus(name: str, resources: Table) -> PhysicalGpus:
     rows = (key for key in resources if key == "aliyun.com/gpu-count" or key.endswith("/gpu"))
     known = ("nvidia.com/gpu", "amd.com/gpu", "koordinator.sh/gpu")
     boards = max((count(name, resources[key], MAX_GPUS) for key in rows if key not in known), default=0)

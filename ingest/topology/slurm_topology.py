@@ -48,7 +48,7 @@ def parse_slurm(text: str) -> list[NodeSpec]:
     blocks: dict[str, str] = {}
     named = 0
     for number, line in _lines(text):
-        pairs = _pairs(number, line)
+        pairs = _parse_pairs(number, line)
         if "blockname" in pairs:
             named += _add_block(blocks, number, pairs)
         elif "switchname" in pairs:
@@ -59,7 +59,7 @@ def parse_slurm(text: str) -> list[NodeSpec]:
         raise ConfigError("SwitchName and BlockName in one file: Slurm takes one topology plugin")
     if blocks:
         return [_spec(node, {Level.BLOCK: block}) for node, block in blocks.items()]
-    return _tree_nodes(switches)
+    return _make_tree_nodes(switches)
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
@@ -78,7 +78,7 @@ def _lines(text: str) -> list[tuple[int, str]]:
     return lines
 
 
-def _pairs(number: int, line: str) -> dict[str, str]:
+def _parse_pairs(number: int, line: str) -> dict[str, str]:
     pairs = {key.lower(): value for key, value in _PAIR.findall(line)}
     left = _PAIR.sub("", line).strip()
     first = next((key for key in _KNOWN if key in pairs), None)
@@ -177,7 +177,7 @@ def parse_slurm_yaml(document: object) -> list[NodeSpec]:
     for row in sorted(rows, key=lambda row: not row.cluster_default):
         if row.tree is None and row.block is None and not row.flat:
             raise ConfigError(f"topology.yaml: topology {row.topology!r} has none of `tree`, `block` and `flat`")
-        for node in (*_yaml_tree(row), *_yaml_blocks(row)):
+        for node in (*_read_yaml_tree(row), *_read_yaml_blocks(row)):
             found.setdefault(node.name, node)
         if len(found) > MAX_NODES:
             raise too_many(row.topology)
@@ -186,7 +186,7 @@ def parse_slurm_yaml(document: object) -> list[NodeSpec]:
     return list(found.values())
 
 
-def _yaml_tree(row: _YamlTopology) -> list[NodeSpec]:
+def _read_yaml_tree(row: _YamlTopology) -> list[NodeSpec]:
     switches: dict[str, _Switch] = {}
     for one in row.tree.switches if row.tree else ():
         where = f"topology.yaml: switch {one.switch!r} of {row.topology!r}"
@@ -199,10 +199,10 @@ def _yaml_tree(row: _YamlTopology) -> list[NodeSpec]:
                 f"topology.yaml: switch {one.switch!r} of {row.topology!r} needs either nodes or children"
             )
         switches[check_part(one.switch)] = _Switch(one.switch, nodes, children)
-    return _tree_nodes(switches)
+    return _make_tree_nodes(switches)
 
 
-def _yaml_blocks(row: _YamlTopology) -> list[NodeSpec]:
+def _read_yaml_blocks(row: _YamlTopology) -> list[NodeSpec]:
     blocks: dict[str, str] = {}
     for one in row.block.blocks if row.block else ():
         for node in expand_nodes(one.nodes) if one.nodes else ():
@@ -216,7 +216,7 @@ def _place(placed: dict[str, str], node: str, domain: str) -> None:
     placed[node] = domain
 
 
-def _tree_nodes(switches: dict[str, _Switch]) -> list[NodeSpec]:
+def _make_tree_nodes(switches: dict[str, _Switch]) -> list[NodeSpec]:
     parents: dict[str, str] = {}
     for switch in switches.values():
         for child in switch.children:

@@ -106,12 +106,14 @@ def fit_target(pasts: Sequence[PanelPast], settings: Settings, seed: int) -> Ban
         by_change, trees = not long, settings.trees
         if by_change and min(rows.early.sum(), rows.late.sum()) >= 2 * settings.leaf_rows:
             trees = _choose_tree_count(rows, settings.trees, parameters)
-        boosters = _fit_levels(rows.x, rows.z, by_change, trees, parameters, settings.threads)
+        boosters = _fit_quantile_boosters(rows.x, rows.z, by_change, trees, parameters, settings.threads)
         found[band.name] = BandModel(boosters, by_change)
     return found
 
 
-def _fit_levels(x: Rows, z: Array, by_change: bool, trees: int, parameters: dict[str, Any], threads: int) -> list[Any]:
+def _fit_quantile_boosters(
+    x: Rows, z: Array, by_change: bool, trees: int, parameters: dict[str, Any], threads: int
+) -> list[Any]:
     """Fit a booster for each quantile. All of them share the binned columns."""
     import lightgbm
 

@@ -57,7 +57,7 @@ def demand_model(
     and active.
     """
     of = _by_key(records)
-    stood = {key: _stood_still(running.get((EVERYTHING, EVERYTHING), running[key]).ten_minute) for key in running}
+    stood = {key: _find_idle_bins(running.get((EVERYTHING, EVERYTHING), running[key]).ten_minute) for key in running}
     return [_row(key, running, of, residency.get(key), stood[key]) for key in running]
 
 
@@ -98,9 +98,9 @@ def _row(
     parts = {
         "bands": _bands(known),
         "burst": burst(running[key].minutes, cold),
-        "mix": _mix(key, running),
+        "mix": _compute_class_shares(key, running),
         "residency": "no GPU that such jobs held told its memory and its activity" if residency is None else residency,
-        "duration_s": _durations(_known(row.run_s for row in records)),
+        "duration_s": _summarise_durations(_known(row.run_s for row in records)),
         "tolerated_wait": tolerated_wait(records),
         "cold_start_s": _cold(cold),
     }
@@ -126,7 +126,7 @@ def _row(
     return {**head, **answered, "reasons": reasons}
 
 
-def _stood_still(fleet: Array) -> NDArray[np.bool_]:
+def _find_idle_bins(fleet: Array) -> NDArray[np.bool_]:
     """Return (bin,) whether the whole fleet's jobs were away, as in an outage or a test of the machine.
 
     If that happens for more than MOST_AWAY of the time, it is usual and no bin counts. fleet: running GPUs
@@ -186,7 +186,7 @@ def burst(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
     }
 
 
-def _mix(key: Key, running: Mapping[Key, RunningGpus]) -> dict[str, float] | str:
+def _compute_class_shares(key: Key, running: Mapping[Key, RunningGpus]) -> dict[str, float] | str:
     """Return class -> its share of the queue's GPU time. The row of one class has only its own share."""
     total = np.nansum(running[key[0], EVERYTHING].ten_minute)
     if not total > 0:
@@ -196,7 +196,7 @@ def _mix(key: Key, running: Mapping[Key, RunningGpus]) -> dict[str, float] | str
     return {class_: round(float(np.nansum(running[queue, class_].ten_minute) / total), 3) for queue, class_ in chosen}
 
 
-def _durations(runs: Array) -> dict[str, float] | str:
+def _summarise_durations(runs: Array) -> dict[str, float] | str:
     if len(runs) < FEWEST_RUNS:
         return f"{len(runs)} jobs finished, at least {FEWEST_RUNS} are needed"
     p50, p90, p99 = np.quantile(runs, (0.5, 0.9, 0.99)).round(1).tolist()
@@ -223,7 +223,7 @@ def tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | st
     else:
         if sum(row.gave_up for row in records) < FEWEST_GAVE_UP:
             return f"requests do not say, and fewer than {FEWEST_GAVE_UP} were cancelled while they waited"
-        wait_s = _given_up(records)
+        wait_s = _find_give_up_wait(records)
     if wait_s is None:
         return "fewer than a tenth gave up however long they waited"
     starts = [row.started_ms for row in records if row.started_ms is not None]
@@ -231,7 +231,7 @@ def tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | st
     return {"s": round(wait_s, 1), "jobs": round(wait_s * (len(starts) - 1) / span_s, 1) if span_s > 0 else None}
 
 
-def _given_up(records: Sequence[JobRecord]) -> float | None:
+def _find_give_up_wait(records: Sequence[JobRecord]) -> float | None:
     """Return the wait by which GIVE_UP_SHARE of the jobs has given up, or None if so many never do."""
     rows = sorted((row.waited_s, row.gave_up) for row in records if row.waited_s is not None)
     waited = np.array([wait for wait, _ in rows])

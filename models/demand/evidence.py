@@ -57,10 +57,10 @@ def t_of(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
     by_day = gain.reshape(-1, a_day, *gain.shape[1:]).sum(axis=1)
     days = np.asarray(known.reshape(-1, a_day, known.shape[-1]).any(axis=1))
     many = known.sum(axis=0) >= FEWEST_DAYS * a_day
-    return np.where(many, _t_of_units(by_day, days, lead / a_day), _t_of_units(gain, known, lead))
+    return np.where(many, _compute_t_statistic(by_day, days, lead / a_day), _compute_t_statistic(gain, known, lead))
 
 
-def _t_of_units(gain: Array, known: Mask, lead: float) -> Array:
+def _compute_t_statistic(gain: Array, known: Mask, lead: float) -> Array:
     """Return the mean gain divided by its standard error, with `lead` units counted as one.
 
     Units without outcomes are 0. A positive gain that never varies gives inf.

@@ -109,7 +109,7 @@ class PanelPast:
         around = np.nan_to_num(filled[:, first:] - centre[:, None])
         sums = _sums(around), _sums(around**2), _sums(known[:, first:].astype(np.float64))
         ages = _ages(panel, survival, aged)
-        return cls(panel, filled, first, *sums, centre, _highest(panel), survival, ages, aged, starts)
+        return cls(panel, filled, first, *sums, centre, _compute_running_maximum(panel), survival, ages, aged, starts)
 
     def bins(self, seconds: float) -> int:
         return max(1, round(seconds / self.panel.bin_s))
@@ -305,7 +305,7 @@ def _back(past: PanelPast, origins: NDArray[np.intp], step: int, back: int) -> t
     return past.at(origins, back), past.at(origins, back - step)
 
 
-def _highest(panel: Panel) -> Array | None:
+def _compute_running_maximum(panel: Panel) -> Array | None:
     """Return (series, bin) the most that ran so far, or None if the panel does not have what runs."""
     running = panel.values if panel.target in ("running", "active_nodes") else panel.covariates.get("running")
     return None if running is None else np.maximum.accumulate(np.nan_to_num(running), axis=1)

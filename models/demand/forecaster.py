@@ -113,11 +113,11 @@ class ForecastSeries:
 
         levels: (bin,) as known now.
         """
-        current = [row for row in self.issued if _agrees(row, levels, now_bin)]
+        current = [row for row in self.issued if _is_near_levels(row, levels, now_bin)]
         if len(current) < len(self.issued):
             self.issued.clear()
             self.issued.extend(current)
-        if self.old is not None and not _agrees(self.old, levels, now_bin):
+        if self.old is not None and not _is_near_levels(self.old, levels, now_bin):
             self.old, self.bin = None, -1
 
 
@@ -160,19 +160,21 @@ class DemandForecaster(Stateful):
     def update(self, histories: Sequence[Histories], now_ms: int) -> list[DemandRow]:
         """Return the rows of `/demand` in order. A series without a known value has no row."""
         self._now_ms = now_ms
-        among = self._behind or sum(len(_contested(inputs)) for inputs in histories)
+        among = self._behind or sum(len(_group_series_by_contest(inputs)) for inputs in histories)
         self._behind, self._tests = 0, demand_contest.TESTS_A_CALL // max(1, among)
         known = {(key, inputs.target) for inputs in histories for key in inputs.keys}
         self._series = {key: series for key, series in self._series.items() if key in known}
         return [row for inputs in histories for row in self._rows(inputs)]
 
-    def _contest(self, target: str, which: str) -> Contest:
+    def _find_or_add_contest(self, target: str, which: str) -> Contest:
         if (target, which) not in self._contests:
             bin_s, horizons_s = (MINUTE_S, MINUTE_HORIZONS_S) if which == MINUTES else (BIN_S, BIN_HORIZONS_S)
             steps = [horizon_s // bin_s for horizon_s in horizons_s]
             origin_bins = ORIGIN_BINS[which]
             shadows = self._shadows if which == POOLS else ()
-            made = Contest((*_built_in(which), *self._forecasters[which]), steps, bin_s, origin_bins, shadows)
+            made = Contest(
+                (*_list_builtin_forecasters(which), *self._forecasters[which]), steps, bin_s, origin_bins, shadows
+            )
             self._contests[target, which] = made
         return self._contests[target, which]
 
@@ -181,12 +183,12 @@ class DemandForecaster(Stateful):
         self._drop_partial_history(inputs, has_known)
         forecast = _Forecast.of(len(inputs.keys))
         old = np.full((len(QUANTILES), len(BIN_HORIZONS_S), len(inputs.keys)), np.nan)
-        for which, rows in _contested(inputs).items():
-            contest = self._contest(inputs.target, which)
+        for which, rows in _group_series_by_contest(inputs).items():
+            contest = self._find_or_add_contest(inputs.target, which)
             panel = inputs.panel(rows, self._now_ms, contest.bin_s)
             self._refresh(contest, panel)
             forecast.take(rows, which == MINUTES, contest.serve(panel), contest.record())
-            if which == POOLS and self._lacks_old(inputs, rows):
+            if which == POOLS and self._lacks_old_forecast(inputs, rows):
                 back = OLD_MS // BIN_MS
                 if panel.bins > back:
                     old[:, :, rows] = contest.serve(panel, back).values
@@ -207,7 +209,7 @@ class DemandForecaster(Stateful):
                 series = self._of(inputs.keys[row], inputs.target)
                 series.drop_forecasts_from_partial_history(inputs.ten_minute[row], self._now_ms // BIN_MS)
 
-    def _lacks_old(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
+    def _lacks_old_forecast(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
         """Return whether a forecast of an hour ago must be computed from what was known then.
 
         That is so after a start, or if not everything of that time was known at the time.
@@ -326,7 +328,7 @@ class DemandForecaster(Stateful):
         for number, row in enumerate(about["contests"]):
             begins = f"{number} "
             parts = {name.removeprefix(begins): rows for name, rows in arrays.items() if name.startswith(begins)}
-            self._contest(row["target"], row["which"]).load(row, parts)
+            self._find_or_add_contest(row["target"], row["which"]).load(row, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +361,7 @@ class _Forecast:
         return next((record for record in others if record["origins"]), nearest)
 
 
-def _built_in(which: str) -> tuple[Forecaster, ...]:
+def _list_builtin_forecasters(which: str) -> tuple[Forecaster, ...]:
     """Return the forecasters that every site has.
 
     The contest by minutes has no smoother, because a day of minutes is too short for one.
@@ -373,7 +375,7 @@ def _has_known(inputs: Histories) -> NDArray[np.bool_]:
     return np.asarray(np.isfinite(inputs.ten_minute).any(axis=1) & np.isfinite(inputs.minutes).any(axis=1))
 
 
-def _contested(inputs: Histories) -> dict[str, NDArray[np.intp]]:
+def _group_series_by_contest(inputs: Histories) -> dict[str, NDArray[np.intp]]:
     """Return contest -> the numbers of its series. Leaves out contests without series."""
     has_known, is_part = _has_known(inputs), np.array([key.is_part for key in inputs.keys], bool)
     chosen = {MINUTES: has_known, POOLS: has_known & ~is_part, GROUPS: has_known & is_part}
@@ -401,7 +403,7 @@ def _recent_known_history(ten_minute: Array) -> Array:
     return forward_filled(newest[None, known[0] :])[0] if len(known) else newest[:0]
 
 
-def _agrees(issued: tuple[int, Points], levels: Array, now_bin: int) -> bool:
+def _is_near_levels(issued: tuple[int, Points], levels: Array, now_bin: int) -> bool:
     """Return whether a forecast's first median is near a level of its own bin, or of the bin before."""
     issued_ms, points = issued
     at = len(levels) - 1 - (now_bin - issued_ms // BIN_MS)

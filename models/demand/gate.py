@@ -128,7 +128,7 @@ class Gate:
         self.bin_s = bin_s
         self._block = max(1, BLOCK_S // bin_s)
         remembered = HISTORY_DAYS * DAY_S // BLOCK_S
-        self.ceiling = _ceiling(ceiling, len(self.series))
+        self.ceiling = _fill_ceilings(ceiling, len(self.series))
         self.whole = np.zeros(len(self.series), bool) if whole is None else whole
         bands = np.searchsorted(BAND_ENDS_S, [step * bin_s for step in self.steps])
         self._bands = [np.flatnonzero(bands == band) for band in np.unique(bands)]
@@ -156,7 +156,7 @@ class Gate:
 
         raw: (forecaster, quantile, step, series), NaN where a forecaster cannot forecast.
         """
-        candidates = self._candidates(raw)
+        candidates = self._make_candidates(raw)
         served = self._serve(candidates)
         for at, step in enumerate(self.steps):
             row = Pending(origin, at, candidates[:, :, at].copy(), served.values[:, at].copy())
@@ -165,7 +165,7 @@ class Gate:
 
     def serve(self, raw: Array) -> Served:
         """Return what would be served now. Stores nothing."""
-        return self._serve(self._candidates(raw))
+        return self._serve(self._make_candidates(raw))
 
     def mature(self, bin: int, outcomes: Array) -> None:
         """End a bin, and score the forecasts of it.
@@ -230,7 +230,7 @@ class Gate:
             row.raw[at] = row.raw[0]
         self._choose()
 
-    def _candidates(self, raw: Array) -> Array:
+    def _make_candidates(self, raw: Array) -> Array:
         """Return (candidate, quantile, step, series), with the mean last.
 
         Persistence replaces a forecaster that cannot forecast.
@@ -238,11 +238,11 @@ class Gate:
         is_known = np.asarray(np.isfinite(raw).all(axis=1))
         known = np.where(is_known[:, None], raw, raw[:1])
         is_known[0] = True
-        weights = self._weights() * is_known
+        weights = self._compute_weights() * is_known
         mean = np.einsum("kqts,kts->qts", known, weights / weights.sum(axis=0))
         return np.concatenate([known, mean[None]])
 
-    def _weights(self) -> Array:
+    def _compute_weights(self) -> Array:
         """Return (forecaster, step, series) the weights in the mean, before they are normalised.
 
         The standings in other series add to those of a series itself.
@@ -254,24 +254,24 @@ class Gate:
         behind = np.maximum(standing - standing.max(axis=0), LEAST_STANDING)
         return np.asarray(self._start[:, None, None] * np.exp(behind))
 
-    def _weigh(self, at: int, raw: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
+    def _update_standing(self, at: int, raw: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
         """Raise the weights of forecasters that would have drawn the mean towards the outcome.
 
         raw: (candidate, quantile, series).
         """
         mean = raw[-1]
         slope = (outcome <= mean) - LEVELS[:, None]
-        regret = _in_units(2 * (slope * (raw[:-1] - mean)).mean(axis=1), self.tracker.size[at])
+        regret = _scale_to_units(2 * (slope * (raw[:-1] - mean)).mean(axis=1), self.tracker.size[at])
         share = 1 / self.tracker.overlap[at]
         moved = self._standing[:, at] * 0.5 ** (share / WEIGHT_HALF) - WEIGHT_RATE * share * regret
         self._standing[:, at] = np.where(known, moved, self._standing[:, at])
 
-    def _fall_behind(self, at: int, losses: Array, known: NDArray[np.bool_]) -> None:
+    def _update_page_test(self, at: int, losses: Array, known: NDArray[np.bool_]) -> None:
         """Apply Page's test: how far each candidate has lost to persistence since the two were last level.
 
         losses: (candidate, series).
         """
-        lost = _in_units(losses - losses[0], self.tracker.size[at], -np.inf) / np.sqrt(self.tracker.overlap[at])
+        lost = _scale_to_units(losses - losses[0], self.tracker.size[at], -np.inf) / np.sqrt(self.tracker.overlap[at])
         moved = (self._behind[:, at] + lost).clip(0.0, 2 * MOST_BEHIND)
         self._behind[:, at] = np.where(known, moved, self._behind[:, at])
 
@@ -282,12 +282,12 @@ class Gate:
         self._apart[:, at] = np.where(known, np.maximum(remembered, right), self._apart[:, at])
 
     def _serve(self, candidates: Array) -> Served:
-        chosen = np.where(self._held_back() | self._beyond(candidates), np.inf, self._earned).argmin(axis=0)
+        chosen = np.where(self._has_fallen_behind() | self._beyond(candidates), np.inf, self._earned).argmin(axis=0)
         values = self._bounded(self.tracker.apply(candidates, chosen))
         values = np.where(np.isfinite(values), values, self._bounded(candidates[0]))
         return Served(values, np.array(self.names)[chosen])
 
-    def _held_back(self) -> NDArray[np.bool_]:
+    def _has_fallen_behind(self) -> NDArray[np.bool_]:
         """Return (candidate, step, series) whether the candidate fell behind at a lead that it had won.
 
         Such a candidate does not serve longer leads either, because their outcomes come later.
@@ -338,10 +338,10 @@ class Gate:
         self._hits[slot, at] += (served[LOW_80] <= outcome) & (outcome <= served[HIGH_80]) & moved
         self._moved[slot, at] += moved
         self._counts[slot, at] += known
-        self._fall_behind(at, losses[:-1], known)
+        self._update_page_test(at, losses[:-1], known)
         self._record_distance(at, raw, losses[:-1], known)
         self.tracker.learn(at, raw, outcome, known)
-        self._weigh(at, raw, outcome, known)
+        self._update_standing(at, raw, outcome, known)
 
     def _choose(self) -> None:
         """Compute, from the matured outcomes, which candidates may serve each lead and series."""
@@ -386,13 +386,13 @@ class Gate:
             "stamp": self._stamp,
             "pending": [[due, row.origin, row.step] for due, row in rows],
         }
-        arrays = {"blocks": self._blocks, **self._arrays()}
+        arrays = {"blocks": self._blocks, **self._state_arrays()}
         if rows:
             arrays["raw"] = np.stack([row.raw for _, row in rows])
             arrays["served"] = np.stack([row.served for _, row in rows])
         return about, {name: array.copy() for name, array in arrays.items()}
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
+    def _state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of the state by name. Their last axis is the series."""
         tracker = self.tracker
         return {
@@ -416,14 +416,14 @@ class Gate:
         Returns False, and loads nothing, if the dump has other forecasters, steps or arrays.
         """
         same = about["names"] == list(self.names) and about["steps"] == list(self.steps)
-        if not same or not set(self._arrays()) <= set(arrays):
+        if not same or not set(self._state_arrays()) <= set(arrays):
             return False
         old = {name: n for n, name in enumerate(about["series"])}
         pairs = [(n, old[name]) for n, name in enumerate(self.series) if name in old]
         to, source = (np.array([pair[side] for pair in pairs], np.intp) for side in (0, 1))
         self._stamp = int(about["stamp"])
         self._blocks[:] = arrays["blocks"]
-        for name, array in self._arrays().items():
+        for name, array in self._state_arrays().items():
             array[..., to] = arrays[name][..., source]
         for number, (due, origin, step) in enumerate(about["pending"]):
             raw = np.full((len(self.names), len(QUANTILES), len(self.series)), np.nan)
@@ -433,7 +433,7 @@ class Gate:
         return True
 
 
-def _ceiling(ceiling: Array | None, series: int) -> Array:
+def _fill_ceilings(ceiling: Array | None, series: int) -> Array:
     """Return (series,) the ceilings, inf for none."""
     return np.full(series, np.inf) if ceiling is None else np.where(np.isfinite(ceiling), ceiling, np.inf)
 
@@ -452,7 +452,7 @@ def _apart(raw: Array, level: Array) -> Array:
     return np.asarray(np.abs(raw[:, MEDIAN] - level))
 
 
-def _in_units(values: Array, size: Array, least: float = -MOST_REGRET) -> Array:
+def _scale_to_units(values: Array, size: Array, least: float = -MOST_REGRET) -> Array:
     """Return (..., series) values in units of `size`, limited to `least` and MOST_REGRET.
 
     Where the size is 0, any value other than 0 counts as MOST_REGRET units.

@@ -46,7 +46,7 @@ class JobSurvival:
 
         NaN starts and ends count as 0.
         """
-        widths = _widths(bin_s)
+        widths = _compute_class_widths(bin_s)
         fit = cls(bin_s, np.minimum(1 / (FIRST_MEAN_S * widths), 0.5), np.full(len(AGES_S), 1 / len(AGES_S)))
         bins = np.arange(started.shape[1])
         for _ in range(ROUNDS):
@@ -69,7 +69,7 @@ class JobSurvival:
         >>> JobSurvival(600, np.full(13, 0.5), np.full(13, 1 / 13)).leaving(2).round(2)[0].item()
         0.75
         """
-        pass_on = _pass_on(self.bin_s)
+        pass_on = _compute_aging_share(self.bin_s)
         stay = 1 - self.hazard
         move = np.diag((1 - pass_on) * stay) + np.diag(pass_on[:-1] * stay[1:], 1)
         return np.asarray(1 - np.linalg.matrix_power(move, step).sum(axis=1))
@@ -82,7 +82,7 @@ class JobSurvival:
         The second covers all bins up to the last of them.
         """
         begins, ends = np.nan_to_num(started), np.nan_to_num(ended)
-        pass_on, hazard = _pass_on(self.bin_s)[:, None], self.hazard[:, None]
+        pass_on, hazard = _compute_aging_share(self.bin_s)[:, None], self.hazard[:, None]
         ages = np.empty((len(begins), len(bins), len(AGES_S)), np.float32)
         left = np.zeros(len(AGES_S))
         wanted: dict[int, list[int]] = {}
@@ -95,7 +95,7 @@ class JobSurvival:
             now -= older
             now[1:] += older[:-1]
             now[0] += begins[:, bin]
-            gone = _share_out(now, hazard, ends[:, bin])
+            gone = _distribute_departures(now, hazard, ends[:, bin])
             now -= gone
             left += gone.sum(axis=1)
             if bin in wanted:
@@ -103,7 +103,7 @@ class JobSurvival:
         return ages, left
 
 
-def _share_out(ages: Array, hazard: Array, ended: Array) -> Array:
+def _distribute_departures(ages: Array, hazard: Array, ended: Array) -> Array:
     """Return (age, series) departures by hazard that add up to `ended` (series,), or to all there is.
 
     No class falls below 0.
@@ -131,7 +131,7 @@ def _before(running: Array, net: Array) -> Array:
     return np.asarray(np.maximum(before, 0.0))
 
 
-def _widths(bin_s: int) -> Array:
+def _compute_class_widths(bin_s: int) -> Array:
     """Return (age,) the bins that each class spans, at least one.
 
     The last class is as wide as all others together.
@@ -140,7 +140,7 @@ def _widths(bin_s: int) -> Array:
     return np.maximum(widths, 1.0)
 
 
-def _pass_on(bin_s: int) -> Array:
-    share = 1 / _widths(bin_s)
+def _compute_aging_share(bin_s: int) -> Array:
+    share = 1 / _compute_class_widths(bin_s)
     share[-1] = 0.0
     return np.asarray(share)

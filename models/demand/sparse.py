@@ -64,12 +64,12 @@ def intermittent(values: Array, origins: Bins, day: int) -> Mask:
 
     There must be enough known bins, enough of them with demand, and a mean interval above MOST_INTERVAL.
     """
-    known = _window_count(np.isfinite(values), origins, WINDOW_DAYS * day)
-    sized = _window_count(values > 0, origins, WINDOW_DAYS * day)
+    known = _count_in_window(np.isfinite(values), origins, WINDOW_DAYS * day)
+    sized = _count_in_window(values > 0, origins, WINDOW_DAYS * day)
     return np.asarray((known >= FEWEST_DAYS * day) & (sized >= FEWEST_SIZES) & (known > MOST_INTERVAL * sized))
 
 
-def _window_count(mask: Mask, origins: Bins, window: int) -> Array:
+def _count_in_window(mask: Mask, origins: Bins, window: int) -> Array:
     """Return (series, origin) how many of the last `window` bins are set. mask: (series, bin)."""
     return sums_upto(mask, origins) - sums_upto(mask, origins - window)
 
@@ -121,10 +121,10 @@ class _Past:
         now, p_any = self.last > 0, self.p_any(step)
         values, some, ends = self.values[:, step:], self.some[:, step:], self.origins - step
         began = recent(values, some & self.none[:, :-step], ends)
-        began = np.where(_enough(began), began, self.sizes)
+        began = np.where(_has_enough_known(began), began, self.sizes)
         both = some & self.some[:, :-step]
         moved = np.maximum(self.last[..., None] + recent(values - self.values[:, :-step], both, ends), 0.0)
-        follows = _enough(moved) & (_width(moved) < _width(self.sizes))
+        follows = _has_enough_known(moved) & (_width(moved) < _width(self.sizes))
         given = np.where(now[..., None], np.where(follows, moved, self.sizes), began)
         return mixture(p_any, np.sort(given, axis=-1)).transpose(0, 2, 1)
 
@@ -163,7 +163,7 @@ def recent(values: Array, mask: Mask, origins: Bins) -> Array:
     return np.where(missing, np.nan, picked[at])
 
 
-def _enough(sample: Array) -> Mask:
+def _has_enough_known(sample: Array) -> Mask:
     """Return (..., 1) whether at least FEWEST_SIZES values of a sample (..., value) are known."""
     return np.asarray(np.isfinite(sample).sum(axis=-1, keepdims=True) >= FEWEST_SIZES)
 

@@ -82,11 +82,11 @@ def smoothed(values: Array, factor: float) -> Array:
     start = np.nan_to_num(first)
     whole = np.where(known, values, start)
     above = whole - start
-    level = _smoothed_few(above, factor) if len(values) <= FEW_SERIES else _smoothed_many(above, factor)
+    level = _smooth_few_series(above, factor) if len(values) <= FEW_SERIES else _smooth_many_series(above, factor)
     return np.where(np.maximum.accumulate(known, axis=1), level + start, np.nan)
 
 
-def _smoothed_many(values: Array, factor: float) -> Array:
+def _smooth_many_series(values: Array, factor: float) -> Array:
     """Smooth each row of `values` (series, bin) exponentially, starting from a level of 0."""
     from scipy.signal import lfilter
 
@@ -94,8 +94,8 @@ def _smoothed_many(values: Array, factor: float) -> Array:
     return np.asarray(level)
 
 
-def _smoothed_few(values: Array, factor: float) -> Array:
-    """Smooth with the same operations as `_smoothed_many` in the same order: the bits are identical."""
+def _smooth_few_series(values: Array, factor: float) -> Array:
+    """Smooth with the same operations as `_smooth_many_series` in the same order: the bits are identical."""
     levels = np.empty_like(values)
     keep = -(factor - 1.0)
     for series, row in enumerate(values.tolist()):
@@ -116,11 +116,11 @@ def best_level(levels: Sequence[Array], plain: Array, step: int, window: int) ->
     known = np.isfinite(plain) & np.isfinite(shifted(levels[-1], step))
     best = levels[-1].copy()
     least = np.full_like(best, np.inf)
-    any_known = _window_sum(known.astype(np.float64), window) > 0
+    any_known = _sum_windows(known.astype(np.float64), window) > 0
     for level in levels:
         errors = np.zeros_like(plain)
         np.subtract(plain[:, step:], level[:, :-step], out=errors[:, step:], where=known[:, step:])
-        cost = _window_sum(np.abs(errors, out=errors), window)
+        cost = _sum_windows(np.abs(errors, out=errors), window)
         better = any_known & (cost < least)
         np.copyto(best, level, where=better)
         np.copyto(least, cost, where=better)
@@ -130,7 +130,7 @@ def best_level(levels: Sequence[Array], plain: Array, step: int, window: int) ->
 def rolling_mean(values: Array, window: int) -> Array:
     """Return (series, bin) the mean of the known values in the last `window` bins, NaN without any."""
     known = np.isfinite(values)
-    sums, counts = (_window_sum(rows, window) for rows in (np.where(known, values, 0.0), known.astype(np.float64)))
+    sums, counts = (_sum_windows(rows, window) for rows in (np.where(known, values, 0.0), known.astype(np.float64)))
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
 
 
@@ -144,12 +144,12 @@ def slope(values: Array, window: int) -> Array:
     centre = np.nan_to_num(values[:, :1]) if values.shape[1] else 0.0
     level = np.where(known, values - centre, 0.0)
     mean_at = at - (window - 1) / 2
-    both = _window_sum(level * at, window) - mean_at * _window_sum(level, window)
-    full = _window_sum(known.astype(np.float64), window) >= window
+    both = _sum_windows(level * at, window) - mean_at * _sum_windows(level, window)
+    full = _sum_windows(known.astype(np.float64), window) >= window
     return np.asarray(np.where(full, both / (window * (window**2 - 1) / 12), 0.0))
 
 
-def _window_sum(values: Array, window: int) -> Array:
+def _sum_windows(values: Array, window: int) -> Array:
     sums = values.cumsum(axis=1)
     found = sums.copy()
     found[:, window:] -= sums[:, :-window]

@@ -127,7 +127,7 @@ class DemandTrees:
         past = PanelPast.of(panel, self.survival, origins)
         for part in _chunks(origins, len(steps) * len(panel.names)):
             x = features(past, origins[part], steps)
-            for band, rows in _by_band(steps, panel.bin_s):
+            for band, rows in _split_by_band(steps, panel.bin_s):
                 if band.name in bands:
                     found[:, rows, part] = _predict(bands[band.name], past, origins[part], x[rows], self.settings)
         found.sort(axis=0)
@@ -159,7 +159,7 @@ class DemandTrees:
     @classmethod
     def load(cls, folder: Path) -> "DemandTrees":
         """Read what `save` wrote. Raises ModelError with the name of a missing or damaged file."""
-        saved = _read_saved(folder / MODEL_FILE)
+        saved = _read_saved_model(folder / MODEL_FILE)
         models = {
             target: {
                 name: BandModel([_read_booster(folder / file, digest) for file, digest in band.files], band.by_change)
@@ -200,7 +200,7 @@ def _predict(model: BandModel, past: PanelPast, origins: NDArray[np.intp], x: Ro
     return np.asarray(np.where(serves(past, origins), past.anchor(origins), np.nan) + unit * z)
 
 
-def _by_band(steps: Sequence[int], bin_s: int) -> Iterator[tuple[Band, list[int]]]:
+def _split_by_band(steps: Sequence[int], bin_s: int) -> Iterator[tuple[Band, list[int]]]:
     """Yield the bands that these steps need, with the rows of the steps."""
     start_s = 0.0
     for band in BANDS:
@@ -230,7 +230,7 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _read_saved(path: Path) -> _Saved:
+def _read_saved_model(path: Path) -> _Saved:
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
     except OSError as error:

@@ -91,7 +91,7 @@ class Residuals:
 
     def observed(self, pairs: Pairs) -> NDArray[np.int64]:
         """Return (m,) the number of co-runs of the job itself, or of its kind if there are none."""
-        seen = [(_same(pairs.keys[:, n], self.pairs.keys[:, n])).sum(axis=1) for n in (0, 1)]
+        seen = [(_are_keys_equal(pairs.keys[:, n], self.pairs.keys[:, n])).sum(axis=1) for n in (0, 1)]
         return np.asarray(np.where(seen[0] > 0, seen[0], seen[1]), np.int64)
 
     def slack(self, pairs: Pairs) -> Array:
@@ -100,14 +100,14 @@ class Residuals:
         If the job and its partner's kind are known well, it is that of one more co-run. Otherwise it is that of a
         new kind.
         """
-        own = _same(pairs.keys[:, 0], self.pairs.keys[:, 0]).sum(axis=1) >= SEEN_OFTEN
-        partner = _same(pairs.partner_keys[:, 1], self.pairs.partner_keys[:, 1]).any(axis=1)
+        own = _are_keys_equal(pairs.keys[:, 0], self.pairs.keys[:, 0]).sum(axis=1) >= SEEN_OFTEN
+        partner = _are_keys_equal(pairs.partner_keys[:, 1], self.pairs.partner_keys[:, 1]).any(axis=1)
         return np.where(own & partner, margin(self.errors), margin(self.strange))
 
     def met(self, pairs: Pairs) -> NDArray[np.bool_]:
         """Return (m,) whether the job was observed next to this very partner."""
-        own = _same(pairs.keys[:, 0], self.pairs.keys[:, 0])
-        return np.asarray((own & _same(pairs.partner_keys[:, 0], self.pairs.partner_keys[:, 0])).any(axis=1))
+        own = _are_keys_equal(pairs.keys[:, 0], self.pairs.keys[:, 0])
+        return np.asarray((own & _are_keys_equal(pairs.partner_keys[:, 0], self.pairs.partner_keys[:, 0])).any(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +151,12 @@ def gpu_prior(pairs: Pairs) -> Array:
 
 def kernel(left: Pairs, right: Pairs) -> Array:
     """Return (n, m) the covariance of the residuals of two sets of co-runs."""
-    kinds = _same(left.keys[:, 1], right.keys[:, 1])
-    partner_kinds = _same(left.partner_keys[:, 1], right.partner_keys[:, 1])
+    kinds = _are_keys_equal(left.keys[:, 1], right.keys[:, 1])
+    partner_kinds = _are_keys_equal(left.partner_keys[:, 1], right.partner_keys[:, 1])
     return np.asarray(
-        VICTIM**2 * _same(left.keys[:, 0], right.keys[:, 0])
+        VICTIM**2 * _are_keys_equal(left.keys[:, 0], right.keys[:, 0])
         + VICTIM_KIND**2 * kinds
-        + PARTNER**2 * _same(left.partner_keys[:, 0], right.partner_keys[:, 0])
+        + PARTNER**2 * _are_keys_equal(left.partner_keys[:, 0], right.partner_keys[:, 0])
         + PARTNER_KIND**2 * partner_kinds
         + BOTH_KINDS**2 * (kinds & partner_kinds)
         + ALIKE_LOAD**2 * _alike(left, right)
@@ -170,7 +170,7 @@ def _alike(left: Pairs, right: Pairs) -> Array:
     return np.asarray(np.nan_to_num(np.exp(-0.5 * np.maximum(far, 0.0))))
 
 
-def _same(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def _are_keys_equal(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return (n, m) whether two keys are equal and known."""
     return np.asarray((left[:, None] == right[None, :]) & (left[:, None] != 0))
 
@@ -184,10 +184,10 @@ def learn(pairs: Pairs, residual: Array) -> Residuals:
         return Residuals(pairs, np.zeros(0), np.zeros(0), np.zeros(0))
     inverse: Array = np.linalg.inv(kernel(pairs, pairs) + NOISE**2 * np.eye(len(pairs))).astype(np.float64)
     weight = inverse @ residual
-    return Residuals(pairs, weight, weight / np.diag(inverse), _strange(pairs, inverse, weight))
+    return Residuals(pairs, weight, weight / np.diag(inverse), _compute_held_out_errors(pairs, inverse, weight))
 
 
-def _strange(pairs: Pairs, inverse: Array, weight: Array) -> Array:
+def _compute_held_out_errors(pairs: Pairs, inverse: Array, weight: Array) -> Array:
     """Return the errors on each kind of a mean that has no co-run of it.
 
     See Rasmussen and Williams, 2006, 5.4.2, in blocks.

@@ -28,18 +28,18 @@ def at_present_level(readings: Array) -> Array:
     [110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0]
     """
     begins = changes_of_level(readings)
-    slope = _trend(readings, begins)
+    slope = _fit_trend(readings, begins)
     if slope:
         ahead = float(readings.mean()) + slope * ((len(readings) - 1) / 2 + LEAD)
-        return np.asarray(np.maximum(ahead + _without_trend(readings), 0.0))
-    if len(begins) == 1 or _came_back(readings, begins):
+        return np.asarray(np.maximum(ahead + _subtract_trend(readings), 0.0))
+    if len(begins) == 1 or _is_rhythmic(readings, begins):
         return readings
     level = float(np.mean(readings[-LATEST:]))
-    scatter = np.concatenate([_without_trend(part) for part in np.split(readings, begins[1:])])
+    scatter = np.concatenate([_subtract_trend(part) for part in np.split(readings, begins[1:])])
     return np.asarray(np.maximum(level + scatter, 0.0))
 
 
-def _came_back(readings: Array, begins: list[int]) -> bool:
+def _is_rhythmic(readings: Array, begins: list[int]) -> bool:
     """Return whether the readings had the last level before and left it, or have no single level now.
 
     Then the readings are a rhythm, in which no level stays.
@@ -50,47 +50,47 @@ def _came_back(readings: Array, begins: list[int]) -> bool:
     return bool(swings or near.sum() >= LATEST)
 
 
-def _trend(readings: Array, begins: list[int]) -> float:
+def _fit_trend(readings: Array, begins: list[int]) -> float:
     """Return the slope per reading of the least-squares line, or 0 if it is unclear or steps fit as well.
 
     begins: where each level begins.
     """
     if len(readings) <= 2 * LATEST:
         return 0.0
-    line = float(np.sum(_without_trend(readings) ** 2)) / (len(readings) - 2)
+    line = float(np.sum(_subtract_trend(readings) ** 2)) / (len(readings) - 2)
     steps = sum(float(np.sum((part - part.mean()) ** 2)) for part in np.split(readings, begins[1:]))
     steps /= max(len(readings) - 2 * len(begins) + 1, 1)  # each level has a time and a mean, the first only a mean
-    slope, spread = _slope(readings)
+    slope, spread = _fit_slope(readings)
     noise = line + (NOISE_SHARE * float(np.abs(readings).mean())) ** 2
     is_clear = abs(slope) > CLEAR_T * np.sqrt(max(noise, 1e-12) / spread)
     return slope if is_clear and line < FITS_ENOUGH * steps else 0.0
 
 
-def _slope(part: Array) -> tuple[float, float]:
+def _fit_slope(part: Array) -> tuple[float, float]:
     """Return the slope of the least-squares line, and the sum of squares of its times."""
     at = np.arange(len(part)) - (len(part) - 1) / 2
     spread = max(float(at @ at), 1.0)
     return float(at @ part) / spread, spread
 
 
-def _without_trend(part: Array) -> Array:
+def _subtract_trend(part: Array) -> Array:
     """Subtract the least-squares line."""
     at = np.arange(len(part)) - (len(part) - 1) / 2
-    return np.asarray(part - np.mean(part) - _slope(part)[0] * at)
+    return np.asarray(part - np.mean(part) - _fit_slope(part)[0] * at)
 
 
 def changes_of_level(readings: Array) -> list[int]:
     """Return where each level begins, 0 first: the clearest change, then the clearest one after it, and so on."""
     begins = [0]
     while len(begins) <= MOST_CHANGES:
-        at = _clearest_change(readings[begins[-1] :])
+        at = _find_clearest_change(readings[begins[-1] :])
         if at is None:
             break
         begins.append(begins[-1] + at)
     return begins
 
 
-def _clearest_change(readings: Array) -> int | None:
+def _find_clearest_change(readings: Array) -> int | None:
     """Return the first reading of the new level at the clearest change of level, or None.
 
     That is where the means before and after it differ most clearly.

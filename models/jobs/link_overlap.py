@@ -95,8 +95,8 @@ def overlap(a: Turns, b: Turns) -> Overlap:
             np.full(len(shifts), _speed(b, beyond * a.busy_share)),
             False,
         )
-    sends_a, sends_b = _circle(a.busy_share, turns[0]), _circle(b.busy_share, turns[1])
-    both = _meetings(sends_a, sends_b)[shifts * CELLS // 360]
+    sends_a, sends_b = _make_sending_mask(a.busy_share, turns[0]), _make_sending_mask(b.busy_share, turns[1])
+    both = _compute_overlap_shares(sends_a, sends_b)[shifts * CELLS // 360]
     return Overlap(
         _speed(a, beyond * both / max(sends_a.mean(), 1 / CELLS)),
         _speed(b, beyond * both / max(sends_b.mean(), 1 / CELLS)),
@@ -112,13 +112,13 @@ def fit(jobs: Sequence[Turns]) -> LinkFit:
     """
     turns = _common(jobs)
     if turns is None:
-        return LinkFit(1.0 - _excess_of_drifting(jobs), None)
+        return LinkFit(1.0 - _compute_independent_excess(jobs), None)
     circle_s = turns[0] * jobs[0].period_s
     steps = np.arange(0, CELLS, CELLS * STEP_DEGREES // 360)
     places = (np.arange(CELLS)[None, :] - steps[:, None]) % CELLS
     taken, shifts_s, excess = np.zeros(CELLS), [], 0.0
     for number, (job, of) in enumerate(zip(jobs, turns, strict=True)):
-        wants = job.rate * _circle(job.busy_share, of)[places[: 1 if number == 0 else None]]
+        wants = job.rate * _make_sending_mask(job.busy_share, of)[places[: 1 if number == 0 else None]]
         beyond = np.maximum(0.0, taken + wants - 1.0).mean(axis=1)
         best = int(np.argmin(beyond))
         taken, excess = taken + wants[best], float(beyond[best])
@@ -137,7 +137,7 @@ def _common(jobs: Sequence[Turns]) -> list[int] | None:
     return turns if max(turns) <= MOST_TURNS else None
 
 
-def _excess_of_drifting(jobs: Sequence[Turns]) -> float:
+def _compute_independent_excess(jobs: Sequence[Turns]) -> float:
     """Return the mean demand beyond the capacity of jobs that send independently.
 
     It is exact in steps of 1 % of the capacity.
@@ -158,7 +158,7 @@ def _speed(job: Turns, overload: Array | float) -> Array:
     return np.asarray(1.0 / (1.0 + job.busy_share * np.asarray(overload)))
 
 
-def _meetings(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> Array:
+def _compute_overlap_shares(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> Array:
     """Return (CELLS,) the share of the circle on which both send, at each shift of b.
 
     It is a circular correlation.
@@ -167,6 +167,6 @@ def _meetings(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> Array:
     return np.asarray(np.fft.irfft(turned, CELLS).clip(min=0.0) / CELLS)
 
 
-def _circle(busy_share: float, turns: int) -> NDArray[np.bool_]:
+def _make_sending_mask(busy_share: float, turns: int) -> NDArray[np.bool_]:
     """Return (CELLS,) whether the job sends in each cell of the circle."""
     return np.asarray((np.arange(CELLS) * turns / CELLS) % 1.0 < busy_share)

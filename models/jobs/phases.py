@@ -112,15 +112,15 @@ class _Track:
             self.stopped = None
             if self.began is None:
                 self.began = at
-            return self._computing(at, activity, exchange, host)
+            return self._find_computing_phase(at, activity, exchange, host)
         if self.began is None:
-            return self._not_yet(at, memory)
-        return self._pausing(at, memory, host)
+            return self._find_startup_phase(at, memory)
+        return self._find_pause_phase(at, memory, host)
 
-    def _computing(self, at: int, activity: float, exchange: float, host: float) -> int:
+    def _find_computing_phase(self, at: int, activity: float, exchange: float, host: float) -> int:
         usual = self.exchange.median
         alone = usual > 0 and exchange < NO_EXCHANGE * usual
-        is_warm = self._is_warm(at)
+        is_warm = self._is_warming_up(at)
         if alone and activity < REDUCED * self.activity.median and not is_warm:
             return EVALUATION
         self.activity.add(activity)
@@ -128,7 +128,7 @@ class _Track:
         self.host.add(host)
         return WARMUP if is_warm else STEADY
 
-    def _is_warm(self, at: int) -> bool:
+    def _is_warming_up(self, at: int) -> bool:
         """Return whether the job still warms up.
 
         A job that was older than the warm-up at the first sample had computed before.
@@ -138,7 +138,7 @@ class _Track:
             return False
         return (at - self.began) * self.interval_s < self.warmup_s
 
-    def _not_yet(self, at: int, memory: float) -> int:
+    def _find_startup_phase(self, at: int, memory: float) -> int:
         if memory < CONTEXT_GIB:
             return INIT if self.most_gib < CONTEXT_GIB else COOLDOWN
         full_s = (at - self.grew) * self.interval_s + (self.age_s if self.grew == 0 else 0.0)
@@ -146,7 +146,7 @@ class _Track:
             return LOADING
         return WARMUP if full_s < FULL_S + self.warmup_s else STEADY
 
-    def _pausing(self, at: int, memory: float, host: float) -> int:
+    def _find_pause_phase(self, at: int, memory: float, host: float) -> int:
         if self.stopped is None:
             self.stopped = at
         long = (at - self.stopped) * self.interval_s >= LONG_S
@@ -154,4 +154,4 @@ class _Track:
             return COOLDOWN
         if host > HOST * self.host.median:
             return CHECKPOINT
-        return WARMUP if self._is_warm(at) else STEADY
+        return WARMUP if self._is_warming_up(at) else STEADY

@@ -34,14 +34,14 @@ class FeatureColumns:
     def __getitem__(self, name: str) -> Array:
         """Return (entity,) the values of one feature."""
         if name not in self._read:
-            self._read[name] = self.frame.values[:, self._column(name)].astype(np.float64)
+            self._read[name] = self.frame.values[:, self._find_column(name)].astype(np.float64)
         return self._read[name]
 
     def since(self, name: str) -> Times:
         """Return (entity,) when the signal behind a feature last changed, 0 if unknown."""
-        return self.frame.since_ms[:, self._column(name)]
+        return self.frame.since_ms[:, self._find_column(name)]
 
-    def _column(self, name: str) -> int:
+    def _find_column(self, name: str) -> int:
         if name not in self._at:
             near = difflib.get_close_matches(name, self._at)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -65,14 +65,16 @@ class FaultRate:
         self._now_ms = now_ms
         if not before_ms or elapsed_ms > WATCHED_MS:
             self._watched_ms = now_ms
-        self._hear(names if known is None else [names[row] for row in np.flatnonzero(known).tolist()], now_ms)
+        self._record_telemetry(
+            names if known is None else [names[row] for row in np.flatnonzero(known).tolist()], now_ms
+        )
         if not before_ms or elapsed_ms <= 0:
             self._renew_warnings(warned, names, now_ms)
             return
         decay = 0.5 ** (elapsed_ms / HALF_LIFE_MS)
         self.seen, self.expected = self.seen * decay, self.expected * decay
         if elapsed_ms <= WATCHED_MS:
-            is_well = [not faults.has_now(name) and not self._has_joined(name, now_ms) for name in names]
+            is_well = [not faults.has_now(name) and not self._is_joining(name, now_ms) for name in names]
             is_counted = np.array(is_well, bool) & ~warned
             self.expected += float(day_hazard[is_counted].sum()) * elapsed_ms / DAY_MS
         self._count(faults, before_ms - LAG_MS, now_ms - LAG_MS)
@@ -86,11 +88,11 @@ class FaultRate:
             is_apart = fault.start_ms >= self._counted_ms + TOGETHER_MS
             begin_ms, last_ms = self._warned_ms.get(fault.node, (fault.start_ms, 0))
             was_warned = begin_ms < fault.start_ms - TOGETHER_MS <= last_ms
-            if is_apart and not was_warned and not self._has_joined(fault.node, fault.start_ms):
+            if is_apart and not was_warned and not self._is_joining(fault.node, fault.start_ms):
                 self.seen += 1
                 self._counted_ms = fault.start_ms
 
-    def _hear(self, names: Sequence[str], now_ms: int) -> None:
+    def _record_telemetry(self, names: Sequence[str], now_ms: int) -> None:
         """Record which nodes have telemetry. A node that was away for longer than AWAY_MS joins again."""
         for name in names:
             since_ms, last_ms = self._times_ms.get(name, (now_ms, now_ms))
@@ -98,7 +100,7 @@ class FaultRate:
         if len(self._times_ms) > 2 * len(names) + 1000:
             self._times_ms = {name: times for name, times in self._times_ms.items() if now_ms - times[1] <= AWAY_MS}
 
-    def _has_joined(self, name: str, at_ms: int) -> bool:
+    def _is_joining(self, name: str, at_ms: int) -> bool:
         """Return whether a node had sent telemetry for less than JOINING_MS at that time, or never.
 
         A fleet's first nodes do not count as joining, because watching began with them.

@@ -165,15 +165,15 @@ def thermal_throttle(view: GpuView) -> Detection:
     no evidence of heat.
     """
     braked = (view.bits & BRAKE) > 0
-    return _slowed(view, (view.bits & np.where(braked, THERMAL & ~SLOWDOWN, THERMAL)) > 0)
+    return _detect_slowed_clock(view, (view.bits & np.where(braked, THERMAL & ~SLOWDOWN, THERMAL)) > 0)
 
 
 @sees("power_brake")
 def power_brake(view: GpuView) -> Detection:
-    return _slowed(view, (view.bits & BRAKE) > 0)
+    return _detect_slowed_clock(view, (view.bits & BRAKE) > 0)
 
 
-def _slowed(view: GpuView, bit: Mask) -> Detection:
+def _detect_slowed_clock(view: GpuView, bit: Mask) -> Detection:
     """Detect a clock that fell while a reason bit is set, on GPUs that are not idle."""
     ratio = view.clock / view.usual_clock
     on = bit & ((view.bits & IDLE) == 0) & ~(ratio >= LOW_CLOCK)

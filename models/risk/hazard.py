@@ -242,13 +242,13 @@ def logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tuple[fl
     """
     spread = columns.std(axis=0)
     used = np.flatnonzero(spread > 0)
-    theta = _newton(columns[:, used] / spread[used], labels, penalty)
+    theta = _fit_by_newton(columns[:, used] / spread[used], labels, penalty)
     weights = np.zeros(columns.shape[1])
     weights[used] = theta[1:] / spread[used]
     return float(theta[0]), weights
 
 
-def _newton(scaled: Array, labels: Mask, penalty: float) -> Array:
+def _fit_by_newton(scaled: Array, labels: Mask, penalty: float) -> Array:
     """Return (1 + feature,) the intercept and weights.
 
     scaled: (n, feature) with a standard deviation of 1. It uses no BLAS. For such narrow matrices the BLAS

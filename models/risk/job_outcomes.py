@@ -38,7 +38,7 @@ class JobOutcomes:
 
     def record(self, ended: Iterable[JobAttempt], now_ms: int) -> None:
         """Count the ended attempts, each once."""
-        self._fade(now_ms)
+        self._decay_sums(now_ms)
         for attempt in ended:
             key, end_ms = (attempt.job, attempt.attempt), attempt.ended_ms
             if end_ms is None or key in self._counted or end_ms < now_ms - REMEMBERED_MS:
@@ -74,7 +74,7 @@ class JobOutcomes:
         self._failed[job, name] = max(end_ms, before_ms or 0)
         return before_ms is not None
 
-    def _fade(self, now_ms: int) -> None:
+    def _decay_sums(self, now_ms: int) -> None:
         """Fade all sums to the present time, once an hour."""
         if now_ms - self._at_ms < DAY_MS // 24:
             return

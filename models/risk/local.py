@@ -88,13 +88,13 @@ def _gpu_view(gpu: FeatureColumns, nodes: int, state: RiskState, entities: Entit
     alike.refresh(names, gpu.node, entities.traits, entities.traits_learnt + entities[GPU].moves)
     peers = alike.groups.middle(usual)
     slot = state.slots.of(names, gpu.node, topology, entities.traits)
-    above = _above_usual_c(gpu, nodes, loaded, state.slots, slot, state.interval_s)
+    above = _compute_excess_temperature(gpu, nodes, loaded, state.slots, slot, state.interval_s)
     return GpuView(
         gpu, nodes, state.interval_s, bits, has_bits, loaded, idle, clock, np.fmax(usual, peers), above, alike
     )
 
 
-def _above_usual_c(
+def _compute_excess_temperature(
     gpu: FeatureColumns, nodes: int, loaded: Mask, slots: Slots, slot: NDArray[np.int64], interval_s: float
 ) -> NDArray[np.float64]:
     """Return (gpu,) °C above the usual of its slot at its power.
@@ -112,7 +112,7 @@ def _above_usual_c(
 def _gpu_signals(view: GpuView, entities: Entities, state: RiskState, now_ms: int) -> Signals:
     found = detect(GPU, view, view.columns.rows)
     raised = state.rules[GPU].apply(found, view["age_s"], now_ms, state.interval_s)
-    return _gathered(GPU, raised, entities[GPU].names, view.columns.node)
+    return _make_signals(GPU, raised, entities[GPU].names, view.columns.node)
 
 
 def _port_signals(
@@ -122,7 +122,7 @@ def _port_signals(
     peers = state.links.peers(names[: port.rows], port.node, topology, entities.traits)
     view = PortView.of(port, state.links, peers)
     raised = state.rules[PORT].apply(detect(PORT, view, port.rows), port["age_s"], now_ms, state.interval_s)
-    signals = _gathered(PORT, raised, names, port.node)
+    signals = _make_signals(PORT, raised, names, port.node)
     words = (_where(name, row, topology) for name, row in zip(signals.entity, signals.node.tolist(), strict=True))
     return replace(signals, words=tuple(words))
 
@@ -150,10 +150,10 @@ def _node_signals(
     answers = ~(quiet.any_s >= NODE_SILENT_S)
     found = detect(NODE, view, node.rows)
     raised = state.rules[NODE].apply(found, node["age_s"], now_ms, state.interval_s, answers)
-    return _gathered(NODE, raised, names, np.arange(node.rows, dtype=np.int32))
+    return _make_signals(NODE, raised, names, np.arange(node.rows, dtype=np.int32))
 
 
-def _gathered(kind: EntityKind, raised: Raised, names: Sequence[str], node: NDArray[np.int32]) -> Signals:
+def _make_signals(kind: EntityKind, raised: Raised, names: Sequence[str], node: NDArray[np.int32]) -> Signals:
     """Return the raised signals as columns. Leaves out entities without a node."""
     owner = node[raised.entity]
     has_owner = owner >= 0

@@ -98,7 +98,7 @@ class RuleMemory:
         streak = np.where(fresh[entity], np.where(on, streak + 1, np.where(telling, 0, streak)), streak)
         against_s = np.where(on, 0.0, self.against_s[at] + np.where(telling, stated_s[entity], 0.0))
         untold_s = np.where(on | telling, 0.0, self.untold_s[at] + read_s[entity])
-        often = np.array([_often(each, interval_s) for each in self.rules])
+        often = np.array([_samples_per_evidence(each, interval_s) for each in self.rules])
         need, shown_after = (often * np.array([getattr(each, name) for each in self.rules]) for name in AFTER)
         gone = ~on & ((against_s >= self._clears_s[rule]) | (untold_s >= self._hold_s[rule]))
         firm = (firm & ~gone) | (on & (streak >= need[rule]))
@@ -106,7 +106,7 @@ class RuleMemory:
         self.streak[at], self.firm[at], self.against_s[at], self.untold_s[at] = streak, firm, against_s, untold_s
         self._keep(found, at, on, began, now_ms)
         shown = firm | (on & (streak >= shown_after[rule]))
-        return self._raised((rule[shown], entity[shown]), now_ms)
+        return self._make_raised_signals((rule[shown], entity[shown]), now_ms)
 
     def _active(self, found: Sequence[Detection]) -> Places:
         """Return the pairs of a rule and an entity that are seen now, or were seen and are not cleared."""
@@ -149,7 +149,7 @@ class RuleMemory:
         self.since_ms[here] = np.where(known > 0, known, np.where(began[on], now_ms, self.since_ms[here]))
         self.seen_ms[here] = now_ms
 
-    def _raised(self, at: Places, now_ms: int) -> Raised:
+    def _make_raised_signals(self, at: Places, now_ms: int) -> Raised:
         """Return the signals of these pairs of a rule and an entity.
 
         The value of a hard rule in seconds is an age. It keeps growing while the signal is not observed.
@@ -189,7 +189,7 @@ class RuleMemory:
         self.tick_ms += by_ms if self.tick_ms else 0
 
 
-def _often(rule: Rule, interval_s: float) -> float:
+def _samples_per_evidence(rule: Rule, interval_s: float) -> float:
     """Return how many samples count as one.
 
     Early signs need minutes of evidence, which are more samples at short intervals.

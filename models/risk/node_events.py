@@ -28,7 +28,7 @@ def event_signals(
     for record in nodes.values():
         row = rows.get(record.node)
         if row is not None:
-            found += _of_record(record, row, now_ms)
+            found += _make_record_signals(record, row, now_ms)
     last = dict(faults)
     for record in nodes.values():
         times = [event.time_ms for event in record.events if _is_fault(event, record)]
@@ -45,7 +45,7 @@ def event_signals(
 
 
 @reports("node_lost", "drain_requested")
-def _of_record(record: NodeRecord, row: int, now_ms: int) -> list[Signal]:
+def _make_record_signals(record: NodeRecord, row: int, now_ms: int) -> list[Signal]:
     found = []
     if record.lost:
         found.append(Signal("node_lost", row, record.node, 1.0, since_ms=_last(record, "lost")))
@@ -57,7 +57,7 @@ def _of_record(record: NodeRecord, row: int, now_ms: int) -> list[Signal]:
         if any(ok.takes_back(event) for ok in over):
             continue
         if now_ms - event.time_ms < (FRESH_MS if event.type == "xid" else STANDS_MS):
-            signal = _of_xid(event, row) if event.type == "xid" else _of_health(event, row)
+            signal = _of_xid(event, row) if event.type == "xid" else _make_health_signal(event, row)
             if signal is not None:
                 found.append(signal)
     return found
@@ -74,7 +74,7 @@ def _of_xid(event: NodeEvent, row: int) -> Signal | None:
 
 
 @reports("health_failed", "health_degraded", "link_predicted")
-def _of_health(event: NodeEvent, row: int) -> Signal | None:
+def _make_health_signal(event: NodeEvent, row: int) -> Signal | None:
     grave, since, said = gravity(event), event.time_ms, _words(event)
     if grave not in ("fatal", "warning"):
         return None

@@ -136,27 +136,27 @@ def prior_excess(levels: Array) -> Excess:
     """
     prior = np.array([rule.prior for rule in RULES]).T
     hazard = -np.log1p(-np.minimum(prior, CERTAIN))
-    rows = _burdened(levels)
+    rows = _find_rows_with_signals(levels)
     own = hazard[:, None, :] * levels[None, rows, :]
     own[:, :, REPEAT_ROW] = 0.0  # the history's
-    found = _no_excess(levels)
+    found = _make_zero_excess(levels)
     found.parts[:, rows], found.total[:, rows] = own, own.sum(axis=2)
     return found
 
 
-def _burdened(levels: Array) -> NDArray[np.intp]:
+def _find_rows_with_signals(levels: Array) -> NDArray[np.intp]:
     """Return the rows of the nodes that have a signal of any rule. The other nodes have no excess."""
     return np.flatnonzero(levels.any(axis=1))
 
 
-def _no_excess(levels: Array) -> Excess:
+def _make_zero_excess(levels: Array) -> Excess:
     shape = (len(RISK_KINDS), *levels.shape)
     return Excess(np.zeros(shape[:2]), np.zeros(shape))
 
 
 def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
     """Return the logistic's hazard above the base, divided among the rules by what each adds to the logit."""
-    found, rows = _no_excess(levels), _burdened(levels)
+    found, rows = _make_zero_excess(levels), _find_rows_with_signals(levels)
     own = levels[rows]
     for k, kind in enumerate(RISK_KINDS):
         row = fit.kinds.get(kind)
@@ -250,8 +250,8 @@ def score_nodes(
     hard[signals.node[hard_rule[signals.rule] & signals.firm]] = True
     hazard, total = signal_hazard(signals, levels, explained(excess, site), history[DAY])
     reasons = _reasons(signals, hazard / total[signals.node], now_ms)
-    gravest = _gravest(signals)
-    actions = {node: _action(signals, gravest.get(node), rows[0].sentence) for node, rows in reasons.items()}
+    gravest = _find_gravest_signals(signals)
+    actions = {node: _choose_action(signals, gravest.get(node), rows[0].sentence) for node, rows in reasons.items()}
     parts = {} if topology is None else part_risks(signals, hazard, topology)
     return RiskScores(values, reasons, actions, hard, fit.name if fit else "rules", parts)
 
@@ -263,7 +263,7 @@ def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Arra
     history hazard of the day. The part above that of the least burdened node belongs to the recent fault.
     """
     own = history / times_usual(levels)
-    again = np.where(levels[:, REPEAT_ROW] > 0, np.maximum(own - _unburdened(own, levels), 0.0), 0.0)
+    again = np.where(levels[:, REPEAT_ROW] > 0, np.maximum(own - _find_least_hazard(own, levels), 0.0), 0.0)
     total = excess.total + BASE_SHARE[:, None] * history
     worst = (excess.total).argmax(axis=0)
     rows = np.arange(levels.shape[0])
@@ -278,7 +278,7 @@ def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Arra
     return part * own_share, total[worst, rows]
 
 
-def _unburdened(own: Array, levels: Array) -> float:
+def _find_least_hazard(own: Array, levels: Array) -> float:
     """Return the least hazard of a node without a recent fault, or of all nodes if each had one.
 
     A repaired node may have a lower hazard than one that never failed.
@@ -327,7 +327,7 @@ def _with(text: str, words: str, places: bool) -> str:
     return f"{head} ({words}){colon}{rest}" if places else f"{text}: {words}"
 
 
-def _gravest(signals: Signals) -> dict[int, int]:
+def _find_gravest_signals(signals: Signals) -> dict[int, int]:
     """Return node → its firm signal with the gravest action, the first of several."""
     firm = np.flatnonzero(signals.firm)
     order = firm[np.lexsort((firm, -GRAVITY[signals.rule[firm]]))]
@@ -335,7 +335,7 @@ def _gravest(signals: Signals) -> dict[int, int]:
     return dict(zip(nodes.tolist(), order[first].tolist(), strict=True))
 
 
-def _action(signals: Signals, gravest: int | None, first: str) -> Action:
+def _choose_action(signals: Signals, gravest: int | None, first: str) -> Action:
     """Return the action of a node's gravest firm signal, or `watch` if none is firm. first: its first reason."""
     code = "watch" if gravest is None else RULES[signals.rule[gravest]].action
     words = ACTION_WORDS[code]

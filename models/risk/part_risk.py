@@ -39,7 +39,7 @@ class UsualPart(msgspec.Struct):
 
 def usual_parts() -> list[UsualPart]:
     """Return each part's probability without evidence, by published rates."""
-    return [UsualPart(part, list(_p(part, 0.0))) for part in USUAL_A_DAY]
+    return [UsualPart(part, list(_compute_horizon_risks(part, 0.0))) for part in USUAL_A_DAY]
 
 
 def part_risks(signals: Signals, hazard: Array, topology: Topology) -> dict[int, tuple[PartRisk, ...]]:
@@ -57,7 +57,7 @@ def part_risks(signals: Signals, hazard: Array, topology: Topology) -> dict[int,
                 own[key] = own.get(key, 0.0) + float(hazard[at])
     return {
         row: tuple(
-            PartRisk(entity, part, _p(part, total))
+            PartRisk(entity, part, _compute_horizon_risks(part, total))
             for (part, entity), total in sorted(own.items(), key=lambda item: -item[1])
         )
         for row, own in found.items()
@@ -80,6 +80,6 @@ def _parts(entity: str, rule: Rule, topology: Topology, row: int) -> Sequence[tu
     return [("port", entity), *([("rail", f"{node}/rail{rail}")] if rail >= 0 else [])]
 
 
-def _p(part: str, hazard: float) -> tuple[float, ...]:
+def _compute_horizon_risks(part: str, hazard: float) -> tuple[float, ...]:
     days = np.array(RISK_HORIZONS_S) / 86_400
     return tuple(round(float(p), 7) for p in 1 - np.exp(-(hazard + USUAL_A_DAY[part] * days)))

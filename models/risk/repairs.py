@@ -67,27 +67,27 @@ class RepairLog:
 
         Writes `streaks`: drops those of repaired nodes.
         """
-        found = self._given_back(nodes)
+        found = self._find_new_returns(nodes)
         for name, back_ms in found.items():
             node = name.partition("/")[0]
             if node in rows:
-                self._pardon(signals, name, rows[node], back_ms)
+                self._pardon_old_evidence(signals, name, rows[node], back_ms)
                 streaks.forget(node)
         oldest_ms = now_ms - int(NEW_FOR_S * 1000)
         self._back_ms = {name: ms for name, ms in (self._back_ms | found).items() if ms > oldest_ms}
-        self._pardon_late(signals, rows, now_ms)
+        self._pardon_late_evidence(signals, rows, now_ms)
         if not self._pardons:
             return signals
         keep = np.ones(len(signals), bool)
         void = set()
         for at in np.flatnonzero(PARDONED[signals.rule]).tolist():
-            if self._still_void(signals, at, now_ms):
+            if self._is_pardoned(signals, at, now_ms):
                 keep[at] = False
                 void.add(_key(signals, at))
         self._pardons = {key: row for key, row in self._pardons.items() if now_ms < row.until_ms or key in void}
         return signals.where(keep)
 
-    def _given_back(self, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
+    def _find_new_returns(self, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
         """Return node or GPU -> when it came back, for those that did by events since the last call."""
         found: dict[str, int] = {}
         for name, record in nodes.items():
@@ -98,14 +98,14 @@ class RepairLog:
             if before is not None and before[0] == looked[0] and before[1] is looked[1] and before[2] is looked[2]:
                 continue
             self._looked[name] = looked
-            healthy = _healthy_ms(record)
+            healthy = _find_healthy_times(record)
             healthy[name] = max(healthy.get(name, 0), _back_ms(record))
             for entity, back_ms in healthy.items():
                 if back_ms > self._honoured_ms.get(entity, 0):
                     self._honoured_ms[entity] = found[entity] = back_ms
         return found
 
-    def _pardon(self, signals: Signals, name: str, row: int, back_ms: int) -> None:
+    def _pardon_old_evidence(self, signals: Signals, name: str, row: int, back_ms: int) -> None:
         """Set aside all evidence that began on a node, or on one GPU of it, before it came back.
 
         row: the node's row.
@@ -116,9 +116,9 @@ class RepairLog:
         }
         for at in np.flatnonzero((signals.node == row) & PARDONED[signals.rule]).tolist():
             if 0 < signals.since_ms[at] <= back_ms and (is_node or signals.entity[at] == name):
-                self._pardons[_key(signals, at)] = _pardon_of(signals, at, back_ms)
+                self._pardons[_key(signals, at)] = _make_pardon(signals, at, back_ms)
 
-    def _pardon_late(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
+    def _pardon_late_evidence(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
         """Set aside codes and counts from before a repair that show only now.
 
         That happens if the node was silent when it returned.
@@ -131,11 +131,11 @@ class RepairLog:
                 back_ms[rows[name]] = ms
         old = LASTING[signals.rule] & (signals.since_ms > 0) & (signals.since_ms <= back_ms[signals.node])
         for at in np.flatnonzero(old).tolist():
-            pardon = _pardon_of(signals, at, int(back_ms[signals.node[at]]))
+            pardon = _make_pardon(signals, at, int(back_ms[signals.node[at]]))
             if now_ms < pardon.until_ms:
                 self._pardons.setdefault(_key(signals, at), pardon)
 
-    def _still_void(self, signals: Signals, at: int, now_ms: int) -> bool:
+    def _is_pardoned(self, signals: Signals, at: int, now_ms: int) -> bool:
         """Return whether a signal is the one that was pardoned.
 
         If a count falls, the pardon stores the lowest value.
@@ -197,7 +197,7 @@ def _back_ms(record: NodeRecord) -> int:
     return back_ms
 
 
-def _healthy_ms(record: NodeRecord) -> dict[str, int]:
+def _find_healthy_times(record: NodeRecord) -> dict[str, int]:
     """Return node or GPU -> when a reporter last called it healthy as a whole."""
     found: dict[str, int] = {}
     for event in record.events:
@@ -216,7 +216,7 @@ def _key(signals: Signals, at: int) -> tuple[str, str]:
     return RULES[signals.rule[at]].name, signals.entity[at]
 
 
-def _pardon_of(signals: Signals, at: int, back_ms: int) -> Pardon:
+def _make_pardon(signals: Signals, at: int, back_ms: int) -> Pardon:
     rule = RULES[signals.rule[at]]
     lasts_s = max(rule.clears_s, HOLD_S)
     if rule.evidence is CODE:

@@ -124,7 +124,7 @@ def fold_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
     """
     names, nodes, now_ms = moment.topology.names, moment.events.nodes, moment.now_ms
     seen = fleet_evidence(moment, state)
-    state.faults.record(_hard_faults(seen.signals, names, nodes, state.interval_s), len(names), now_ms)
+    state.faults.record(_find_hard_faults(seen.signals, names, nodes, state.interval_s), len(names), now_ms)
     state.days.step(seen.signals.levels(len(names)), names, now_ms)
     return seen
 
@@ -196,7 +196,7 @@ def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np
     ]
 
 
-def _hard_faults(
+def _find_hard_faults(
     signals: Signals, names: tuple[str, ...], nodes: Mapping[str, NodeRecord], interval_s: float
 ) -> dict[str, tuple[int, bool]]:
     """Return the nodes with a firm hard signal: since when, and whether a part is at fault.

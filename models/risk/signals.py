@@ -139,7 +139,7 @@ def _xid(value: float, usual: float, since: str) -> str:
     return f"XID {round(value)}{': ' + words if words else ''}"
 
 
-def _gbit(bytes_per_s: float) -> str:
+def _format_gbit(bytes_per_s: float) -> str:
     return f"{number(bytes_per_s * 8 / 1e9)} Gbit/s"
 
 
@@ -156,8 +156,8 @@ WORDS: dict[str, Callable[[float, float, str], str]] = {
     "of_all": lambda v, u, since: f", of all {100 * u:.0f} %" if np.isfinite(u) else "",
     "rate": lambda v, u, since: rate(v),
     "usual_rate": lambda v, u, since: rate(u),
-    "speed": lambda v, u, since: _gbit(v),
-    "usual_speed": lambda v, u, since: _gbit(u),
+    "speed": lambda v, u, since: _format_gbit(v),
+    "usual_speed": lambda v, u, since: _format_gbit(u),
     "clock": _clock,
     "xid": _xid,
 }

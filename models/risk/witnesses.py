@@ -58,7 +58,7 @@ class Witnesses:
             self._confirmed.clear()
             return signals
         said = self._said(signals) | _stopped(gangs, gpu, now_ms)
-        failed = _failed_on(ended)
+        failed = _find_failure_times(ended)
         unseen: dict[int, list[int]] = {}
         confirmed = set()
         for at in gone.tolist():
@@ -108,7 +108,7 @@ def _partial(signals: Signals, name: str, node: int, rows: list[int], total: int
     return Signal("exporter_partial", node, name, len(rows), total, 0.5, since_ms, seen_ms, firm)
 
 
-def _failed_on(ended: Sequence[JobAttempt]) -> dict[str, int]:
+def _find_failure_times(ended: Sequence[JobAttempt]) -> dict[str, int]:
     """Return GPU → when a job on it ended by a hardware failure. If no GPU is named, the key is the node."""
     found: dict[str, int] = {}
     for attempt in ended:

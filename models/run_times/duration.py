@@ -57,20 +57,20 @@ class DurationModel:
         known = rows.until(until_s)
         first = known.elapsed_s == 0
         everyone = known.take(first)
-        submissions = self._sampled(everyone)
+        submissions = self._sample_rows(everyone)
         outcomes, _ = outcomes_of(submissions, until_s)
         if int((outcomes.weight == 1).sum()) < FEWEST_ROWS:
             return self
         boundary_s = float(np.quantile(submissions.at_s, 1 - HELD_OUT))
-        before = self._sampled(submissions.until(boundary_s), ROWS_TRIED)
+        before = self._sample_rows(submissions.until(boundary_s), ROWS_TRIED)
         self._boosted = self._boost(before, outcomes_of(before, boundary_s)[0])
         self._measure_offset(submissions.take(submissions.at_s > boundary_s), until_s)
         self._boosted = self._boost(submissions, outcomes)
-        self._remaining.fit(self._sampled(known.take(~first)), until_s, everyone)
+        self._remaining.fit(self._sample_rows(known.take(~first)), until_s, everyone)
         self.fitted_until_ms = int(until_s * 1000)
         return self
 
-    def _sampled(self, rows: RunRows, most: int = ROWS_FITTED) -> RunRows:
+    def _sample_rows(self, rows: RunRows, most: int = ROWS_FITTED) -> RunRows:
         if len(rows) <= most:
             return rows
         chosen = np.random.default_rng(self.seed).choice(len(rows), most, replace=False)
@@ -99,7 +99,7 @@ class DurationModel:
     def log_run(self, features: Features) -> Array:
         """Return (row, level) log seconds at LEVELS, before any cap. A tracker of outcomes corrects them."""
         if self._boosted is None or not len(features):
-            return self._similar(features)
+            return self._estimate_by_similar(features)
         known = self._boosted.predict(features).T + self._offset
         return np.sort(known, axis=1)
 
@@ -125,10 +125,10 @@ class DurationModel:
     def _filled(self, features: Features) -> Features:
         """Fill unknown quantiles of similar jobs. Other gaps stay."""
         filled = features.copy()
-        filled[:, _EMPIRICAL] = self._similar(features)
+        filled[:, _EMPIRICAL] = self._estimate_by_similar(features)
         return filled
 
-    def _similar(self, features: Features) -> Array:
+    def _estimate_by_similar(self, features: Features) -> Array:
         """Return (row, level) log seconds of similar jobs.
 
         If none has ended yet, they are the values that are usual anywhere.

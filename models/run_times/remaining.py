@@ -55,13 +55,13 @@ class RemainingModel:
         known = rows.until(until_s)
         if len(known) >= FEWEST_ROWS:
             bounds = [*np.quantile(known.at_s, TRIED).tolist(), until_s]
-            tried = [self._tried(known, submissions, *window, until_s) for window in pairwise(bounds)]
-            self._blend = _best_blend([one for one in tried if one is not None])
+            tried = [self._fit_and_test(known, submissions, *window, until_s) for window in pairwise(bounds)]
+            self._blend = _choose_best_blend([one for one in tried if one is not None])
         self._survival = outcomes_of(submissions.until(until_s), until_s)[1]
         self._boosted = self._boost(known, until_s) if len(known) >= FEWEST_ROWS else None
         return self
 
-    def _tried(
+    def _fit_and_test(
         self, rows: RunRows, submissions: RunRows, fit_s: float, end_s: float, until_s: float
     ) -> "_Tried | None":
         """Fit on what was known at fit_s, and test on the rows from then to end_s.
@@ -98,7 +98,7 @@ class RemainingModel:
     def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
         """Return (row, level) the seconds from now."""
         if not len(self._survival.time_s):
-            return self._of_similar(features, elapsed_s, levels)
+            return self._estimate_left_by_similar(features, elapsed_s, levels)
         known = self._base(elapsed_s)
         at = np.log(np.maximum(elapsed_s, 1.0))
         trust, near = (np.interp(at, np.log(KNOTS_S), row)[:, None] for row in self._blend.T)
@@ -110,7 +110,7 @@ class RemainingModel:
         known = np.sort(known, axis=1)
         return np.exp(np.stack([_between(known, REMAINING_LEVELS, level) for level in levels], axis=1))
 
-    def _of_similar(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
+    def _estimate_left_by_similar(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
         quantiles = features[:, _EMPIRICAL].astype(np.float64)
         return np.stack([beyond(quantiles, elapsed_s, level) for level in levels], axis=1)
 
@@ -163,7 +163,7 @@ def _usual_blend() -> Array:
     return np.where(np.array(KNOTS_S)[:, None] >= LONG_S, LONG_BLEND, USUAL_BLEND)
 
 
-def _best_blend(tried: Sequence[_Tried]) -> Array:
+def _choose_best_blend(tried: Sequence[_Tried]) -> Array:
     """Return (knot, 2) trust and near, by the error of the median near each elapsed time."""
     found = _usual_blend()
     if not tried:

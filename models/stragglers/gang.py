@@ -196,20 +196,20 @@ def gangs_of(
     together = np.array(
         [len(on) >= FEWEST_NODES or count >= FEWEST_GPUS for on, count in zip(hosts, gpus, strict=True)], bool
     )
-    of_port = _port_owners(of_gpu, gpu, port, len(nodes))
+    of_port = _find_port_owners(of_gpu, gpu, port, len(nodes))
     silent = np.bincount(gpu.node, minlength=len(nodes))[port.node] == 0  # a node whose GPUs nobody reports
     if silent.any():
-        of_port = np.where(silent, _only_attempt(placements, nodes)[port.node], of_port)
+        of_port = np.where(silent, _find_only_attempts(placements, nodes)[port.node], of_port)
     return GangMembers(attempts, placements, of_gpu, of_port, together, nodes)
 
 
-def _only_attempt(placements: RunningPlaces, nodes: tuple[str, ...]) -> NDArray[np.int32]:
+def _find_only_attempts(placements: RunningPlaces, nodes: tuple[str, ...]) -> NDArray[np.int32]:
     """Return (node,) the attempt that has a node to itself, -1 if there is none or more than one."""
     jobs = (placements.jobs_on.get(name, ()) for name in nodes)
     return np.array([on[0] if len(on) == 1 else -1 for on in jobs], np.int32)
 
 
-def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns, nodes: int) -> NDArray[np.int32]:
+def _find_port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns, nodes: int) -> NDArray[np.int32]:
     """Return (port,) the job that a port works for, -1 if unknown.
 
     A job alone on a node has all its ports. On a shared node with as many ports as GPUs, port i serves GPU i,

@@ -105,15 +105,15 @@ def gang_signals(
     caps = capped_nodes(gangs, gpu)
     explained = {cap.node: OUTLIER_RATIO * cap.value for cap in streaks.lately("power_cap", now_ms) + caps}
     explained |= dict.fromkeys(signals.node[COMPUTE_RULES[signals.rule]].tolist(), 0.0)
-    clocks = [one for one in _slow_clocks(gangs, gpu) if one.value < explained.get(one.node, np.inf)]
+    clocks = [one for one in _find_slow_clocks(gangs, gpu) if one.value < explained.get(one.node, np.inf)]
     slow, dropping = untold_links(gangs, gpu, port, streaks.drops, now_ms)
     dropped = {signal.entity for signal in dropping}
-    links = _compared_ports(gangs, port, now_ms) + [signal for signal in slow if signal.entity not in dropped]
+    links = _compare_ports(gangs, port, now_ms) + [signal for signal in slow if signal.entity not in dropped]
     return Signals.of(streaks.sustained(caps + clocks + links + dropping, now_ms))
 
 
 @reports("gang_outlier")
-def _slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
+def _find_slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     """Return the nodes whose working GPUs have far lower clocks than those of their gang and model.
 
     That must hold both now and over two minutes.
@@ -138,18 +138,18 @@ def _slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     return list(worst.values())
 
 
-def _compared_ports(gangs: GangMembers, port: GangColumns, now_ms: int) -> list[Signal]:
+def _compare_ports(gangs: GangMembers, port: GangColumns, now_ms: int) -> list[Signal]:
     """Report the ports with a slow link, by comparison with their node's others in the same gang."""
     if not len(port.names) or not len(gangs.attempts):
         return []
     together = (gangs.of_port >= 0) & gangs.together[gangs.of_port]
     settled = gangs.settled(gangs.of_port, now_ms)
     slow, usual, waits = slow_siblings(port, together, gangs.of_port, len(gangs.attempts), settled)
-    return _slow_ports(port, slow, usual) + _waiting_ports(port, waits)
+    return _report_slow_ports(port, slow, usual) + _report_waiting_ports(port, waits)
 
 
 @reports("slow_nic")
-def _slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Signal]:
+def _report_slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Signal]:
     """Report the ports whose share of the traffic fell."""
     value = port.last["bytes_per_s"]
     return [
@@ -166,7 +166,7 @@ def _slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Signal]:
 
 
 @reports("port_waits")
-def _waiting_ports(port: GangColumns, waits: Array) -> list[Signal]:
+def _report_waiting_ports(port: GangColumns, waits: Array) -> list[Signal]:
     """Report the ports whose data waits far longer than that of their siblings.
 
     waits: (port,) the siblings' waits.

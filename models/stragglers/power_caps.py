@@ -43,7 +43,7 @@ def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     waits = (evidence == WAITS) & (power < gpu.last["power_limit_w"])
     capped = low & ((evidence >= LIKELY) | waits | ((evidence == OPEN) & _alike(gpu, low, usual)))
     found = []
-    for node, rows in _by_node(np.flatnonzero(capped), gpu.node):
+    for node, rows in _split_by_node(np.flatnonzero(capped), gpu.node):
         worst = rows[(clock[rows] / usual[rows]).argmin()]
         slowest, beside = float(clock[worst]), float(usual[worst])
         lost = beside / slowest - 1
@@ -52,7 +52,7 @@ def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     return found
 
 
-def _by_node(rows: NDArray[np.intp], node: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+def _split_by_node(rows: NDArray[np.intp], node: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.intp]]]:
     """Yield each node of these rows, in order of nodes, with its rows in their order.
 
     node: (entity,) owners.

@@ -44,13 +44,13 @@ def slow_siblings(
     key = port.node.astype(np.int64) * gangs * len(speeds) + of_speed
     by_node, by_gang = (Groups(*numbered(np.where(together, keys, -1))) for keys in (key, of_speed))
     before = port.mean[BEFORE]
-    before = np.where(before > UNUSED_PORT_RATIO * _greatest(before, by_node), before, np.nan)
+    before = np.where(before > UNUSED_PORT_RATIO * _find_group_maximum(before, by_node), before, np.nan)
     share_before = divide(before, _sibling_median(before, by_node, by_gang)[0], np.nan)
     fell, stuck = together & settled, together.copy()
     usual = waits = np.zeros(len(port.names))
     for window, depth in ((port.mean, MEAN_SHARE), (port.last, 1.0)):
         moved = window["bytes_per_s"]
-        moved = np.where(moved > UNUSED_PORT_RATIO * _greatest(moved, by_node), moved, np.nan)
+        moved = np.where(moved > UNUSED_PORT_RATIO * _find_group_maximum(moved, by_node), moved, np.nan)
         usual, siblings = _sibling_median(moved, by_node, by_gang)
         waited = window["tx_wait_per_s"]
         waits, _ = _sibling_median(np.where(np.isfinite(moved), waited, np.nan), by_node, by_gang)
@@ -63,7 +63,7 @@ def slow_siblings(
         share = divide(moved, usual * share_before, np.nan)
         fell &= busy & ((share < far) | ((share < somewhat) & (waiting | (depth < 1))))
         stuck &= busy & (waited > depth * LEAST_WAIT_PER_S) & (waited > (1 + depth * (STUCK_RATIO - 1)) * waits)
-    dead, others = _dead_ports(port, together, by_node)
+    dead, others = _find_dead_ports(port, together, by_node)
     return fell | dead, np.where(dead, others, usual), np.where(stuck, waits, np.nan)
 
 
@@ -72,12 +72,12 @@ def _alike(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
 
     If a node uses too few ports, the ports of its gang count.
     """
-    even, enough = _even(moved, by_node, FEWEST_SIBLINGS)
-    even_gang, enough_gang = _even(moved, by_gang, FEWEST_IN_GANG)
+    even, enough = _is_group_even(moved, by_node, FEWEST_SIBLINGS)
+    even_gang, enough_gang = _is_group_even(moved, by_gang, FEWEST_IN_GANG)
     return np.where(enough, even, even_gang & enough_gang)
 
 
-def _even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mask]:
+def _is_group_even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mask]:
     """Return (port,) whether half of its group are near their median, and whether it is large enough.
 
     Near means within ALIKE of it. A group is large enough if it has at least `fewest` known members.
@@ -88,7 +88,7 @@ def _even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mask]:
     return even, groups.spread(count.astype(np.float64)) >= fewest
 
 
-def _dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mask, Array]:
+def _find_dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mask, Array]:
     """Return (port,) whether it moves nothing now although its siblings do, and the siblings' median.
 
     It must have moved as much as they did before. A gang with a link down stalls as a whole, but the other
@@ -115,7 +115,7 @@ def _sibling_median(values: Array, by_node: Groups, by_gang: Groups) -> tuple[Ar
     return np.where(enough, by_node.spread(near), by_gang.spread(far)), known
 
 
-def _greatest(values: Array, groups: Groups) -> Array:
+def _find_group_maximum(values: Array, groups: Groups) -> Array:
     """Return (port,) the largest known value of its group, at least 0. It is NaN for members of no group."""
     greatest = np.zeros(groups.count)
     inside = groups.of >= 0

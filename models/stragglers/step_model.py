@@ -63,14 +63,14 @@ def fit_steps(work: Array, duration: Array) -> StepModel | None:
     usual = off <= 10 * (middle(off) + 1e-9)
     scale = work.mean(axis=0)
     table = np.column_stack((work / scale, np.ones(len(work))))
-    cost = _without_negatives(table[usual], duration[usual])
+    cost = _fit_nonnegative_costs(table[usual], duration[usual])
     left = duration[usual] - table[usual] @ cost
     if left.var() > (1 - EXPLAINED) * duration[usual].var():
         return None
     return StepModel(float(cost[0] / scale[0]), float(cost[1] / scale[1]), float(cost[2]))
 
 
-def _without_negatives(table: Array, seconds: Array) -> Array:
+def _fit_nonnegative_costs(table: Array, seconds: Array) -> Array:
     """Return (column,) the least-squares costs with none below 0.
 
     It takes the best of all choices of columns, which are few.

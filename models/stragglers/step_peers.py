@@ -108,16 +108,16 @@ def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] |
     whole_steps = whole_steps[-FEWEST_STEPS:]
     peers = [_peers(gang.ranks.values()) for gang in whole_steps]
     slow = [_slow(groups) for groups in peers]
-    found = _persistent(slow[-WINDOW:])
+    found = _find_persistent_ranks(slow[-WINDOW:])
     if found:
         firm = sum(found[0].rank in step for step in slow[-WINDOW:]) >= VOTES
         return Blame(tuple(found), firm, begun_ms=_began_ms(whole_steps, slow, found[0].rank))
-    stages, table = _by_stage(peers)
+    stages, table = _tabulate_by_stage(peers)
     if not stages:
         return Blame(pauses=_are_slow_in_turns(slow), begun_ms=_start_ms(whole_steps[0]))
     shares = divide(table, table.mean(axis=1, keepdims=True), 1.0)
-    usual = dict(zip(stages, _middle_row(shares).tolist(), strict=True))
-    stage = _slow_stage(stages, table, usual, least or {})
+    usual = dict(zip(stages, _compute_column_medians(shares).tolist(), strict=True))
+    stage = _find_slow_stage(stages, table, usual, least or {})
     grown = np.zeros(len(whole_steps), bool)
     if stage is not None and stage.grown_s:
         grown = shares[:, stages.index(stage.stage)] >= SLOW_RATIO * (least or {})[stage.stage]
@@ -155,13 +155,13 @@ def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
     for group in groups:
         if len(group.ranks) < FEWEST_PEERS:
             continue
-        median = _middle_row(group.own)
+        median = _compute_column_medians(group.own)
         excess = group.own - median
         # A part is held to itself and to the whole work: data loading of milliseconds is never a slow worker.
         ratio = 1 + excess / np.array([median[0], max(median.sum(), 1e-9)])
         over = ratio >= SLOW_RATIO
         if len(group.ranks) >= MANY_PEERS and over.any():
-            over &= excess >= SIGMAS * MAD_TO_SIGMA * _middle_row(np.abs(excess))
+            over &= excess >= SIGMAS * MAD_TO_SIGMA * _compute_column_medians(np.abs(excess))
         if not over.any():
             continue
         if (group.length > 0).all():
@@ -174,13 +174,13 @@ def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
     return found
 
 
-def _middle_row(values: Array) -> Array:
+def _compute_column_medians(values: Array) -> Array:
     """Return (column,) the medians of (row, column)."""
     ordered, half = np.sort(values, axis=0), len(values) // 2
     return np.asarray(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 
-def _persistent(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
+def _find_persistent_ranks(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
     """Return the ranks that are slow in 3 of the last 4 steps, the worst first.
 
     If there are none, it may be a rank that is clearly slow in the last step, with no other slow in any.
@@ -213,7 +213,7 @@ def _are_slow_in_turns(slow: list[dict[int, SlowRank]]) -> bool:
     return len(slow) >= FEWEST_STEPS and 2 * struck > len(slow) and 2 * max(count.values(), default=0) <= struck
 
 
-def _by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
+def _tabulate_by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
     """Return the stages, and (step, stage) seconds that their ranks work.
 
     Returns no stages if a step does not state them.
@@ -226,7 +226,7 @@ def _by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
     return stages, table
 
 
-def _slow_stage(
+def _find_slow_stage(
     stages: list[int], table: Array, usual: Mapping[int, float], least: Mapping[int, float]
 ) -> SlowStage | None:
     """Return the stage that is the slowest in nearly every step, by 10 % of the mean, or None.

@@ -97,18 +97,18 @@ def pace_of(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
         return StepPace(len(steps))
     duration = np.array([step.duration_s for step in steps])
     end_ms = np.array([step.time_ms for step in steps], np.int64)
-    disturbed = _in_checkpoint(attempt, duration, end_ms)
+    disturbed = _is_in_checkpoint(attempt, duration, end_ms)
     usual = [step for step, out in zip(steps, disturbed.tolist(), strict=True) if not out]
-    pace = _by_past(attempt, usual, duration[~disturbed], end_ms[~disturbed], before)
+    pace = _judge_by_past(attempt, usual, duration[~disturbed], end_ms[~disturbed], before)
     if disturbed[-1] and pace.limit_s is not None and duration[-1] > pace.limit_s and not pace.slow:
         pace = replace(pace, observed_s=float(duration[-1]), cause="checkpoint")
     since_ms = max(steps[-MAX_RANK_STEPS:][0].time_ms, attempt.placed_ms or 0)
     found = blame(attempt.rank_steps, since_ms, dict(before.stages) if before else None)
-    pace, found = _held_to_their_past(pace, attempt, found, before)
-    return _by_peers(pace, attempt, found, usual, before)
+    pace, found = _drop_old_offenders(pace, attempt, found, before)
+    return _judge_by_peers(pace, attempt, found, usual, before)
 
 
-def _by_past(
+def _judge_by_past(
     attempt: JobAttempt, steps: list[Step], duration: Array, end_ms: NDArray[np.int64], before: StepPace | None
 ) -> StepPace:
     """Return the pace by the job's own step times alone."""
@@ -139,7 +139,7 @@ def _by_past(
         slow=slow,
         lately=bool(runs and over[-2:].all()),
         since_ms=_began(over, duration, end_ms, measure, before) if over[-1] or shown else None,
-        cause=("sequence_length" if by_work else _grown(steps)) if slow else "unknown",
+        cause=("sequence_length" if by_work else _find_grown_part(steps)) if slow else "unknown",
         first_ms=int(end_ms[0]),
         window=measure.steps if shown and not by_work else 0,
         best_s=best_s,
@@ -159,7 +159,7 @@ def _shown(duration: Array, before: StepPace | None, best_s: float | None) -> Me
     return slowed(duration) or crept(duration, best_s)
 
 
-def _held_to_their_past(
+def _drop_old_offenders(
     pace: StepPace, attempt: JobAttempt, found: Blame, before: StepPace | None
 ) -> tuple[StepPace, Blame]:
     """Return the pace with its record of stages and uneven ranks, and the blame without old offenders.
@@ -174,7 +174,7 @@ def _held_to_their_past(
     uneven = dict(before.uneven) if before else {}
     young = before is None or before.steps < FEWEST_STEPS
     over = {row.rank: row.ratio for row in found.ranks}
-    if young and not pace.slow and _stage_like(attempt, over):
+    if young and not pace.slow and _is_stage_like(attempt, over):
         uneven |= {rank: ratio for rank, ratio in over.items() if rank not in uneven}
     uneven = {rank: min(ratio, over.get(rank, ratio)) for rank, ratio in uneven.items()}
     pace = replace(pace, stages=tuple(sorted(stages.items())), uneven=tuple(sorted(uneven.items())))
@@ -184,7 +184,7 @@ def _held_to_their_past(
     return pace, replace(found, ranks=ranks)
 
 
-def _stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
+def _is_stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
     """Return whether slow ranks may be an unreported stage: more than an eighth, on more than one node."""
     if not over:
         return False
@@ -195,7 +195,7 @@ def _stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
     return 8 * len(over) > len(newest) and len({node.get(rank, rank) for rank in over}) > 1
 
 
-def _by_peers(
+def _judge_by_peers(
     pace: StepPace, attempt: JobAttempt, found: Blame, steps: list[Step], before: StepPace | None
 ) -> StepPace:
     """Return the pace with blame by the ranks' own times.
@@ -276,7 +276,7 @@ def reference_pace(duration: Array) -> tuple[float, float] | None:
     return median, noise / median if median > 0 else 0.0
 
 
-def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _is_in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return (step,) whether a checkpoint began, ran or ended during the step.
 
     A checkpoint that began before the step may also not have ended yet.
@@ -289,7 +289,7 @@ def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int6
     at_ms = np.array([edge.time_ms for edge in edges], np.int64)
     begins = np.array([edge.edge == "begin" for edge in edges])
     until_ms = np.where(np.append(begins[1:], True), at_ms, np.append(at_ms[1:], 0))  # of a begin: its end, if told
-    if begins[-1] and _tells_ends(attempt, int(at_ms[-1])):
+    if begins[-1] and _is_checkpoint_running(attempt, int(at_ms[-1])):
         until_ms[-1] += LONGEST_CHECKPOINT_MS
     from_ms, until_ms = at_ms[begins, None], until_ms[begins, None]
     inside = ((start_ms <= from_ms) & (end_ms >= from_ms)) | ((start_ms < until_ms) & (end_ms > from_ms))
@@ -297,7 +297,7 @@ def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int6
     return inside if 2 * inside.sum() <= len(inside) else np.zeros(len(inside), bool)  # it writes all the time
 
 
-def _tells_ends(attempt: JobAttempt, began_ms: int) -> bool:
+def _is_checkpoint_running(attempt: JobAttempt, began_ms: int) -> bool:
     """Return whether a checkpoint without an end still runs.
 
     It does not in a job that began others long before and ended none.
@@ -329,7 +329,7 @@ def _began(
     return int(end_ms[at] - duration[at] * 1000)
 
 
-def _grown(steps: list[Step]) -> str:
+def _find_grown_part(steps: list[Step]) -> str:
     """Return which part of the step grew most since the reference.
 
     Returns "unknown" if parts are not reported, none grew, or "other" grew most.

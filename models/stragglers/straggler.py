@@ -51,7 +51,7 @@ def find_stragglers(
 
     Includes running gangs, and jobs that report steps. Writes `paces`.
     """
-    suspects = _suspects(gangs, signals, gpu, port, now_ms)
+    suspects = _find_suspects(gangs, signals, gpu, port, now_ms)
     together = zip(gangs.attempts, gangs.together.tolist(), strict=True)
     judged = [index for index, (attempt, is_together) in enumerate(together) if is_together or attempt.steps]
     answers = {}
@@ -65,7 +65,7 @@ def find_stragglers(
     return answers
 
 
-def _suspects(
+def _find_suspects(
     gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, now_ms: int
 ) -> dict[int, list[Suspect]]:
     """Return attempt index -> members with a reason to be slow, the gravest first."""
@@ -76,7 +76,7 @@ def _suspects(
     port_row = {name: row for row, name in enumerate(port.names)}
     found: dict[int, list[Suspect]] = {}
     for at in rows:
-        suspect = _suspect(signals, at, gangs.nodes[signals.node[at]], now_ms)
+        suspect = _make_suspect(signals, at, gangs.nodes[signals.node[at]], now_ms)
         entity = suspect.entity
         if entity in gpu_row:
             members = [int(gangs.of_gpu[gpu_row[entity]])]
@@ -90,7 +90,7 @@ def _suspects(
     return {index: sorted(rows, key=lambda row: (-row.severity, row.entity)) for index, rows in found.items()}
 
 
-def _suspect(signals: Signals, at: int, node: str, now_ms: int) -> Suspect:
+def _make_suspect(signals: Signals, at: int, node: str, now_ms: int) -> Suspect:
     rule = RULES[signals.rule[at]]
     value, usual, since_ms = float(signals.value[at]), float(signals.usual[at]), int(signals.since_ms[at])
     words = sentence(rule.name, signals.entity[at], value, usual, since_ms, now_ms)
@@ -114,7 +114,7 @@ def _severity(rule: Rule, value: float, usual: float) -> float:
 def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspect], now_ms: int) -> dict[str, Any]:
     culprit = _culprit(index, gangs, suspects)
     attempt = gangs.attempts[index]
-    slow, by_steps = _is_slow(pace, culprit, attempt)
+    slow, by_steps = _judge_slowness(pace, culprit, attempt)
     since_ms = (pace.since_ms if by_steps else None) or (culprit.since_ms if culprit else None) or None
     if slow and not by_steps:  # it never ran well since we know it: its own steps are no measure
         pace = replace(pace, expected_s=None, ratio=None)
@@ -129,17 +129,17 @@ def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspec
     }
     if not slow:
         body["cause"] = "checkpoint" if attempt.phase == "checkpoint" else pace.cause
-        return body | {"sentence": _steady(pace, attempt.phase) + _longest(pace, attempt.phase)}
+        return body | {"sentence": _steady(pace, attempt.phase) + _describe_longest_part(pace, attempt.phase)}
     excess = (pace.ratio or 1.0) - 1
     if _are_steps_stronger_evidence(pace, culprit, attempt):
-        return body | _held_by_steps(pace, attempt, suspects, excess)
+        return body | _describe_step_culprit(pace, attempt, suspects, excess)
     if culprit is not None:
         kind, name = _name(culprit, suspects)
         share = min(1.0, culprit.severity / excess) if excess > 0 and culprit.severity > 0.05 else 1.0
         how = _slower(pace) if by_steps or culprit.rule.blames is not STOPPED else _stopped(attempt, now_ms)
         return body | {
             "culprit": {"kind": kind, "name": name, "share": round(share, 2)},
-            "cause": _cause(culprit),
+            "cause": _name_cause(culprit),
             "sentence": f"{how}; {name} holds the gang back: {culprit.sentence}",
         }
     return body | {"sentence": f"{_slower(pace)}; {NOBODYS.get(pace.cause, 'no member stands out')}"}
@@ -161,14 +161,16 @@ NOBODYS = {
 WORK = {"compute": "compute", "data": "data loading"}
 
 
-def _cause(culprit: Suspect) -> str:
+def _name_cause(culprit: Suspect) -> str:
     """Return the cause by its name in answers."""
     if culprit.rule.intended:
         return culprit.rule.name
     return "compute" if culprit.rule.blames is COMPUTE else "communication"
 
 
-def _held_by_steps(pace: StepPace, attempt: JobAttempt, suspects: list[Suspect], excess: float) -> dict[str, Any]:
+def _describe_step_culprit(
+    pace: StepPace, attempt: JobAttempt, suspects: list[Suspect], excess: float
+) -> dict[str, Any]:
     """Return culprit, cause and sentence if the ranks' own step times show who is slow."""
     cost_s = excess * (pace.usual_s if pace.usual_s and not pace.by_peers else pace.expected_s or 1.0)
     share = min(1.0, pace.excess_s / cost_s) if cost_s > 0 else 1.0
@@ -202,7 +204,7 @@ def _worker(ranks: tuple[int, ...], attempt: JobAttempt) -> tuple[str, str, str]
     return "worker", f"{worst.node}/{worst.gpus[0]}", worst.node
 
 
-def _is_slow(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[bool, bool]:
+def _judge_slowness(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[bool, bool]:
     """Return whether the job is slow, and whether its own steps show that.
 
     Steps decide if they can be compared. Then the last four are compared with the job's own noise. If a
@@ -289,7 +291,7 @@ def _steady(pace: StepPace, phase: str) -> str:
     return f"{takes}; {'too few to say that it is slow' if few else 'they vary as much as that'}"
 
 
-def _longest(pace: StepPace, phase: str) -> str:
+def _describe_longest_part(pace: StepPace, phase: str) -> str:
     """Return words for the part of a job that always takes longer than the rest, or "" if there is none.
 
     They are for a job that is not slow.

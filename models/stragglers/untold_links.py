@@ -74,16 +74,18 @@ def untold_links(
         return [], []
     sending = SendingGpus.of_gangs(gangs, gpu, port)
     if not (sending.of >= 0).any():
-        return [], _dropping({}, drops, now_ms)
-    return _slow_links(sending, gangs.settled(sending.of, now_ms)), _dropping(_dropped(sending), drops, now_ms)
+        return [], _find_repeated_drops({}, drops, now_ms)
+    return _find_slow_links(sending, gangs.settled(sending.of, now_ms)), _find_repeated_drops(
+        _dropped(sending), drops, now_ms
+    )
 
 
 @reports("slow_link")
-def _slow_links(sending: SendingGpus, settled: Mask) -> list[Signal]:
+def _find_slow_links(sending: SendingGpus, settled: Mask) -> list[Signal]:
     columns = sending.columns
     slow, usual, _ = slow_siblings(columns, sending.of >= 0, sending.of, sending.gangs, settled)
     value = columns.last["bytes_per_s"]
-    slow &= ~_low_by_design(sending, divide(value, usual))
+    slow &= ~_is_low_by_design(sending, divide(value, usual))
     found = []
     for row in np.flatnonzero(slow & (value < SLOWISH_PORT_RATIO * usual)).tolist():
         sends, others = float(value[row]), float(usual[row])
@@ -92,7 +94,7 @@ def _slow_links(sending: SendingGpus, settled: Mask) -> list[Signal]:
     return found
 
 
-def _low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
+def _is_low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
     """Return (gpu,) whether the same place is as low on every node of its gang.
 
     Some jobs send unevenly on purpose.
@@ -127,7 +129,7 @@ def _dropped(sending: SendingGpus) -> Mapping[str, int]:
 
 
 @reports("link_drops")
-def _dropping(dropped: Mapping[str, int], drops: dict[str, list[int]], now_ms: int) -> list[Signal]:
+def _find_repeated_drops(dropped: Mapping[str, int], drops: dict[str, list[int]], now_ms: int) -> list[Signal]:
     """Return the GPUs that are behind a dropped link now, and not for the first time in half an hour.
 
     Writes `drops`.

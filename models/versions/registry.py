@@ -149,7 +149,7 @@ class Registry:
         try:
             folder = self.path(kind, version)
             for file in read_card(folder).files:
-                if _sum_of(folder / file.path) != file.sha256:
+                if _compute_checksum(folder / file.path) != file.sha256:
                     return f"{file.path} has another sha256 than its card says"
         except (ModelError, UnknownEntity) as error:
             return str(error)
@@ -198,7 +198,7 @@ class Registry:
             with self._new_folder(folder) as new:
                 write(new)
                 sums = _sums(new)
-                with self._locked(folder):
+                with self._hold_lock(folder):
                     version = f"{self._last_number(kind) + 1:04d}"
                     card = msgspec.structs.replace(card, kind=kind, version=version, files=sums)
                     write_card(card, new)
@@ -219,8 +219,8 @@ class Registry:
     @contextlib.contextmanager
     def _new_folder(self, folder: Path) -> Iterator[Path]:
         """Yield an empty folder, locked by this process. Removes it at the end unless it was renamed."""
-        with self._locked(folder):
-            _sweep(folder)
+        with self._hold_lock(folder):
+            _delete_unfinished_versions(folder)
             new = folder / f"{NEW}{secrets.token_hex(8)}"
             new.mkdir()
             handle = os.open(new, os.O_RDONLY)
@@ -245,10 +245,10 @@ class Registry:
         if damage is not None:
             raise ModelError(f"{kind} {folder.name} is not promoted: it is damaged: {damage}")
         card = read_card(folder)
-        objection = _objection(card)
+        objection = _find_objection(card)
         if objection is not None and not force:
             raise ModelError(f"{kind} {folder.name} is not promoted: {objection}")
-        with self._locked(folder.parent):
+        with self._hold_lock(folder.parent):
             served = self._served(kind)
             if served[:1] == [folder.name]:
                 return
@@ -262,7 +262,7 @@ class Registry:
         Before the first version, the model that ships with the program served. It serves again if no earlier
         version is whole. Raises ModelError if no version serves.
         """
-        with self._locked_if_there(kind):
+        with self._hold_lock_if_exists(kind):
             served = self._served(kind)
             if served:
                 whole = (at for at in range(1, len(served)) if served[at] != served[0])
@@ -284,7 +284,7 @@ class Registry:
             damage = self.damage(kind, version)
             if damage is not None:
                 raise ModelError(f"{kind} {version} cannot run in the shadow: it is damaged: {damage}")
-        with self._locked(self._folder(kind)):
+        with self._hold_lock(self._folder(kind)):
             self._replace(kind, SHADOW, [version])
 
     def old(self, kind: str, keep: int) -> list[str]:
@@ -298,7 +298,7 @@ class Registry:
 
     def prune(self, kind: str, keep: int) -> list[str]:
         """Delete old versions, and return their names."""
-        with self._locked_if_there(kind):
+        with self._hold_lock_if_exists(kind):
             old = self.old(kind, keep)
             for name in old:
                 gone = self._folder(kind) / f"{NEW}{name}"
@@ -320,7 +320,7 @@ class Registry:
             file.write(msgspec.json.encode(line) + b"\n")
 
     @contextlib.contextmanager
-    def _locked(self, folder: Path) -> Iterator[None]:
+    def _hold_lock(self, folder: Path) -> Iterator[None]:
         """Hold the folder's lock, so that there is one writer at a time.
 
         The lock ends with the process that holds it.
@@ -332,12 +332,12 @@ class Registry:
         except OSError as error:
             raise ModelError(f"cannot change {folder}: {error.strerror or error}") from error
 
-    def _locked_if_there(self, kind: str) -> contextlib.AbstractContextManager[None]:
+    def _hold_lock_if_exists(self, kind: str) -> contextlib.AbstractContextManager[None]:
         folder = self._folder(kind)
-        return self._locked(folder) if folder.is_dir() else contextlib.nullcontext()
+        return self._hold_lock(folder) if folder.is_dir() else contextlib.nullcontext()
 
 
-def _objection(card: Card) -> str | None:
+def _find_objection(card: Card) -> str | None:
     """Return why a card's model must not serve, or None if there is no objection."""
     gate = card.gate
     if gate is None:
@@ -352,7 +352,7 @@ def _objection(card: Card) -> str | None:
     )
 
 
-def _sweep(folder: Path) -> None:
+def _delete_unfinished_versions(folder: Path) -> None:
     """Delete unfinished versions whose writer is gone: no process holds their lock."""
     for path in folder.glob(f"{NEW}*"):
         handle = os.open(path, os.O_RDONLY)
@@ -371,11 +371,13 @@ def _sums(folder: Path) -> tuple[FileSum, ...]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = [(path, path.relative_to(folder).as_posix()) for path in paths]
     return tuple(
-        FileSum(name, path.stat().st_size, _sum_of(path)) for path, name in names if name not in (CARD_FILE, PAGE_FILE)
+        FileSum(name, path.stat().st_size, _compute_checksum(path))
+        for path, name in names
+        if name not in (CARD_FILE, PAGE_FILE)
     )
 
 
-def _sum_of(path: Path) -> str:
+def _compute_checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -129,18 +129,18 @@ def earliest_place(
 
     With `planned_s`, a gap that lasts this long from the gang's start may be used too.
     """
-    place = _earliest_open(request, calendar, rooms, planned_s, bars)
+    place = _find_earliest_place(request, calendar, rooms, planned_s, bars)
     for _ in bars.closures if bars is not None else ():
         assert bars is not None
         allowed_s = bars.later(place)
         if allowed_s is None:
             break
         bars = replace(bars, allowed_s=allowed_s)
-        place = _earliest_open(request, calendar, rooms, planned_s, bars)
+        place = _find_earliest_place(request, calendar, rooms, planned_s, bars)
     return place
 
 
-def _earliest_open(
+def _find_earliest_place(
     request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None, bars: Bars | None
 ) -> Place:
     room = rooms.of(request)
@@ -232,7 +232,7 @@ def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> NDArray[np
     else:
         gpus = (rows[:, :, None] * g + place.gpus[fits]).ravel()
         _write(calendar, (-1,), gpus, start_s.repeat(members * each), end_s.repeat(members * each), job)
-        _sort(calendar, nodes)
+        _sort_gpus(calendar, nodes)
     return nodes
 
 
@@ -263,7 +263,7 @@ def _write(
         until[at] = np.where(opens, start_s, until.take(at, axis=0))
 
 
-def _sort(calendar: Calendar, rows: NDArray[np.int64]) -> None:
+def _sort_gpus(calendar: Calendar, rows: NDArray[np.int64]) -> None:
     """Sort the GPUs of these nodes in ascending order again. rows: path times n plus node."""
     g = calendar.free_s.shape[2]
     at = rows[:, None] * g + np.arange(g)

@@ -47,7 +47,7 @@ class ArrivalForecast:
     def drawn(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
         """Draw jobs that may come within MOST_BINS. Yields (seconds from now, GPUs), in order of time."""
         sizes, left = self._sizes(rng), 0.0
-        for at, gpus in enumerate(self._by_bin(rng)):
+        for at, gpus in enumerate(self._draw_gpus_per_bin(rng)):
             left += gpus
             coming = []
             while left > 0:
@@ -56,7 +56,7 @@ class ArrivalForecast:
             if coming:
                 yield from zip(np.sort(BIN_S * (at + rng.random(len(coming)))).tolist(), coming, strict=True)
 
-    def _by_bin(self, rng: np.random.Generator) -> list[float]:
+    def _draw_gpus_per_bin(self, rng: np.random.Generator) -> list[float]:
         """Draw the GPUs that come in each bin.
 
         Each bin has a random level. Between the forecast's levels the values are interpolated linearly.
@@ -111,7 +111,7 @@ class Drawn:
         gangs = self._held()
         ready_s = self._ready(gangs)
         waiting = self._waiting()
-        come, queues, reopen = self._coming(), self._queues(list(gangs), waiting), self._reopen(waiting)
+        come, queues, reopen = self._make_arrival_generator(), self._queues(list(gangs), waiting), self._reopen(waiting)
         found, until_s = np.full((len(self.queue), paths), np.nan, np.float32), np.zeros(paths, np.float32)
         free = np.where(self.view.usable, self.view.milli, 0).sum(axis=1, dtype=np.int64)
         fleet = Fleet(free, ready_s, self._slots)
@@ -211,12 +211,16 @@ class Drawn:
             self._slots.append(Slot(each, room.astype(np.int64), domain))
         return self._found[key]
 
-    def _coming(self) -> Callable[[int], Iterator[Arrival]]:
+    def _make_arrival_generator(self) -> Callable[[int], Iterator[Arrival]]:
         """Return a function from a path to the jobs that arrive along it.
 
         Nothing else is known of these jobs, so each takes its place in the queue behind a waiting entry.
         """
-        asks = {} if self.arrivals is None else {int(size): self._ask_of(int(size)) for size in self.arrivals.sizes}
+        asks = (
+            {}
+            if self.arrivals is None
+            else {int(size): self._make_arriving_ask(int(size)) for size in self.arrivals.sizes}
+        )
         fits = np.array([ask is not None for ask in asks.values()], bool)
         if self.arrivals is None or not fits.any():
             return lambda path: iter(())
@@ -228,14 +232,16 @@ class Drawn:
 
         def come(path: int) -> Iterator[Arrival]:
             rng = np.random.default_rng((1, path))
-            runs, ranks = _draws(rng, RUNS), _draws(rng, len(places))
+            runs, ranks = _draw_integers(rng, RUNS), _draw_integers(rng, len(places))
             for (at_s, size), run, rank in zip(forecast.drawn(rng), runs, ranks, strict=False):
                 if (ask := asks[size]) is not None:
-                    yield Arrival(at_s, (places[rank], now_s + at_s), self._like(ask, size, rank), runs_s[size][run])
+                    yield Arrival(
+                        at_s, (places[rank], now_s + at_s), self._assign_queue(ask, size, rank), runs_s[size][run]
+                    )
 
         return come
 
-    def _like(self, ask: GangAsk, gpus: int, rank: int) -> GangAsk:
+    def _assign_queue(self, ask: GangAsk, gpus: int, rank: int) -> GangAsk:
         """Return the ask of an arriving job, in the queue of the entry that it stands behind."""
         request = self.queue[rank].request if self.queue else None
         hold = self.turns.hold_of(request) if request is not None else None
@@ -244,7 +250,7 @@ class Drawn:
         closures = self.turns.closures(request)
         return self._one(ask.slot, ask.members, ask.planned_s, QueueHold(hold.leaf, {ANY: float(gpus)}), closures)
 
-    def _ask_of(self, gpus: int) -> GangAsk | None:
+    def _make_arriving_ask(self, gpus: int) -> GangAsk | None:
         """Return the ask of a job with this number of GPUs, on any nodes. None if there are too few GPUs."""
         members, each = gang_of(gpus, self.view.free.shape[1])
         room = np.count_nonzero(self.view.usable, axis=1) // each
@@ -253,7 +259,7 @@ class Drawn:
         return self._one(slot, members, self.run_times.run_s(gpus, 0.9)) if fits else None
 
 
-def _draws(rng: np.random.Generator, below: int) -> Iterator[int]:
+def _draw_integers(rng: np.random.Generator, below: int) -> Iterator[int]:
     """Yield random integers from 0 to `below` - 1 without end."""
     while True:
         yield from rng.integers(below, size=SIZES).tolist()

@@ -106,9 +106,11 @@ class Timelines:
 
     def bars(self, request: PlacementRequest) -> Bars:
         """Return the restrictions that keep a request that comes now from free GPUs."""
-        return Bars(planned(request, self.run_times), self._allowed_s(request), self.turns.closures(request))
+        return Bars(
+            planned(request, self.run_times), self._seconds_until_allowed(request), self.turns.closures(request)
+        )
 
-    def _allowed_s(self, request: PlacementRequest) -> Array:
+    def _seconds_until_allowed(self, request: PlacementRequest) -> Array:
         """Return (path,) seconds until its queue may have the request."""
         mine, standing = self.turns.hold_of(request), self.turns.standing
         if mine is None or standing is None or standing.refused_by(mine.leaf, mine.amounts) is None:
@@ -180,7 +182,7 @@ def timelines(
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
     levels = turns.places(entries).levels
     finder = PlaceFinder(rooms)
-    kept = saved_before(levels, _most_calendars(calendar))
+    kept = saved_before(levels, _max_saved_calendars(calendar))
     sources = [_source(entry.request, run_quantiles) for entry in entries]
     runs_s = draw.runs(sources)
     for number, (entry, run_s) in enumerate(zip(entries, runs_s, strict=True)):
@@ -251,7 +253,7 @@ def saved_before(priorities: Sequence[float], most: int) -> frozenset[int]:
     return frozenset(changes.tolist())
 
 
-def _most_calendars(one: Calendar) -> int:
+def _max_saved_calendars(one: Calendar) -> int:
     return min(MOST_CALENDARS, max(2, MOST_CALENDAR_BYTES // max(1, one.nbytes)))
 
 

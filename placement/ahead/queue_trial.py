@@ -41,7 +41,7 @@ def try_tree(tree: QueueTree) -> None:
         with np.errstate(all="raise", under="ignore"), warnings.catch_warnings():
             warnings.simplefilter("error")
             leaves = _extreme_leaves(tree)
-            for name, value in _computed(_part_of(tree, leaves), leaves):
+            for name, value in _compute_numbers(_extract_subtree(tree, leaves), leaves):
                 if not math.isfinite(value):
                     raise RequestError(f"the {name} would be {value}: choose numbers of usual size", None)
     except RequestError:
@@ -67,7 +67,7 @@ def _extreme_leaves(tree: QueueTree) -> list[QueueNode]:
     return list({node.name: node for node in [*found, *leaves[:MOST_TRIED]]}.values())[:MOST_TRIED]
 
 
-def _part_of(tree: QueueTree, leaves: list[QueueNode]) -> QueueTree:
+def _extract_subtree(tree: QueueTree, leaves: list[QueueNode]) -> QueueTree:
     """Return the tree of these leaves and the queues above them."""
     rows_of_leaves = sorted({tree.row[node.name] for leaf in leaves for node in tree.path(leaf.name)})
     row = {old: new for new, old in enumerate(rows_of_leaves)}
@@ -82,10 +82,10 @@ def _part_of(tree: QueueTree, leaves: list[QueueNode]) -> QueueTree:
     return replace(tree, nodes=tuple(nodes), policy=replace(tree.policy, unknown_queue=""))
 
 
-def _computed(tree: QueueTree, leaves: list[QueueNode]) -> Iterable[tuple[str, float]]:
+def _compute_numbers(tree: QueueTree, leaves: list[QueueNode]) -> Iterable[tuple[str, float]]:
     """Yield names and values of the numbers that the placer computes with a tree."""
     view = _sample_view([name for name in tree.resources if name != ANY][:MOST_MODELS])
-    charges = _charges(leaves, view)
+    charges = _make_charges(leaves, view)
     past = PastUse(tree.policy.half_life_s)
     for charge in charges:
         if charge.ended_ms is not None:
@@ -137,7 +137,7 @@ def _sample_view(models: list[str]) -> ClusterView:
     )
 
 
-def _charges(leaves: list[QueueNode], view: ClusterView) -> list[Charge]:
+def _make_charges(leaves: list[QueueNode], view: ClusterView) -> list[Charge]:
     """Return an open and a closed charge for each leaf. Each holds GPUs of every model."""
     held = tuple(HeldGpus("", model, float(GPUS)) for model in ("", *view.inventory.gpu_models))
     found: list[Charge] = []

@@ -80,7 +80,7 @@ def held(reservation: Reservation, view: ClusterView, timelines: Timelines | Non
         gpus=int(reservation.gpus.sum()),
         idle_gpus=int((reservation.gpus & view.free).sum()),
         holds_p=known,
-        by=_by(reservation, timelines) if timelines is not None and known is not None else None,
+        by=_find_start_basis(reservation, timelines) if timelines is not None and known is not None else None,
         basis=_shadow_basis(reservation, timelines) if timelines is not None else "prior",
         reason="" if known is not None else _reason(reservation, timelines),
     )
@@ -93,7 +93,7 @@ def _reason(reservation: Reservation, timelines: Timelines | None) -> str:
     return unknown_sentence(timelines)
 
 
-def _by(reservation: Reservation, timelines: Timelines) -> StartBasis:
+def _find_start_basis(reservation: Reservation, timelines: Timelines) -> StartBasis:
     start_s = timelines.starts_s[reservation.entry.request.request_id]
     return basis_of(quantiles_ms(start_s, timelines.now_ms), timelines, timelines.now_ms)
 

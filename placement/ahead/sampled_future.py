@@ -142,7 +142,7 @@ class Future:
 
     def _pass(self) -> None:
         """Start all jobs that may start now."""
-        ready, full = self._ready_and_full()
+        ready, full = self._find_ready_and_full()
         if not ready:
             return
         heapq.heapify(ready)
@@ -152,7 +152,7 @@ class Future:
         while ready:
             order, _, ask = heapq.heappop(ready)
             head = head or self._first(full, order)
-            if not self._allows(ask):
+            if not self._is_allowed_by_queue(ask):
                 continue
             if not self.fleet.fits(ask):
                 head = head or ask
@@ -172,7 +172,7 @@ class Future:
             if line.jobs:
                 heapq.heappush(ready, line.enter())
 
-    def _ready_and_full(self) -> tuple[list[Row], list[FullGroup]]:
+    def _find_ready_and_full(self) -> tuple[list[Row], list[FullGroup]]:
         """Return the rows whose first job may start now, and the groups for which the fleet has no room."""
         ready: list[Row] = []
         full: list[FullGroup] = []
@@ -180,7 +180,7 @@ class Future:
             if not group:
                 continue
             if self.fleet.has_room(slot, members):
-                ready += [row for row in group if self._allows(row[2])]
+                ready += [row for row in group if self._is_allowed_by_queue(row[2])]
             else:
                 full.append((group[0], 0, group))
         return ready, full
@@ -196,11 +196,11 @@ class Future:
                 heapq.heapreplace(full, (group[at + 1], at + 1, group))
             else:
                 heapq.heappop(full)
-            if self._allows(ask):
+            if self._is_allowed_by_queue(ask):
                 return ask
         return None
 
-    def _allows(self, ask: GangAsk) -> bool:
+    def _is_allowed_by_queue(self, ask: GangAsk) -> bool:
         """Return whether the queue of this ask may have it now."""
         return self.queues is None or ask.hold is None or self.queues.allows(ask.hold)
 

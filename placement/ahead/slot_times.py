@@ -66,7 +66,9 @@ class SlotTimes:
     times_s: Array
     is_outdated: bool = False  # so much has changed that reading the calendar again costs less
     _at: Ints | None = None  # (path × n,) the row of a node's slots in `times_s`, -1 if it is in no domain
-    _last: dict[int, tuple[Array, NDArray[np.bool_]]] = field(default_factory=dict)  # by members, as `_last_s`
+    _last: dict[int, tuple[Array, NDArray[np.bool_]]] = field(
+        default_factory=dict
+    )  # by members, as `_compute_last_starts`
     _stale: list[Ints] = field(default_factory=list)  # (k,) path × n + node, whose times have changed
     _changes: int = 0  # of `_stale`
 
@@ -79,7 +81,7 @@ class SlotTimes:
         slots = free_s.shape[2] // shape.each
         if shape.members == 1:  # the first slot of a node is free first
             slots = min(slots, 1)
-        times_s = _of_slots(free_s, shape.each, slots, shape.room)
+        times_s = _compute_slot_times(free_s, shape.each, slots, shape.room)
         if shape.level is not None and free_s.shape[1]:
             times_s = times_s.take(rows.ravel(), axis=1)
             times_s[:, np.flatnonzero(rows < 0)] = NEVER_S
@@ -111,7 +113,7 @@ class SlotTimes:
             nodes, at = nodes[at >= 0], at[at >= 0]
         some_s = free_s.reshape(-1, free_s.shape[2]).take(nodes, axis=0)
         room = self.shape.room.take(nodes % free_s.shape[1])
-        self.times_s.reshape(-1, self.slots)[at] = _of_slots(some_s, self.shape.each, self.slots, room)
+        self.times_s.reshape(-1, self.slots)[at] = _compute_slot_times(some_s, self.shape.each, self.slots, room)
         for _, is_stale in self._last.values():
             is_stale.put(at // self.rows.shape[1], True)
 
@@ -129,10 +131,10 @@ class SlotTimes:
         """
         paths, domains, size = self.times_s.shape
         if size < members or not size:
-            return _nowhere(paths)
+            return _make_empty_place(paths)
         path, best, mine, start_s = np.arange(paths), np.zeros(paths, np.int64), self.times_s[:, 0], None
         if domains > 1:
-            last_s = self._last_s(members)
+            last_s = self._compute_last_starts(members)
             best = last_s.argmin(axis=1)
             mine, start_s = self.times_s[path, best], last_s[path, best]
         if members == 1:
@@ -141,7 +143,7 @@ class SlotTimes:
         else:
             if start_s is None:
                 start_s = np.partition(mine, members - 1, axis=1)[:, members - 1]
-            chosen = _last_free(mine, start_s, members)
+            chosen = _find_last_free_slots(mine, start_s, members)
         nodes = self.rows[best[:, None], chosen // self.slots]
         gpus = (chosen % self.slots)[:, :, None] * self.shape.each + np.arange(self.shape.each)
         if order is not None:
@@ -149,7 +151,7 @@ class SlotTimes:
         nodes[~np.isfinite(start_s)] = -1
         return Place(start_s, nodes.astype(np.int32), gpus)
 
-    def _last_s(self, members: int) -> Array:
+    def _compute_last_starts(self, members: int) -> Array:
         """Return (path, domain) the time at which the last of these members could start in each domain."""
         paths, domains, size = self.times_s.shape
         if members not in self._last:
@@ -163,7 +165,7 @@ class SlotTimes:
         return last_s
 
 
-def _last_free(times_s: Array, start_s: Array, members: int) -> Ints:
+def _find_last_free_slots(times_s: Array, start_s: Array, members: int) -> Ints:
     """Return (path, member) the slots that become free last among those free by `start_s`.
 
     times_s: (path, k).
@@ -174,7 +176,7 @@ def _last_free(times_s: Array, start_s: Array, members: int) -> Ints:
     return np.argpartition(key, members - 1, axis=1)[:, :members]
 
 
-def _of_slots(free_s: Array, each: int, slots: int, room: Ints) -> Array:
+def _compute_slot_times(free_s: Array, each: int, slots: int, room: Ints) -> Array:
     """Return (…, slot) the time at which all GPUs of each slot are free, inf beyond a node's room.
 
     free_s: (…, gpu). room: (…,).
@@ -185,7 +187,7 @@ def _of_slots(free_s: Array, each: int, slots: int, room: Ints) -> Array:
     return np.where(np.arange(slots) < room[..., None], times_s, NEVER_S)
 
 
-def _nowhere(paths: int) -> Place:
+def _make_empty_place(paths: int) -> Place:
     """Return a place without members.
 
     The members of a huge gang that never fits would only cost memory.

@@ -98,14 +98,14 @@ def estimate_start(
     check_request(request)
     now_ms = max(timelines.now_ms, now_ms or 0)
     if not request.gpus_per_node:
-        return _without_gpus(request, timelines, now_ms)
+        return _estimate_without_gpus(request, timelines, now_ms)
     place = _earliest(request, timelines)
     loosest = _tightest(request, timelines, place)
     constraint = loosest.constraint if loosest else "gpus"
-    if is_behind_unknown(request, place.start_s, timelines) or _follows_unknown(request, timelines):
+    if is_behind_unknown(request, place.start_s, timelines) or _has_unknown_ahead(request, timelines):
         return StartEstimate(None, (), constraint, unknown_sentence(timelines), timelines.now_ms)
     if not _starts(place):
-        return StartEstimate(None, (), constraint, _never(request, timelines), timelines.now_ms)
+        return StartEstimate(None, (), constraint, _explain_no_start(request, timelines), timelines.now_ms)
     start_s, hindrances = place.start_s, hindrances_of(place, timelines.before(request))
     waiting = timelines.waiting(request)
     if waiting is not None and waiting in timelines.hindrances:
@@ -117,7 +117,7 @@ def estimate_start(
     awaits = _awaited(start_s, timelines.bars(request)) or (NEXT_JOB if hindrances else "")
     start_ms = not_before(now_ms, adjust(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
     ends = BlockerEnds(start_s, start_ms, lambda ends_ms: adjust(None, ends_ms))
-    blockers = _blockers(request, hindrances, timelines, now_ms, ends)
+    blockers = _find_blockers(request, hindrances, timelines, now_ms, ends)
     job = f"job {blockers[0].job}" if blockers else ""
     sentence = _sentence(request, timelines, start_ms, job if awaits == NEXT_JOB else awaits, now_ms)
     basis = basis_of(start_ms, timelines, now_ms)
@@ -130,7 +130,7 @@ def _awaited(start_s: Array, bars: Bars) -> str:
     return next((one.name for one in bars.closures if abs(one.to_s - middle_s) <= ROUNDING_S), "")
 
 
-def _never(request: PlacementRequest, timelines: Timelines) -> str:
+def _explain_no_start(request: PlacementRequest, timelines: Timelines) -> str:
     """Return why a request starts in none of the futures.
 
     Work that no job event reports may still end.
@@ -157,7 +157,7 @@ def is_behind_unknown(request: PlacementRequest, start_s: Array, timelines: Time
     return fits_now(request, timelines.rooms.empty, timelines.options)
 
 
-def _follows_unknown(request: PlacementRequest, timelines: Timelines) -> bool:
+def _has_unknown_ahead(request: PlacementRequest, timelines: Timelines) -> bool:
     """Return whether a newcomer has to wait behind requests whose own start times are unknown."""
     if not timelines.unknown or timelines.waiting(request) is not None or timelines.fits_now(request):
         return False
@@ -185,7 +185,7 @@ def unknown_sentence(timelines: Timelines, own: str = "") -> str:
     )
 
 
-def _without_gpus(request: PlacementRequest, timelines: Timelines, now_ms: int) -> StartEstimate:
+def _estimate_without_gpus(request: PlacementRequest, timelines: Timelines, now_ms: int) -> StartEstimate:
     """Estimate the start of a request without GPUs: now if there is room, otherwise unknown.
 
     The futures do not say when CPUs and host memory become free.
@@ -303,7 +303,7 @@ def _tightest(request: PlacementRequest, timelines: Timelines, place: Place) -> 
     if allowed_s > max(soonest, 0.0):
         return Relaxed("quota", request)
     room = timelines.rooms.of(request)
-    for relaxed in _relaxations(request):
+    for relaxed in _list_relaxations(request):
         if relaxed.constraint != "topology" and np.array_equal(timelines.rooms.of(relaxed.request), room):
             continue  # no node is lost to it
         start_s = _median(_earliest(relaxed.request, timelines))
@@ -316,7 +316,7 @@ def _median(place: Place) -> float:
     return float(np.sort(place.start_s)[MIDDLE])
 
 
-def _relaxations(request: PlacementRequest) -> list[Relaxed]:
+def _list_relaxations(request: PlacementRequest) -> list[Relaxed]:
     def without(**changed: Any) -> PlacementRequest:
         return msgspec.structs.replace(request, **changed)
 
@@ -362,7 +362,7 @@ class BlockerEnds:
         return {name: min(end_ms, self.start_ms[name]) for name, end_ms in ends_ms.items()}
 
 
-def _blockers(
+def _find_blockers(
     request: PlacementRequest, hindrances: Sequence[Hindrance], timelines: Timelines, now_ms: int, ends: BlockerEnds
 ) -> tuple[Blocker, ...]:
     """Return the jobs that the request waits for.
@@ -421,7 +421,7 @@ def blockers_of(
     if waiting is None or waiting not in timelines.starts_s:
         return ()
     ends = BlockerEnds(timelines.starts_s[waiting], start_ms, lambda ends_ms: adjust(None, ends_ms))
-    return _blockers(request, timelines.hindrances.get(waiting, ()), timelines, now_ms, ends)
+    return _find_blockers(request, timelines.hindrances.get(waiting, ()), timelines, now_ms, ends)
 
 
 def _wanted(request: PlacementRequest) -> str:

@@ -56,20 +56,22 @@ class ChargeTable:
 
     def _load(self) -> _Totals:
         rows = self._ledger.rows("SELECT * FROM charges WHERE ended_ms IS NULL ORDER BY charge_id")
-        found = [self._charge(row) for row in rows]
+        found = [self._decode_charge(row) for row in rows]
         last = self._ledger.rows("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'charges'")
         with self._ledger.readable():
             credits = self._ledger.rows("SELECT * FROM credits")
-            banks = {row[0]: typed(Bank, self._unchanged("credits", row, credit_checksum)[1:]) for row in credits}
+            banks = {row[0]: typed(Bank, self._check_unchanged("credits", row, credit_checksum)[1:]) for row in credits}
         return _Totals({(row.job, row.attempt): row for row in found}, banks, None, int(last[0][0]))
 
-    def _charge(self, row: Sequence[Any]) -> Charge:
+    def _decode_charge(self, row: Sequence[Any]) -> Charge:
         with self._ledger.readable():
-            values = list(self._unchanged(f"charge {row[0]}", row, charge_checksum))
+            values = list(self._check_unchanged(f"charge {row[0]}", row, charge_checksum))
             values[HELD_AT] = msgspec.json.decode(values[HELD_AT])
             return typed(Charge, values)
 
-    def _unchanged(self, what: str, row: Sequence[Any], checksum: Callable[[Sequence[Any]], str]) -> Sequence[Any]:
+    def _check_unchanged(
+        self, what: str, row: Sequence[Any], checksum: Callable[[Sequence[Any]], str]
+    ) -> Sequence[Any]:
         return self._ledger.unchanged(what, row, checksum)
 
     # -- charges
@@ -127,13 +129,13 @@ class ChargeTable:
             since_ms = now_ms - round(20_000 * half_life_s)
             query = "SELECT * FROM charges WHERE ended_ms >= ? ORDER BY ended_ms, charge_id"
             for row in self._ledger.rows(query, [since_ms]):
-                totals.past.add(self._charge(row))
+                totals.past.add(self._decode_charge(row))
         return totals.past
 
     def between(self, from_ms: int, to_ms: int) -> list[Charge]:
         """Return the charges that were held at some moment between two times, in the order of their numbers."""
         query = "SELECT * FROM charges WHERE (ended_ms IS NULL OR ended_ms > ?) AND held_ms < ? ORDER BY charge_id"
-        return [self._charge(row) for row in self._ledger.rows(query, [from_ms, to_ms])]
+        return [self._decode_charge(row) for row in self._ledger.rows(query, [from_ms, to_ms])]
 
     def has_charged(self, job: str, attempt: int) -> bool:
         """Return whether an attempt has a closed charge."""

@@ -90,7 +90,7 @@ class LedgerFile:
             raise self._damaged(why)
         elif version < SCHEMA_VERSION:
             self._migrate(version)
-        self._mend()
+        self._restore_missing_schema()
 
     def _begin(self) -> None:
         with self.transaction():
@@ -116,7 +116,7 @@ class LedgerFile:
             migrate(self._db, version)
         logger.info("%s has version %d now; %s is what it was", self.path, SCHEMA_VERSION, copy)
 
-    def _mend(self) -> None:
+    def _restore_missing_schema(self) -> None:
         """Create missing triggers and indexes again.
 
         The hash chain shows changes that were made while they were missing.

@@ -169,7 +169,7 @@ class Ledger(LedgerFile):
         if not rows:
             return None
         with self.readable():
-            _, _, body, reply, *_ = self._unchanged_decision(rows[0])
+            _, _, body, reply, *_ = self._check_decision_row(rows[0])
             return typed_bytes(body), typed_bytes(reply)
 
     def request(self, request_id: str) -> PlacementRequest | None:
@@ -187,9 +187,9 @@ class Ledger(LedgerFile):
         if not rows:
             return None
         with self.readable():
-            return _decode_request(typed_bytes(self._unchanged_decision(rows[0])[2]))
+            return _decode_request(typed_bytes(self._check_decision_row(rows[0])[2]))
 
-    def _unchanged_decision(self, row: Sequence[Any]) -> Sequence[Any]:
+    def _check_decision_row(self, row: Sequence[Any]) -> Sequence[Any]:
         return self.unchanged(f"the decision of request {row[1]!r}", row, decision_checksum)
 
     def _decision(self, request_id: str) -> Decision | None:
@@ -237,20 +237,20 @@ class Ledger(LedgerFile):
         """Return up to `limit` stored decisions after a cursor, in the order of their commit."""
         rows = self.rows(f"{DECISIONS} WHERE cursor > ? ORDER BY cursor LIMIT ?", [cursor, limit])
         with self.readable():
-            return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
+            return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._check_decision_row, rows)]
 
     def decisions_at(self, cursors: Sequence[int]) -> list[Committed]:
         """Return stored decisions with these cursors, in the order of their commit."""
         marks = ",".join("?" * len(cursors))
         rows = self.rows(f"{DECISIONS} WHERE cursor IN ({marks}) ORDER BY cursor", cursors)
         with self.readable():
-            return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
+            return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._check_decision_row, rows)]
 
     def newest_requests(self, limit: int) -> list[PlacementRequest]:
         """Return the most recently decided requests, the oldest of them first."""
         rows = self.rows(f"{DECISIONS} ORDER BY cursor DESC LIMIT ?", [limit])
         with self.readable():
-            return [_decode_request(self._unchanged_decision(row)[2]) for row in reversed(rows)]
+            return [_decode_request(self._check_decision_row(row)[2]) for row in reversed(rows)]
 
     # -- intents
 
@@ -277,9 +277,9 @@ class Ledger(LedgerFile):
     def intent_state(self, request_id: str) -> IntentState | None:
         rows = self.rows("SELECT * FROM intents WHERE request_id = ?", [request_id])
         with self.readable():
-            return IntentState(self._unchanged_intent(rows[0])[-1]) if rows else None
+            return IntentState(self._check_intent_row(rows[0])[-1]) if rows else None
 
-    def _unchanged_intent(self, row: Sequence[Any]) -> Sequence[Any]:
+    def _check_intent_row(self, row: Sequence[Any]) -> Sequence[Any]:
         return self.unchanged(f"the intent of request {row[0]!r}", row, intent_checksum)
 
     def end_promises(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
@@ -308,7 +308,7 @@ class Ledger(LedgerFile):
             raise self._damaged(f"the intent of request {odd[0]!r} is {odd[1]!r}")
         rows = self._db.execute("SELECT * FROM intents WHERE state = 'active' ORDER BY created_ms, rowid")
         return [
-            typed(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:-1])) for row in map(self._unchanged_intent, rows)
+            typed(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:-1])) for row in map(self._check_intent_row, rows)
         ]
 
     # -- queue
@@ -383,12 +383,12 @@ class Ledger(LedgerFile):
         if request_id is None:
             with self.readable():
                 self._check_links(found if after is not None else found[::-1])
-        return self._audit_rows(found)
+        return self._decode_audit_rows(found)
 
     def audit_at(self, audit_ids: Sequence[int]) -> list[dict[str, Any]]:
         """Return the lines of the audit trail with these numbers, the oldest first."""
         marks = ",".join("?" * len(audit_ids))
-        return self._audit_rows(self._lines(f"audit_id IN ({marks}) ORDER BY audit_id", audit_ids))
+        return self._decode_audit_rows(self._lines(f"audit_id IN ({marks}) ORDER BY audit_id", audit_ids))
 
     def _lines(self, where: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         found = self.rows(f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {where}", values)
@@ -397,7 +397,7 @@ class Ledger(LedgerFile):
                 self.unchanged(f"line {line[0]!r} of the audit trail", line, line_hash)
         return found
 
-    def _audit_rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    def _decode_audit_rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         with self.readable():
             rows = [dict(zip(AUDIT_COLUMNS, line, strict=True)) for line in found]
             for row in rows:

@@ -113,7 +113,7 @@ class PromiseReader:
 
         While the ledger is unreadable, these are the requests that were read last.
         """
-        found = self._read(self._read_open)
+        found = self._read(self._read_open_requests)
         if not self.unreadable:
             self._open = found or ()
         return self._open
@@ -162,7 +162,7 @@ class PromiseReader:
                 return found
         return None
 
-    def _read_open(self, db: sqlite3.Connection) -> tuple[OpenRequest, ...]:
+    def _read_open_requests(self, db: sqlite3.Connection) -> tuple[OpenRequest, ...]:
         """Return the open requests, and reuse the last answer if the ledger has not changed.
 
         Each change of a request writes an audit line. The exception is a promise whose job was seen.

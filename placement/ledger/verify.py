@@ -113,13 +113,13 @@ def _check(db: sqlite3.Connection, head: str) -> LedgerVerdict:
         lambda: _waiting(db, verdict),
         lambda: _verify_charges(db, verdict),
     ):
-        with _as_finding(verdict):
+        with _report_damage(verdict):
             check()
     return verdict
 
 
 @contextmanager
-def _as_finding(verdict: LedgerVerdict) -> Iterator[None]:
+def _report_damage(verdict: LedgerVerdict) -> Iterator[None]:
     """Report damage that stops a check as a finding, so that the next check can begin."""
     try:
         yield
@@ -179,12 +179,12 @@ class _Trail:
         audit_id, action, request_id, stored = row[0], row[3], row[4], row[9]
         if not stored:
             return
-        decision = self._checksum("decisions", request_id)
+        decision = self._read_checksum("decisions", request_id)
         if action == QUEUED and decision is not None:
             return  # it waits no more
         if action == QUEUED:
             self.waiting += 1
-            kind, what, found = "queue", "the queue's entry", self._checksum("queue", request_id)
+            kind, what, found = "queue", "the queue's entry", self._read_checksum("queue", request_id)
         else:
             self.decided += 1
             kind, what, found = "reply", "the decision", decision
@@ -192,7 +192,7 @@ class _Trail:
             how = "is gone" if found is None else f"is not what line {audit_id} speaks for"
             self.verdict.find(kind, f"{what} of request {request_id!r} {how}", None, request_id)
 
-    def _checksum(self, table: str, request_id: Any) -> Any:
+    def _read_checksum(self, table: str, request_id: Any) -> Any:
         found = self.db.execute(f"SELECT checksum FROM {table} WHERE request_id = ?", [request_id]).fetchone()
         return found[0] if found else None
 

@@ -119,7 +119,7 @@ def avoided(request: PlacementRequest, view: ClusterView, options: Options) -> M
     return closed_rows(request.avoid_nodes, view.inventory.row, len(view)) if request.avoid_nodes else None
 
 
-def _closed_for(reason: str) -> Filter:
+def _make_closed_filter(reason: str) -> Filter:
     """Make the filter of nodes that are closed to the request's queue for one reason."""
 
     def closed(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
@@ -134,29 +134,29 @@ def _closed_for(reason: str) -> Filter:
 
 def stale(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Reject nodes whose GPU telemetry is old, because what runs there now is unknown."""
-    return _hears(view, Hearing.STALE)
+    return _mask_by_hearing(view, Hearing.STALE)
 
 
 def unheard(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Reject nodes on which no exporter has ever reported a GPU."""
-    return _hears(view, Hearing.UNHEARD)
+    return _mask_by_hearing(view, Hearing.UNHEARD)
 
 
-def _hears(view: ClusterView, hearing: Hearing) -> Mask | None:
+def _mask_by_hearing(view: ClusterView, hearing: Hearing) -> Mask | None:
     return None if view.hearing is None else np.asarray(view.hearing == hearing)
 
 
-def _in_state(state: NodeState) -> Filter:
+def _make_state_filter(state: NodeState) -> Filter:
     """Make the filter of nodes in one state other than in service."""
 
     def in_state(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-        by_state: dict[int, Mask] = view.memo.of("states", (view.state,), lambda: _by_state(view))
+        by_state: dict[int, Mask] = view.memo.of("states", (view.state,), lambda: _mask_by_state(view))
         return by_state.get(state)
 
     return in_state
 
 
-def _by_state(view: ClusterView) -> dict[int, Mask]:
+def _mask_by_state(view: ClusterView) -> dict[int, Mask]:
     """Return state → (n,) the nodes in it, for the states that occur.
 
     Most fleets have few states at a time.
@@ -200,7 +200,7 @@ def risk(request: PlacementRequest, view: ClusterView, options: Options) -> Mask
     return worst_risk(view, options) > _accepted_risk(request, options)
 
 
-def _risk_if_any(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def _mask_risky_nodes(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Return the mask of `risk`, or None if no node has so high a risk."""
     too_risky = highest_risk(view, options) > _accepted_risk(request, options)
     return risk(request, view, options) if too_risky else None
@@ -242,19 +242,19 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("cluster", other_cluster),
     ("pool", other_pool),
     ("avoided", avoided),
-    ("reservation", _closed_for("reservation")),
-    ("maintenance_window", _closed_for("maintenance_window")),
-    ("model_quota", _closed_for("model_quota")),
-    ("drained", _in_state(NodeState.DRAINED)),
-    ("lost", _in_state(NodeState.LOST)),
-    ("maintenance", _in_state(NodeState.MAINTENANCE)),
-    ("reserved", _in_state(NodeState.RESERVED)),
-    ("withheld", _in_state(NodeState.WITHHELD)),
+    ("reservation", _make_closed_filter("reservation")),
+    ("maintenance_window", _make_closed_filter("maintenance_window")),
+    ("model_quota", _make_closed_filter("model_quota")),
+    ("drained", _make_state_filter(NodeState.DRAINED)),
+    ("lost", _make_state_filter(NodeState.LOST)),
+    ("maintenance", _make_state_filter(NodeState.MAINTENANCE)),
+    ("reserved", _make_state_filter(NodeState.RESERVED)),
+    ("withheld", _make_state_filter(NodeState.WITHHELD)),
     ("stale", stale),
     ("unheard", unheard),
     ("gpu_model", gpu_model),
     ("gpu_memory", gpu_memory),
-    ("risk", _risk_if_any),
+    ("risk", _mask_risky_nodes),
     ("cpus", cpus),
     ("host_memory", host_memory),
     ("gpus_per_node", gpus_per_node),

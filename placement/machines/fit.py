@@ -161,7 +161,7 @@ class GangSearch:
         return rank
 
     @cached_property
-    def _safest(self) -> tuple[float, float]:
+    def _best_chances(self) -> tuple[float, float]:
         """The highest possible chances of survival and of a steady pace: those of the best nodes."""
         span = self.scores.span(self.size)
         survives, keeps_pace = (
@@ -172,8 +172,8 @@ class GangSearch:
 
     def bound(self, offer: Room) -> float:
         """Return a score that no gang of a level exceeds, so that a level that cannot win is not filled."""
-        survives, keeps_pace = self._safest
-        return float(self._score_at_most(offer.level, survives, keeps_pace, self._tightest(offer)))
+        survives, keeps_pace = self._best_chances
+        return float(self._bound_score(offer.level, survives, keeps_pace, self._tightest(offer)))
 
     def bounds(self, offer: Room, feasible: NDArray[np.bool_], above: float = -np.inf) -> NDArray[np.float64]:
         """Return (feasible domains,) scores that no gang of a domain exceeds.
@@ -196,7 +196,7 @@ class GangSearch:
                 (survives, np.minimum(keeps_pace, (both - risk * survives) / slow)),
                 (np.minimum(survives, (both - slow * keeps_pace) / risk), keeps_pace),
             )
-            first, second = (self._score_at_most(offer.level, np.exp(s), np.exp(p), tight) for s, p in ends)
+            first, second = (self._bound_score(offer.level, np.exp(s), np.exp(p), tight) for s, p in ends)
             return np.asarray(np.maximum(first, second))
 
         both = highest(risk * self.scores.survives + slow * self.scores.keeps_pace)
@@ -206,20 +206,20 @@ class GangSearch:
             return found
         return scores(highest(self.scores.survives), highest(self.scores.keeps_pace))
 
-    def _score_at_most(self, level: Level | None, survives: Part, keeps_pace: Part, tight: Part) -> Part:
+    def _bound_score(self, level: Level | None, survives: Part, keeps_pace: Part, tight: Part) -> Part:
         """Return the score of a gang with these chances and this share of its domain.
 
         All other parts of the score are as good as they can be.
         """
         parts: dict[str, Part] = dict.fromkeys(self.scores.weights, 1.0)
         parts["risk"], parts["slow"] = survives, keeps_pace
-        parts["fit"] = 0.5 * self._best_fit + 0.5 * tight
+        parts["fit"] = 0.5 * self._best_mean_fit + 0.5 * tight
         parts["packing"] = 0.5 * LEVEL_SCORE[level] + 0.5
         total = sum(self.scores.weights[name] * part for name, part in parts.items())
         return total / self.scores.total_weight + ROUNDING
 
     @cached_property
-    def _best_fit(self) -> float:
+    def _best_mean_fit(self) -> float:
         """The highest mean fit of any gang's members, with all but one of its nodes filled."""
         full = float(self.scores.node_parts(self.size)["fit"].max())
         return full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
@@ -239,17 +239,17 @@ class GangSearch:
         """
         feasible = offer.members >= self.size
         if offer.level is Level.NODE:
-            return _fits_of_nodes(self.scores, np.flatnonzero(feasible), self.size)
+            return _find_best_nodes(self.scores, np.flatnonzero(feasible), self.size)
         n = int(np.count_nonzero(feasible))
         if not self.scores.is_alone or (n <= FEW and not np.isfinite(above)):
-            return self._fill_only(np.ones(n, bool), offer, feasible)
+            return self._fill_wanted_domains(np.ones(n, bool), offer, feasible)
         bounds = self.bounds(offer, feasible, above)
         likely = bounds >= max(above, np.partition(bounds, -AT_ONCE)[-AT_ONCE] if n > FEW else -np.inf)
-        found = self._fill_only(likely, offer, feasible) if likely.any() else []
+        found = self._fill_wanted_domains(likely, offer, feasible) if likely.any() else []
         needed = bounds >= max(above, found[-1].score if len(found) == MOST_FITS else -np.inf)
-        return self._fill_only(needed, offer, feasible) if (needed & ~likely).any() else found
+        return self._fill_wanted_domains(needed, offer, feasible) if (needed & ~likely).any() else found
 
-    def _fill_only(self, wanted: NDArray[np.bool_], offer: Room, feasible: NDArray[np.bool_]) -> list[Fit]:
+    def _fill_wanted_domains(self, wanted: NDArray[np.bool_], offer: Room, feasible: NDArray[np.bool_]) -> list[Fit]:
         """Fill only the feasible domains that are wanted: (feasible domains,)."""
         at = np.flatnonzero(feasible[offer.domain] & (offer.domain >= 0))
         sub_domain = _sub_domain_rank(self.topology, self.scores, offer.level, at)
@@ -271,7 +271,7 @@ class GangSearch:
         scores, size = self.scores, self.size
         at, domain = self._order(at, domain, sub_domain)
         first = np.flatnonzero(begins(domain))
-        take = _greedy(scores.room[at], domain, first, size)
+        take = _fill_in_order(scores.room[at], domain, first, size)
         used = take > 0
         parts = scores.of_gangs(at[used], take[used], domain[used], level, len(first))
         tight = size * self.request.gpus_per_node / np.maximum(np.add.reduceat(scores.free[at], first), 1)
@@ -282,7 +282,7 @@ class GangSearch:
         for best in _best(total, MOST_FITS):
             whole = slice(first[best], ends[best])
             mine = used[whole]
-            rows, takes = _tighten_last(scores, at[whole], at[whole][mine], take[whole][mine])
+            rows, takes = _replace_last_node(scores, at[whole], at[whole][mine], take[whole][mine])
             fits.append(Fit(level, scores.rows[rows], takes, float(total[best]), scores.points(parts, best)))
         return fits
 
@@ -302,7 +302,7 @@ class GangSearch:
         return at[order], domain[order]
 
 
-def _fits_of_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list[Fit]:
+def _find_best_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list[Fit]:
     """Return the best three nodes that hold the whole gang.
 
     at: (k,) candidates that can hold it.
@@ -365,7 +365,7 @@ def _sub_domain_rank(
     return np.zeros(len(at), np.int64)
 
 
-def _greedy(
+def _fill_in_order(
     room: NDArray[np.int64], domain: NDArray[np.int64], first: NDArray[np.int64], size: int
 ) -> NDArray[np.int64]:
     """Return (k,) members taken from each node, in order, until every domain has `size`.
@@ -377,7 +377,7 @@ def _greedy(
     return np.asarray(np.clip(size - (before - before[first][domain]), 0, capped))
 
 
-def _tighten_last(
+def _replace_last_node(
     scores: NodeScores, pool: NDArray[np.int64], chosen: NDArray[np.int64], takes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Exchange a partly filled last node for the unused one of `pool` that fits the remainder best."""

@@ -163,7 +163,7 @@ class Fleet:
             room[reserved] = 0
         nodes = (room > 0).nonzero()[0]
         if slot.domain is not None:
-            nodes = _in_fullest_domain(slot.domain[nodes], room[nodes], nodes, ask.members)
+            nodes = _choose_fullest_domain(slot.domain[nodes], room[nodes], nodes, ask.members)
         return _choose_nodes(room, self.free, nodes, ask.members, slot.each)
 
     def soonest(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
@@ -177,12 +177,12 @@ class Fleet:
             ready_s[slot.no_hosts] = np.inf
         if closed is not None:
             ready_s[closed] = np.inf
-        first = _first_nodes if slot.domain is None else _first_domain
+        first = _choose_first_nodes if slot.domain is None else _choose_first_domain
         nodes = first(slot, ready_s, ask.members)
         return nodes, float(ready_s.take(nodes).max(initial=0.0))
 
 
-def _in_fullest_domain(domain: Ints, room: Ints, nodes: Ints, members: int) -> Ints:
+def _choose_fullest_domain(domain: Ints, room: Ints, nodes: Ints, members: int) -> Ints:
     """Return the nodes of the domain with the least room among those with enough room.
 
     domain, room, nodes: (k,).
@@ -212,7 +212,7 @@ def _choose_nodes(room: Ints, free: Ints, nodes: Ints, members: int, each: int) 
     return nodes[: last + 1], count * each
 
 
-def _first_nodes(slot: Slot, ready_s: Floats, members: int) -> Ints:
+def _choose_first_nodes(slot: Slot, ready_s: Floats, members: int) -> Ints:
     """Return the nodes that are ready first and together host all members.
 
     ready_s: (n,). Only as many nodes are sorted as would be enough if each had the least room.
@@ -223,7 +223,7 @@ def _first_nodes(slot: Slot, ready_s: Floats, members: int) -> Ints:
     return np.asarray(nodes[: int(slot.most[nodes].cumsum().searchsorted(members)) + 1])
 
 
-def _first_domain(slot: Slot, ready_s: Floats, members: int) -> Ints:
+def _choose_first_domain(slot: Slot, ready_s: Floats, members: int) -> Ints:
     """Return the nodes of the domain that first has room for all members. ready_s: (n,)."""
     rows, most = slot.rows, slot.most_in_rows
     each_s = np.concatenate((ready_s, NEVER_S)).take(rows)

@@ -49,7 +49,7 @@ def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> 
         return GangSize(most, everyone)
     healthy = scores.advice == Advice.NONE
     room = np.where(healthy, scores.room, 0)
-    size, keeps = _best_prefix(gang, offer.domain.astype(np.int64), room, -scores.survives)
+    size, keeps = _choose_size_and_nodes(gang, offer.domain.astype(np.int64), room, -scores.survives)
     if size <= gang.min:
         size, keeps = gang.min, everyone
     out = scores.advice[~healthy & (scores.room > 0)] if size < most else np.zeros(0, np.int8)
@@ -57,13 +57,13 @@ def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> 
     return GangSize(size, keeps, frozenset(map(Advice, out.tolist())), risky=size < held)
 
 
-def _best_prefix(gang: Gang, domain: Rows, room: Rows, loss: NDArray[np.float64]) -> tuple[int, Mask]:
+def _choose_size_and_nodes(gang: Gang, domain: Rows, room: Rows, loss: NDArray[np.float64]) -> tuple[int, Mask]:
     """Return the size with the most progress, and (c,) the nodes that add progress in their domain.
 
     loss: (c,) hazards.
 
     >>> gang, domain, room = Gang(min=1, desired=4), np.zeros(4, np.int64), np.ones(4, np.int64)
-    >>> size, keeps = _best_prefix(gang, domain, room, np.array([0.1, 0.6, 0.1, 0.1]))
+    >>> size, keeps = _choose_size_and_nodes(gang, domain, room, np.array([0.1, 0.6, 0.1, 0.1]))
     >>> size, keeps.tolist()  # the risky node costs a factor of exp(-0.6), more than the 4 / 3 that it adds
     (3, [True, False, True, True])
     """
@@ -73,16 +73,16 @@ def _best_prefix(gang: Gang, domain: Rows, room: Rows, loss: NDArray[np.float64]
         return 0, keeps
     at = at[np.lexsort((loss[at] / room[at], domain[at]))]
     own = domain[at]
-    members, lost = _sums_within(own, room[at]), _sums_within(own, loss[at])
+    members, lost = _sum_within_domains(own, room[at]), _sum_within_domains(own, loss[at])
     steps = (np.minimum(members, gang.desired) - gang.min) // gang.step
     sizes = np.where(members >= gang.min, gang.min + steps * gang.step, 0).astype(np.int64)
     progress = np.where(sizes > 0, np.log(np.maximum(sizes, 1)) - lost, -np.inf)
-    last = _first_best(own, progress)
+    last = _find_best_per_domain(own, progress)
     keeps[at] = (np.arange(len(at)) <= last[own]) & np.isfinite(progress[last[own]])
     return int(sizes[progress.argmax()]), keeps
 
 
-def _sums_within(domain: Rows, values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
+def _sum_within_domains(domain: Rows, values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (k,) running sums that start again with each domain. `domain` is sorted."""
     sums = np.cumsum(values, dtype=np.float64)
     first = np.flatnonzero(np.diff(domain, prepend=-1))
@@ -90,7 +90,7 @@ def _sums_within(domain: Rows, values: NDArray[np.int64] | NDArray[np.float64]) 
     return np.asarray(sums - before)
 
 
-def _first_best(domain: Rows, progress: NDArray[np.float64]) -> Rows:
+def _find_best_per_domain(domain: Rows, progress: NDArray[np.float64]) -> Rows:
     """Return (domains,) the index in `progress` of each domain's highest value, the first of equals."""
     best = np.full(int(domain.max()) + 1, -np.inf)
     np.maximum.at(best, domain, progress)

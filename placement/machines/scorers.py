@@ -196,10 +196,10 @@ class NodeScores:
     def node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
         """Return the parts of each node's score for a share of `size` members: name → (c,), higher is better."""
         if size not in self._parts:
-            self._parts[size] = self._parts_for(size)
+            self._parts[size] = self._compute_parts(size)
         return self._parts[size]
 
-    def _parts_for(self, size: int) -> dict[str, NDArray[np.float64]]:
+    def _compute_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
         span = self.span(size)
         return {
             "risk": np.exp(span * self.survives),

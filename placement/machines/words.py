@@ -107,17 +107,17 @@ def placed_sentence(
     members = int(fit.takes.sum())
     sentence = f"placed {shape(request, members)} {_describe_place(view, fit.rows, level)}"
     if members < request.members.desired:
-        sentence += f" ({members:,} of {request.members.desired:,} members wanted{_why_not_more(growth)})"
-    wide = level is None or (request.preferred is not None and _wider(level, request.preferred))
+        sentence += f" ({members:,} of {request.members.desired:,} members wanted{_explain_smaller_gang(growth)})"
+    wide = level is None or (request.preferred is not None and _is_wider(level, request.preferred))
     if request.preferred is not None and wide:
         sentence += f", no single {LEVEL_WORDS[request.preferred]} had room"
     avoided = avoided_rows(request, view, options, screened, fit.rows)
     if avoided:
-        sentence += f"; avoided {_name_risky(view, options, avoided)}"
-    return sentence + _unknown_use(view, screened) + _unconfirmed(request, view, fit.rows)
+        sentence += f"; avoided {_describe_risky_nodes(view, options, avoided)}"
+    return sentence + _unknown_use(view, screened) + _describe_unconfirmed(request, view, fit.rows)
 
 
-def _unconfirmed(request: PlacementRequest, view: ClusterView, rows: NDArray[np.int64]) -> str:
+def _describe_unconfirmed(request: PlacementRequest, view: ClusterView, rows: NDArray[np.int64]) -> str:
     """Say that no telemetry confirms that the GPUs are free, only a scheduler or an event does.
 
     Returns an empty text if telemetry confirms it.
@@ -145,7 +145,7 @@ def _unknown_use(view: ClusterView, screened: Screen) -> str:
     return f"; {' and '.join(named)} {'is' if total == 1 else 'are'} in use by work that no job event tells of"
 
 
-def _why_not_more(growth: GangSize) -> str:
+def _explain_smaller_gang(growth: GangSize) -> str:
     if not growth.advised and not growth.risky:
         return ""
     reasons = [f"to be {ADVICE_WORDS[advice]}" for advice in sorted(growth.advised, reverse=True)]
@@ -154,7 +154,7 @@ def _why_not_more(growth: GangSize) -> str:
     return f": the other nodes with room are {' or '.join(reasons)}"
 
 
-def _wider(level: Level, than: Level) -> bool:
+def _is_wider(level: Level, than: Level) -> bool:
     order = list(Level)
     return order.index(level) > order.index(than)
 
@@ -189,7 +189,7 @@ def avoided_rows(
     return order
 
 
-def _name_risky(view: ClusterView, options: Options, rows: Sequence[int]) -> str:
+def _describe_risky_nodes(view: ClusterView, options: Options, rows: Sequence[int]) -> str:
     p = worst_risk(view, options)
     named = [
         f"{view.topology.nodes[row].name}: {view.reason.get(row, f'risk {p[row]:.2g}').rstrip('.')}"
@@ -232,7 +232,7 @@ def shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> 
         return f"{text}, {request.gpus_per_node} of them on one node; the largest node has {view.topology.gpus.max()}"
     level = request.required
     if level is not None and members >= request.members.min:
-        return f"{text}; {_scattered(request, view, screened, level, rows)}"
+        return f"{text}; {_describe_scattered_room(request, view, screened, level, rows)}"
     text += f"; {fitting(request, members)}"
     if len(rows):
         text += f", on {count_of(len(rows), 'node')}"
@@ -255,7 +255,7 @@ def _rejected(request: PlacementRequest, view: ClusterView, screened: Screen, re
     return parts or [f"{count} {REASON_WORDS.get(reason, reason)}"]
 
 
-def _scattered(
+def _describe_scattered_room(
     request: PlacementRequest,
     view: ClusterView,
     screened: Screen,

@@ -212,12 +212,12 @@ class Cycle:
         row = self.asks.get(ask)
         if row is None:
             row = self.asks[ask] = AskInPass(ask)
-        reason = row.reason or self._known_wait(row, entry)
+        reason = row.reason or self._find_skip_reason(row, entry)
         if reason is not None and reason is row.reason:
             self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked
         elif reason is not None:
             self._refuse(entry, row, reason)
-        elif self._try(entry, row):
+        elif self._try_to_place(entry, row):
             return
         if row.wants and row.refused is None:
             row.wants = self.waiting[-1].reason.code != "never" and self.turns.want(entry.request)
@@ -226,17 +226,17 @@ class Cycle:
         """Let an entry wait. It becomes the head if its queue lacks only GPUs that jobs hold."""
         may_be_head = reason is row.refused and reason is not row.final and self.reservation is None
         later = self.turns.later(entry.request) if may_be_head else None
-        if later is None or self._final(later) is not None or fits_now(later, self.view, self.options):
+        if later is None or self._find_final_reason(later) is not None or fits_now(later, self.view, self.options):
             row.final = reason
             self._wait(entry, reason)
         else:
             self._reserve(entry, later)
 
-    def _final(self, request: PlacementRequest) -> WaitReason | None:
+    def _find_final_reason(self, request: PlacementRequest) -> WaitReason | None:
         wide, narrow = self.fit_keys(request)
         return self.final.get(wide) or self.final.get(narrow)
 
-    def _known_wait(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
+    def _find_skip_reason(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
         """Return why an entry is skipped, or None to try it."""
         wide, narrow = row.ask.wide, row.ask.narrow
         final = self.final.get(wide) or self.final.get(narrow)
@@ -247,7 +247,7 @@ class Cycle:
             row.reason, row.wants = self._behind("untried", entry.request), False  # nobody is placed any more
             return row.reason
         if row.version != self.turns.version:
-            self._inspect(row, entry.request)
+            self._record_allowance(row, entry.request)
         if row.refused is not None or self.reservation is None:
             return row.refused
         late = self.late.get(wide) or self.late.get(narrow) if row.is_whole else None
@@ -255,17 +255,17 @@ class Cycle:
             return None
         return late
 
-    def _inspect(self, row: AskInPass, request: PlacementRequest) -> None:
+    def _record_allowance(self, row: AskInPass, request: PlacementRequest) -> None:
         """Record what the queue allows this ask now."""
         allowed, row.version = self.turns.allow(request), self.turns.version
         row.is_whole = allowed is request
         row.refused = WaitReason("queue", request, self.after, said=allowed) if isinstance(allowed, str) else None
 
-    def _try(self, entry: Waiting, row: AskInPass) -> bool:
+    def _try_to_place(self, entry: Waiting, row: AskInPass) -> bool:
         """Place the entry if it fits. Otherwise it waits. Returns whether it was placed."""
         allowed = self.turns.allow(entry.request)
         assert not isinstance(allowed, str), allowed
-        final = None if allowed is entry.request else self._final(allowed)
+        final = None if allowed is entry.request else self._find_final_reason(allowed)
         if final is not None:
             self._wait(entry, final)
         elif self.reservation is not None:

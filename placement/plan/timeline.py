@@ -87,8 +87,8 @@ class RunTimeQuantiles:
 
     def _run_s_at_levels(self, gpus: int, levels: Sequence[float], age_s: float, limit_s: float | None) -> list[float]:
         """Return `run_s` at each of `levels`."""
-        mu, sigma = self._log_normal(gpus, limit_s)
-        passed = self._passed(gpus, age_s, limit_s)
+        mu, sigma = self._log_normal_parameters(gpus, limit_s)
+        passed = self._compute_ended_share(gpus, age_s, limit_s)
         shares = [passed + level * (1 - passed) for level in levels]
         runs_s = [math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0 for share in shares]
         least_s = age_s * (1 + SHORTEST_REST)
@@ -119,7 +119,7 @@ class RunTimeQuantiles:
             run_s = np.exp(np.interp(levels, RUN_LEVELS, known))
         else:
             run_s = np.array(self._run_s_at_levels(gpus, levels.tolist(), age_s, limit_s))
-            passed = self._passed(gpus, age_s, limit_s)
+            passed = self._compute_ended_share(gpus, age_s, limit_s)
             if passed > RARE:
                 faded = min(1.0, (passed - RARE) / (1 - RARE) * 2)
                 run_s = np.maximum(run_s, age_s + faded * age_s * levels / (1 - levels))
@@ -127,14 +127,14 @@ class RunTimeQuantiles:
             run_s = np.minimum(run_s, limit_s)
         return np.asarray(np.maximum(run_s, age_s + 1.0))
 
-    def _passed(self, gpus: int, age_s: float, limit_s: float | None) -> float:
+    def _compute_ended_share(self, gpus: int, age_s: float, limit_s: float | None) -> float:
         """Return the share of similar jobs that had ended at this age."""
         if age_s <= 0:
             return 0.0
-        mu, sigma = self._log_normal(gpus, limit_s)
+        mu, sigma = self._log_normal_parameters(gpus, limit_s)
         return NORMAL.cdf((math.log(age_s) - mu) / sigma)
 
-    def _log_normal(self, gpus: int, limit_s: float | None) -> tuple[float, float]:
+    def _log_normal_parameters(self, gpus: int, limit_s: float | None) -> tuple[float, float]:
         known = self.by_gpus.get(gpus) or self.by_gpus.get(0)
         p90 = known[1] if known else limit_s or FALLBACK_S
         sigma = max(SPREAD_LEAST, math.log(p90 / known[0]) / Z90) if known else SPREAD_UNKNOWN

@@ -252,39 +252,39 @@ class TreeTurns:
         return self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
-        allowed = self.standing.allow(request) if self._is_known(request) else request
-        return allowed if isinstance(allowed, str) else self._beside_windows(allowed)
+        allowed = self.standing.allow(request) if self._is_in_tree(request) else request
+        return allowed if isinstance(allowed, str) else self._exclude_closed_nodes(allowed)
 
     def later(self, request: PlacementRequest) -> PlacementRequest | None:
-        return self._beside_windows(request) if self.standing.comes_back(request) else None
+        return self._exclude_closed_nodes(request) if self.standing.comes_back(request) else None
 
     def is_at_limit(self, request: PlacementRequest) -> bool:
-        if not self._is_known(request):
+        if not self._is_in_tree(request):
             return False
         least = self.standing.wanted(request, request.members.min)
         return self.standing.refused_by(self.tree.leaf_of(request), least) not in (None, LENDERS)
 
-    def _beside_windows(self, request: PlacementRequest) -> PlacementRequest:
-        return limit(request, self._closed_to(request))
+    def _exclude_closed_nodes(self, request: PlacementRequest) -> PlacementRequest:
+        return limit(request, self._find_closed_nodes(request))
 
-    def _is_known(self, request: PlacementRequest) -> bool:
+    def _is_in_tree(self, request: PlacementRequest) -> bool:
         """Return whether the request belongs to a queue of the tree.
 
         Jobs that wait for other schedulers may belong to none.
         """
         return bool(self.tree.known_leaf(request))
 
-    def _closed_to(self, request: PlacementRequest) -> tuple[ClosedNodes, ...]:
+    def _find_closed_nodes(self, request: PlacementRequest) -> tuple[ClosedNodes, ...]:
         """Return the nodes that the request may not use.
 
         These are the nodes that a window keeps for others before the request would end, and the nodes of GPU
         models that its queue may take no more of.
         """
-        models, windows = self._models_without_room(request), self._barring(request)
+        models, windows = self._models_without_room(request), self._find_barring_windows(request)
         key = (*models, *map(str, windows))
         if key not in self._closed:
             found: list[tuple[ClosedReason, NDArray[np.bool_], str]] = [
-                ("model_quota", self._of_model(name), f"of model {name}, of which its queue may have no more now")
+                ("model_quota", self._mask_by_model(name), f"of model {name}, of which its queue may have no more now")
                 for name in models
             ]
             for number in windows:
@@ -298,7 +298,7 @@ class TreeTurns:
             )
         return self._closed[key]
 
-    def _barring(self, request: PlacementRequest) -> list[int]:
+    def _find_barring_windows(self, request: PlacementRequest) -> list[int]:
         """Return the windows that keep their nodes for others before the request would end."""
         if not self._windows:
             return []
@@ -308,7 +308,7 @@ class TreeTurns:
 
     def barred_by(self, request: PlacementRequest) -> list[tuple[Window, int]]:
         """Return the windows that bar a request, each with its number of nodes."""
-        found = [self._windows[number] for number in self._barring(request)]
+        found = [self._windows[number] for number in self._find_barring_windows(request)]
         return [(window, int(nodes.sum())) for window, nodes in found]
 
     def _models_without_room(self, request: PlacementRequest) -> list[str]:
@@ -317,7 +317,7 @@ class TreeTurns:
         More of them would exceed a limit, or take what other queues do not lend.
         """
         named = request.gpu_model or len(request.gpu_models) == 1
-        if named or len(self.tree.resources) < 2 or not self._is_known(request):
+        if named or len(self.tree.resources) < 2 or not self._is_in_tree(request):
             return []
         found = []
         for name in self.tree.resources:
@@ -326,7 +326,7 @@ class TreeTurns:
                 found.append(name)
         return found
 
-    def _of_model(self, model: str) -> NDArray[np.bool_]:
+    def _mask_by_model(self, model: str) -> NDArray[np.bool_]:
         codes = [code for code, name in enumerate(self.view.inventory.gpu_models) if name == model]
         return np.isin(self.view.inventory.gpu_model, codes)
 
@@ -343,14 +343,14 @@ class TreeTurns:
         return Places(orders, [-number for number in range(len(entries))], [last[leaf] for leaf in leaves] or [0.0])
 
     def take(self, request: PlacementRequest, decision: Decision) -> None:
-        if not self._is_known(request):
+        if not self._is_in_tree(request):
             return
         amounts = placed_amounts(decision, self.view)
         self.holds[request.job_name] = QueueHold(self.tree.leaf_of(request), amounts)
         self.standing.take(request, amounts)
 
     def hold_of(self, request: PlacementRequest) -> QueueHold | None:
-        if not self._is_known(request):
+        if not self._is_in_tree(request):
             return None
         return QueueHold(self.tree.leaf_of(request), self.standing.wanted(request, request.members.min))
 

@@ -49,7 +49,7 @@ class Capacity:
 
     def start(self, ask: CountAsk, item: Item) -> bool:
         end_s = self._now_s + self._planned(ask, 0.0)
-        if ask.gpus > self.free or not self._leaves_the_head(ask.gpus, end_s):
+        if ask.gpus > self.free or not self._claim_without_delaying_head(ask.gpus, end_s):
             return False
         self.free -= ask.gpus
         self._held[item.number] = ask, self._now_s, end_s
@@ -57,7 +57,7 @@ class Capacity:
         self.started.append(item)
         return True
 
-    def _leaves_the_head(self, gpus: int, end_s: float) -> bool:
+    def _claim_without_delaying_head(self, gpus: int, end_s: float) -> bool:
         if self._shadow is None:
             return True
         shadow_s, spare = self._shadow
@@ -70,7 +70,7 @@ class Capacity:
     def claim(self, ask: CountAsk, item: Item) -> bool:
         if ask.gpus > self.gpus:
             return False
-        self._replan()
+        self._extend_overdue_jobs()
         free, shadow_s = self.free, self._now_s
         for end_s, number in self._ends:
             if free >= ask.gpus:
@@ -79,7 +79,7 @@ class Capacity:
         self._shadow = (shadow_s, free - ask.gpus) if self._backfills else (self._now_s, 0)
         return True
 
-    def _replan(self) -> None:
+    def _extend_overdue_jobs(self) -> None:
         """Plan new ends for jobs that are past their planned ends."""
         while self._ends and self._ends[0][0] <= self._now_s:
             _, number = self._ends.pop(0)

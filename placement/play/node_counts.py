@@ -40,7 +40,7 @@ class NodeCounts:
         self._held: dict[int, tuple[CountAsk, float, float, Ints, Ints]] = {}  # ask, start, planned end, nodes, GPUs
         self._reserved: tuple[NDArray[np.int64], float] | None = None  # the head's nodes, and when it should start
 
-    def _gang(self, ask: CountAsk) -> GangAsk:
+    def _make_gang_ask(self, ask: CountAsk) -> GangAsk:
         members, size = members_of(ask.gpus, self._each)
         return GangAsk(size - 1, members, 0.0)
 
@@ -49,14 +49,14 @@ class NodeCounts:
         self.started.clear()
 
     def fits(self, ask: CountAsk) -> bool:
-        return self._fleet.fits(self._gang(ask))
+        return self._fleet.fits(self._make_gang_ask(ask))
 
     def start(self, ask: CountAsk, item: Item) -> bool:
         end_s = self._now_s + self._planned(ask, 0.0)
         nodes = None
         if self._reserved is not None and (end_s > self._reserved[1] or not self._backfills):
             nodes = self._reserved[0]
-        place = self._fleet.choose(self._gang(ask), nodes)
+        place = self._fleet.choose(self._make_gang_ask(ask), nodes)
         if place is None:
             return False
         self._fleet.change(place[0], -place[1])
@@ -65,7 +65,7 @@ class NodeCounts:
         return True
 
     def claim(self, ask: CountAsk, item: Item) -> bool:
-        if self._gang(ask).members * members_of(ask.gpus, self._each)[1] > self.gpus:
+        if self._make_gang_ask(ask).members * members_of(ask.gpus, self._each)[1] > self.gpus:
             return False
         if not self._backfills:
             self._reserved = np.arange(self._nodes), self._now_s
@@ -73,12 +73,12 @@ class NodeCounts:
         ready_s = np.zeros(self._nodes)
         for held in self._held.values():
             nodes = held[3]
-            ready_s[nodes] = np.maximum(ready_s[nodes], self._end_s(*held[:3]))
+            ready_s[nodes] = np.maximum(ready_s[nodes], self._estimate_end_s(*held[:3]))
         self._fleet.ready_s = ready_s
-        self._reserved = self._fleet.soonest(self._gang(ask))
+        self._reserved = self._fleet.soonest(self._make_gang_ask(ask))
         return True
 
-    def _end_s(self, ask: CountAsk, begun_s: float, end_s: float) -> float:
+    def _estimate_end_s(self, ask: CountAsk, begun_s: float, end_s: float) -> float:
         """Return when a job should end. A job that should have ended already gets a new estimate."""
         if end_s > self._now_s:
             return end_s

@@ -66,12 +66,12 @@ def ask_of(request: PlacementRequest) -> QueueAsk:
 
 @lru_cache(MAX_REMEMBERED)
 def _ask(request: PlacementRequest) -> QueueAsk:
-    in_line = _ask_in_line(_without(request, QUEUE_FIELDS))
-    return replace(in_line, narrow=_fit_key(request), in_line=in_line)
+    in_line = _make_line_ask(_without(request, QUEUE_FIELDS))
+    return replace(in_line, narrow=_intern_fit_key(request), in_line=in_line)
 
 
 @lru_cache(MAX_REMEMBERED)
-def _ask_in_line(request: PlacementRequest) -> QueueAsk:
+def _make_line_ask(request: PlacementRequest) -> QueueAsk:
     gang, each = request.members, request.gpus_per_node
     models = (request.gpu_model,) if request.gpu_model else request.gpu_models
     gpus, model = gang.desired * each, models[0] if len(models) == 1 else ANY
@@ -87,17 +87,17 @@ def fit_key(request: PlacementRequest, has_plugins: bool) -> FitKey:
     and times are left out.
     """
     if has_plugins:
-        return _fit_key(_without(request, IDS_AND_TIMES))
+        return _intern_fit_key(_without(request, IDS_AND_TIMES))
     smallest = msgspec.structs.replace(
         _without(request, UNREAD_BY_FILTERS),
         gang=request.members.min,
         topology=TopologyConstraint(request.topology.required),
     )
-    return _fit_key(smallest)
+    return _intern_fit_key(smallest)
 
 
 @lru_cache(MAX_REMEMBERED)
-def _fit_key(_: PlacementRequest) -> FitKey:
+def _intern_fit_key(_: PlacementRequest) -> FitKey:
     return FitKey()
 
 

@@ -104,7 +104,7 @@ def make_nodes(
         nodes.append(node)
     for row, below in children.items():
         nodes[row] = replace(nodes[row], children=tuple(below))
-    return _with_guarantees(nodes, {path: key for key, path in paths.items()}, refuse)
+    return _add_parent_guarantees(nodes, {path: key for key, path in paths.items()}, refuse)
 
 
 def _check(name: str, table: QueueTable, classes: Mapping[str, QueueClass], refuse: Refuse) -> None:
@@ -197,7 +197,7 @@ def _node(
     )
 
 
-def _with_guarantees(nodes: list[QueueNode], keys: Mapping[str, str], refuse: Refuse) -> tuple[QueueNode, ...]:
+def _add_parent_guarantees(nodes: list[QueueNode], keys: Mapping[str, str], refuse: Refuse) -> tuple[QueueNode, ...]:
     """Add the guarantees of parents.
 
     A parent without a guarantee gets the sum of its children's. Raises RequestError if a guarantee is smaller

@@ -124,7 +124,7 @@ def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree
         raise refuse(("queue",), f"there are {len(tables):,} queues, at most {MOST_QUEUES:,}")
     queues = {name: _convert(table, QueueTable, ("queue", name), refuse) for name, table in tables.items()}
     nodes = make_nodes(queues, policy, classes, refuse)
-    tree = QueueTree(nodes, policy, classes, (), _prices(document.get("prices", {}), refuse), digest)
+    tree = QueueTree(nodes, policy, classes, (), _parse_prices(document.get("prices", {}), refuse), digest)
     if len(nodes) * len(tree.resources) > MOST_AMOUNTS:
         counts = f"{len(nodes) - 1:,} queues times {len(tree.resources) - 1:,} GPU models"
         raise refuse(("queue",), f"{counts}, at most {MOST_AMOUNTS:,} amounts: name fewer models, or fewer queues")
@@ -211,7 +211,7 @@ def _check_names(tree: QueueTree, refuse: Refuse) -> None:
                 raise refuse(("class", name, "preempts"), f"{other!r} is no class and no queue{near}")
 
 
-def _prices(value: Any, refuse: Refuse) -> Prices:
+def _parse_prices(value: Any, refuse: Refuse) -> Prices:
     if not isinstance(value, dict):
         raise refuse(("prices",), f"is {value!r}, must be a table of prices of a GPU-hour by model")
     rest = dict(value)

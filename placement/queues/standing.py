@@ -112,15 +112,15 @@ class QueueStanding:
         self.stands: dict[str, Stand] = {}
         for node in tree.nodes:
             parent = self.stands[tree.nodes[node.parent].name] if node.parent >= 0 else None
-            self._add(Stand(node.name, node, parent, node.weight, self._guaranteed(node, banked)))
+            self._add(Stand(node.name, node, parent, node.weight, self._add_credits_to_guarantee(node, banked)))
         for leaf, mine in use.items():
             if leaf:
-                self._carry(self.leaf(leaf), mine)
+                self._add_leaf_use(self.leaf(leaf), mine)
         for stand in reversed(self.stands.values()):
             self._reserve(stand)
         self._spelt = {name.casefold(): name for name in (*capacity, *tree.resources)}
 
-    def _guaranteed(self, node: QueueNode, banked: Amounts) -> Amounts:
+    def _add_credits_to_guarantee(self, node: QueueNode, banked: Amounts) -> Amounts:
         """Return the guarantee plus what the queue's credits add while they last.
 
         Credits add to `gpu` only: the banked amount spread over one half-life.
@@ -147,7 +147,7 @@ class QueueStanding:
         return stand
 
     @staticmethod
-    def _carry(leaf: Stand, use: LeafUse) -> None:
+    def _add_leaf_use(leaf: Stand, use: LeafUse) -> None:
         for stand in leaf.path():
             stand.decayed_gpu_s += use.decayed_gpu_s
             for name, gpus in use.held.items():
@@ -166,9 +166,9 @@ class QueueStanding:
             return 0.0
         fleet = max(1.0, self.capacity.get(ANY, 0.0))
         used = stand.decayed_gpu_s / (fleet * self.tree.policy.half_life_s / LN2)
-        return (self._dominant(stand, more) + used) / stand.weight
+        return (self._compute_dominant_share(stand, more) + used) / stand.weight
 
-    def _dominant(self, stand: Stand, more: Amounts) -> float:
+    def _compute_dominant_share(self, stand: Stand, more: Amounts) -> float:
         held = {name: stand.held.get(name, 0.0) + more.get(name, 0.0) for name in {*stand.held, *more}}
         total = held.get(ANY, 0.0)
         over = max(0.0, total - stand.guaranteed.get(ANY, 0.0))
@@ -196,7 +196,7 @@ class QueueStanding:
         places = ranks(waiters, nodes)
         classes = np.array([node.priority for node in nodes], np.int64)
         known = np.array([bool(leaf) for leaf in leaves], bool)
-        merge = self._merge(waiters, leaves, places, decided_by)
+        merge = self._make_entry_sorter(waiters, leaves, places, decided_by)
         found: list[Any] = []
         for priority in sorted(set(classes[known].tolist()), reverse=True):
             mine = np.flatnonzero((known & (classes == priority))[waiters.ask])
@@ -204,7 +204,7 @@ class QueueStanding:
         outside = np.flatnonzero(~known[waiters.ask])
         return found + [queue[at] for at in outside[np.argsort(places[outside])].tolist()]
 
-    def _merge(
+    def _make_entry_sorter(
         self,
         waiters: Waiters,
         leaves: Sequence[str],
@@ -296,7 +296,7 @@ class QueueStanding:
         limit = self._limit(leaf, amounts)
         if limit is not None:
             return limit[0].name
-        return LENDERS if self._lent_out(leaf, amounts) else None
+        return LENDERS if self._explain_borrow_refusal(leaf, amounts) else None
 
     def path(self, leaf: str) -> list[str]:
         """Return a leaf and the queues above it."""
@@ -312,7 +312,7 @@ class QueueStanding:
             return False
         for name, gpus in amounts.items():
             held = self.stands[ROOT].held.get(name, 0.0) + gpus
-            kept = self._reserved_with(leaf, name, gpus) - held
+            kept = self._compute_new_reserve(leaf, name, gpus) - held
             if name in self.tree.resources and gpus + kept > self.capacity.get(name, 0.0):
                 return False
         return True
@@ -320,7 +320,7 @@ class QueueStanding:
     def _refused(self, leaf: Stand, amounts: Amounts) -> str:
         limit = self._limit(leaf, amounts)
         if limit is None:
-            return self._lent_out(leaf, amounts)
+            return self._explain_borrow_refusal(leaf, amounts)
         stand, name = limit
         said = f"{stand.held.get(name, 0.0):g} of {gpus_of(name, stand.most(name))} held, {amounts[name]:g} wanted"
         return f"queue {stand.name!r} is at its limit: {said}"
@@ -334,7 +334,7 @@ class QueueStanding:
                     return stand, name
         return None
 
-    def _lent_out(self, leaf: Stand, amounts: Amounts) -> str:
+    def _explain_borrow_refusal(self, leaf: Stand, amounts: Amounts) -> str:
         """Return why these amounts cannot be borrowed. Returns "" if they can, or need not be borrowed.
 
         What other queues keep is not lent, nor is the part of their guarantee that they wait for.
@@ -344,13 +344,13 @@ class QueueStanding:
         for name, gpus in amounts.items():
             if name not in self.tree.resources:
                 continue
-            room = self.capacity.get(name, 0.0) - self._reserved_with(leaf, name, gpus)
+            room = self.capacity.get(name, 0.0) - self._compute_new_reserve(leaf, name, gpus)
             if room < 0:
                 free = max(0.0, room + gpus)
                 return f"queue {leaf.name!r} would borrow {gpus_of(name, gpus)}, and others lend {free:g} now"
         return ""
 
-    def _reserved_with(self, leaf: Stand, name: str, gpus: float) -> float:
+    def _compute_new_reserve(self, leaf: Stand, name: str, gpus: float) -> float:
         """Return how much of the fleet is reserved if a leaf holds `gpus` more."""
         more = 0.0
         for stand in leaf.path():

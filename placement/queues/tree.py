@@ -220,7 +220,7 @@ class QueueTree:
         return "" if name in self.row and name != ROOT else name
 
     @cached_property
-    def _leaves(self) -> dict[tuple[str, str, str], str]:
+    def _leaf_cache(self) -> dict[tuple[str, str, str], str]:
         """A cache of the leaves of earlier requests."""
         return {}
 
@@ -230,14 +230,14 @@ class QueueTree:
         Raises RequestError in the same cases as `queue_of`.
         """
         key = request.queue, request.tenant, request.user
-        leaf = self._leaves.get(key)
+        leaf = self._leaf_cache.get(key)
         if leaf is None:
-            if len(self._leaves) >= MOST_LEAVES:
-                self._leaves.clear()
-            leaf = self._leaves[key] = self._leaf_of(request)
+            if len(self._leaf_cache) >= MOST_LEAVES:
+                self._leaf_cache.clear()
+            leaf = self._leaf_cache[key] = self._find_leaf(request)
         return leaf
 
-    def _leaf_of(self, request: PlacementRequest) -> str:
+    def _find_leaf(self, request: PlacementRequest) -> str:
         node = self.queue_of(request)
         if not node.per_user:
             return node.name
@@ -247,7 +247,7 @@ class QueueTree:
 
     def known_leaf(self, request: PlacementRequest) -> str:
         """Return `leaf_of`, or "" for a request without a queue, such as another scheduler's job."""
-        if self._leaves.get((request.queue, request.tenant, request.user)) is None:
+        if self._leaf_cache.get((request.queue, request.tenant, request.user)) is None:
             node = self._find(self._named(request))
             if node is None or node.children:
                 return ""

@@ -97,7 +97,7 @@ class TreeWalk:
             order = order[in_order(line[order])]
             place, shares = self._places(line[order], asked[order], names[order], takes[order], queued_ms[order])
             if decided_by is not None:
-                decided_by[order, depth] = _highest_so_far(shares, line[order])
+                decided_by[order, depth] = _running_max_by_line(shares, line[order])
             line[order] = self._parent[line[order]]
             order = order[in_order(place, line[order])]
         return order
@@ -137,7 +137,7 @@ class TreeWalk:
         return np.asarray(np.where(within, 0.0, (dominant + self._used[line]) / self._weight[line]))
 
 
-def _highest_so_far(shares: Floats, line: Ints) -> Floats:
+def _running_max_by_line(shares: Floats, line: Ints) -> Floats:
     """Return (k,) the highest share of each entry's line up to the entry. Entries are sorted by line."""
     ends = [*np.flatnonzero(begins(line))[1:].tolist(), len(line)]
     found, begin = np.empty_like(shares), 0

@@ -13,16 +13,16 @@ SMALLEST = 1e6  # parts of a GPU that a lowered guarantee is rounded down to
 def agree(draft: Draft) -> None:
     """Lower guarantees to limits, raise parents' to the sum of their children's, and names that would clash."""
     for path, queue in draft.queues.items():
-        _check_alone(draft, path, queue)
+        _correct_queue(draft, path, queue)
     for path in draft.queues:  # parents first: what is lowered above is lowered below, too
-        _fit_below(draft, path)
+        _lower_guarantees_below(draft, path)
     for path in reversed(draft.queues):
-        _raise_to_children(draft, path)
+        _raise_guarantee_to_children(draft, path)
     _rename_classes(draft)
-    _drop_unknown(draft)
+    _drop_unknown_classes(draft)
 
 
-def _check_alone(draft: Draft, path: str, queue: DraftQueue) -> None:
+def _correct_queue(draft: Draft, path: str, queue: DraftQueue) -> None:
     if not 0 <= queue.weight <= MOST_WEIGHT:
         raise queue.line.refuse(f"the weight of {path!r} is {queue.weight:g}, must lie in 0..{MOST_WEIGHT:g}")
     if queue.weight < LEAST_WEIGHT:
@@ -42,28 +42,28 @@ def _whole(draft: Draft, path: str, resource: str) -> float:
     return max(draft.queues[path].guaranteed.get(resource, 0.0), below)
 
 
-def _fit_below(draft: Draft, path: str) -> None:
+def _lower_guarantees_below(draft: Draft, path: str) -> None:
     for resource, most in draft.queues[path].limit.items():
-        promised = _below(draft, path, resource)
+        promised = _sum_guarantees_below(draft, path, resource)
         if promised > most:
             draft.record("guarantees below it were lowered: they were above its limit", path)
         while promised > most:
             scale = most / promised
             for name in draft.descendants(path):
-                _lower(draft.queues[name], resource, scale)
-            promised = _below(draft, path, resource)
+                _scale_guarantee(draft.queues[name], resource, scale)
+            promised = _sum_guarantees_below(draft, path, resource)
 
 
-def _below(draft: Draft, path: str, resource: str) -> float:
+def _sum_guarantees_below(draft: Draft, path: str, resource: str) -> float:
     return math.fsum(_whole(draft, child, resource) for child in draft.children(path))
 
 
-def _lower(queue: DraftQueue, resource: str, scale: float) -> None:
+def _scale_guarantee(queue: DraftQueue, resource: str, scale: float) -> None:
     if resource in queue.guaranteed:
         queue.guaranteed[resource] = math.floor(queue.guaranteed[resource] * scale * SMALLEST) / SMALLEST
 
 
-def _raise_to_children(draft: Draft, path: str) -> None:
+def _raise_guarantee_to_children(draft: Draft, path: str) -> None:
     queue = draft.queues[path]
     children = [draft.queues[name].guaranteed for name in draft.children(path)]
     for resource in sorted({name for amounts in children for name in amounts}):
@@ -95,7 +95,7 @@ def _rename_classes(draft: Draft) -> None:
             queue.class_name = other if queue.class_name == name else queue.class_name
 
 
-def _drop_unknown(draft: Draft) -> None:
+def _drop_unknown_classes(draft: Draft) -> None:
     for name, found in draft.classes.items():
         unknown = [one for one in found.preempts if one not in draft.classes]
         if unknown:

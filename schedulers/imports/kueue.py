@@ -149,7 +149,7 @@ def _add_queues(draft: Draft, found: _Kueue, models: dict[str, str]) -> None:
             draft.record("a ClusterQueue with the name of a Cohort has another name here", f"{path} is {path}-queue")
             path += "-queue"
         _fill(draft, found, path, draft.add(path, DraftQueue(thing.line, says=f"ClusterQueue {name}")), thing, models)
-        _cluster_queue(draft, found, path, thing)
+        _set_queue_policy(draft, found, path, thing)
 
 
 def _fill(draft: Draft, found: _Kueue, path: str, queue: DraftQueue, thing: Thing, models: dict[str, str]) -> None:
@@ -158,13 +158,13 @@ def _fill(draft: Draft, found: _Kueue, path: str, queue: DraftQueue, thing: Thin
         quota
         for group in thing.spec.rows("resourceGroups")
         for flavor in group.rows("flavors")
-        for quota in _flavor(draft, path, flavor, models)
+        for quota in _read_flavor_quotas(draft, path, flavor, models)
     ]
     for group in thing.spec.below:
         group.drop("coveredResources")
 
 
-def _flavor(draft: Draft, path: str, flavor: Fields, models: dict[str, str]) -> list[FlavorQuota]:
+def _read_flavor_quotas(draft: Draft, path: str, flavor: Fields, models: dict[str, str]) -> list[FlavorQuota]:
     name, quotas = flavor.text("name"), []
     for row in flavor.rows("resources"):
         resource = row.text("name")
@@ -190,7 +190,7 @@ def is_gpu(resource: str) -> bool:
     return resource.endswith("/gpu") or is_gpu_resource(resource)
 
 
-def _cluster_queue(draft: Draft, found: _Kueue, path: str, thing: Thing) -> None:
+def _set_queue_policy(draft: Draft, found: _Kueue, path: str, thing: Thing) -> None:
     """Write the order and the stop policy of a ClusterQueue. The usual values need no word."""
     spec = thing.spec
     if spec.text("queueingStrategy") == "StrictFIFO":

@@ -136,7 +136,7 @@ class _Tree:
         self.draft, self.accounts, self.spell, self.half_life_s = draft, accounts, spell, half_life_s
 
     def build(self) -> None:
-        parents, lines = self._parents()
+        parents, lines = self._find_parents()
         paths = paths_of(parents, lines)
         for name, path in paths.items():
             account = self.accounts[name]
@@ -145,13 +145,13 @@ class _Tree:
         for name, account in self.accounts.items():
             users.setdefault(self._counted(name), []).extend(account.users)
         for name, rows in users.items():
-            if name in paths and name not in parents.values() and self._share_equally(rows):
+            if name in paths and name not in parents.values() and self._has_equal_shares(rows):
                 self.draft.queues[paths[name]].per_user = bool(rows) and rows[0][1]["share"] != PARENT
                 continue
             for line, row in rows:
                 self._user(paths.get(name, ""), line, row)
 
-    def _parents(self) -> tuple[dict[str, str], dict[str, SourceLine]]:
+    def _find_parents(self) -> tuple[dict[str, str], dict[str, SourceLine]]:
         """Return, for each account that counts, the account above it that counts. "" is the root."""
         for name, account in self.accounts.items():
             above = account.row["parentname"]
@@ -184,7 +184,7 @@ class _Tree:
             if account.row[key]:
                 self.draft.record(f"{key} of an account that is no queue here", f"{name} ({account.row[key]})")
 
-    def _share_equally(self, users: list[tuple[SourceLine, dict[str, str]]]) -> bool:
+    def _has_equal_shares(self, users: list[tuple[SourceLine, dict[str, str]]]) -> bool:
         shares = {row["share"] for _, row in users}
         return len(shares) < 2 and not any(row["grptres"] or row["grptresmins"] for _, row in users)
 
@@ -208,13 +208,13 @@ class _Tree:
             line.amount("GrpTRES", gpus)
         if rest:
             self.draft.record("GrpTRES of other than GPUs", f"{path} ({rest})")
-        self._budget(queue, path, line, row["grptresmins"])
+        self._set_budget(queue, path, line, row["grptresmins"])
         if row["maxtres"]:
             self.draft.record("MaxTRES, the most of one job", f"{path} ({row['maxtres']})")
         if row["qos"] not in ("", "normal"):
             self.draft.record("which QOS may be used: here any class may be asked for", f"{path} ({row['qos']})")
 
-    def _budget(self, queue: DraftQueue, path: str, line: SourceLine, text: str) -> None:
+    def _set_budget(self, queue: DraftQueue, path: str, line: SourceLine, text: str) -> None:
         minutes, rest = gpus_of_tres(line, text, self.spell)
         rest = ",".join([*filter(None, [rest]), *(f"{name}={gpus:g}" for name, gpus in minutes.items() if name != ANY)])
         if rest:

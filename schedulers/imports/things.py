@@ -85,7 +85,7 @@ class Fields:
         line, value = self.at(key), self.held.pop(key, None)
         if value is None or value.held is None:
             return Fields(self.file, line.line, self.name, f"{self.path}{key}.")
-        return self._child(value, key)
+        return self._make_child(value, key)
 
     def rows(self, key: str) -> "list[Fields]":
         """Return a list of mappings. Raises ConfigError."""
@@ -94,9 +94,9 @@ class Fields:
             return []
         if not isinstance(value.held, list):
             raise line.refuse(f"{self.name}: {self.path}{key} is {value.words()[:60]}, must be a list")
-        return [self._child(row, f"{key}[{number}]") for number, row in enumerate(value.held)]
+        return [self._make_child(row, f"{key}[{number}]") for number, row in enumerate(value.held)]
 
-    def _child(self, value: LinedValue, key: str) -> "Fields":
+    def _make_child(self, value: LinedValue, key: str) -> "Fields":
         if not isinstance(value.held, dict):
             why = f"{self.name}: {self.path}{key} is {value.words()[:60]}, must be a mapping"
             raise SourceLine(self.file, value.line).refuse(why)
@@ -150,13 +150,13 @@ def read_things(file: str, text: str) -> list[Thing]:
     """Return all objects of a file, also those in lists. Raises ConfigError with the line."""
     if len(text) > MOST_BYTES:
         raise SourceLine(file).refuse(f"has {len(text):,} characters, at most {MOST_BYTES:,} are read")
-    things = [thing for value in _documents(file, text) for thing in _things(file, value)]
+    things = [thing for value in _parse_documents(file, text) for thing in _parse_things(file, value)]
     if not things:
         raise SourceLine(file).refuse("there is no object in it; expected what `kubectl get … -o yaml` prints")
     return things
 
 
-def _things(file: str, value: LinedValue) -> Iterator[Thing]:
+def _parse_things(file: str, value: LinedValue) -> Iterator[Thing]:
     if value.held is None:
         return
     if not isinstance(value.held, dict):
@@ -171,7 +171,7 @@ def _things(file: str, value: LinedValue) -> Iterator[Thing]:
         if not isinstance(items.held, list | None):
             raise SourceLine(file, items.line).refuse(f"items is {items.words()[:60]}, must be a list")
         for item in items.held or []:
-            yield from _things(file, item)
+            yield from _parse_things(file, item)
         return
     top.name = kind
     metadata = top.table("metadata")
@@ -184,7 +184,7 @@ def _things(file: str, value: LinedValue) -> Iterator[Thing]:
     yield Thing(kind, version, name, namespace, SourceLine(file, value.line), spec, top)
 
 
-def _documents(file: str, text: str) -> list[LinedValue]:
+def _parse_documents(file: str, text: str) -> list[LinedValue]:
     import yaml  # imported late: only `fleetcast queues import` needs it
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -41,7 +41,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
             yield
 
     rows = (
-        *(_sent_on(row) if context.mirror else row for row in ROWS),
+        *(_make_replica_row(row) if context.mirror else row for row in ROWS),
         Row("GET", "/openapi.json", _openapi, "This document", "docs", answer=dict),
         Row("GET", "/docs", console.docs(ROWS), "The routes as a page", "docs", answer=str, media_type="text/html"),
         *console.ROWS,
@@ -65,7 +65,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
         lifespan=life,
         routes=list(routes_of(rows, context)),
         dependencies=[Depends(admit)],
-        exception_handlers={HTTPException: http_problem, FleetcastError: _tree_problem},
+        exception_handlers={HTTPException: http_problem, FleetcastError: _answer_fleetcast_error},
     )
     app.state.context = context
 
@@ -79,7 +79,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
     return app
 
 
-def _sent_on(row: Row) -> Row:
+def _make_replica_row(row: Row) -> Row:
     """Return a row of a replica. A row that changes something forwards to the api that has the pipeline."""
     return dataclasses.replace(row, handler=placements.forward) if row.needs is Scope.EVENTS else row
 
@@ -88,6 +88,6 @@ async def _openapi(request: Request, context: Context, query: Any) -> Response:
     return Response(encode(request.app.openapi()), media_type="application/json")
 
 
-async def _tree_problem(request: Request, error: Exception) -> Response:
+async def _answer_fleetcast_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FleetcastError)
     return as_problem(error).response(request.scope["path"])

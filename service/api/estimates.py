@@ -53,7 +53,7 @@ def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: in
     shape = shape_of_request(request)
     run, likely = run_time(board, shape), needs(board, shape)
     started = start.answer or NO_START
-    memory_gib, power_w = _needed(likely, shape.gpus)
+    memory_gib, power_w = _compute_memory_and_power(likely, shape.gpus)
     missing = {
         "run_s": "" if run else NO_RUNS,
         "peak_gpu_memory_gib": "" if memory_gib is not None else _why(likely, "GPU memory"),
@@ -79,7 +79,7 @@ def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: in
     )
 
 
-def _needed(likely: Needs | None, gpus: float) -> tuple[float | None, float | None]:
+def _compute_memory_and_power(likely: Needs | None, gpus: float) -> tuple[float | None, float | None]:
     """Return GPU memory (GiB on the fullest GPU) and power (W of all its GPUs), None if unknown."""
     if likely is None:
         return None, None

@@ -78,12 +78,14 @@ def create_external_metrics(answerers: Answerers, names: tuple[str, ...], metric
 
     groups = {"kind": "APIGroupList", "apiVersion": "v1", "groups": [api_group()]}
     documents = {"/apis": groups, f"/apis/{GROUP}": api_group(), f"/apis/{VERSION}": api_resources()}
-    routes = [Route(path, of(_always(msgspec.json.encode(document)))) for path, document in documents.items()]
+    routes = [
+        Route(path, of(_make_constant_handler(msgspec.json.encode(document)))) for path, document in documents.items()
+    ]
     routes.append(Route(f"/apis/{VERSION}/namespaces/{{namespace}}/{{metric}}", of(value)))
     return Starlette(routes=routes, exception_handlers=dict.fromkeys((HTTPException, FleetcastError, OSError), refused))
 
 
-def _always(body: bytes) -> Handler:
+def _make_constant_handler(body: bytes) -> Handler:
     return lambda request: body
 
 

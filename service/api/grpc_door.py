@@ -62,7 +62,7 @@ async def serve_grpc(context: Context, pool: ConnectionPool, tls: Tls | None) ->
         listen(api.host, api.grpc_port, "api.host, api.grpc_port") as sock,
         GrpcConnections(context.config.folder, api.grpc_port, pool, context.metrics.refuse_connection) as connections,
     ):
-        server.add_generic_rpc_handlers(tuple(_handlers(service, context, connections) for service in SERVICES))
+        server.add_generic_rpc_handlers(tuple(_make_handlers(service, context, connections) for service in SERVICES))
         server.add_insecure_port(connections.target)
         await server.start()
         async with contextlib.AsyncExitStack() as stack:
@@ -90,9 +90,11 @@ def _options(api: ApiConfig) -> list[tuple[str, int]]:
     ]
 
 
-def _handlers(service: GrpcService, context: Context, connections: GrpcConnections) -> Any:
+def _make_handlers(service: GrpcService, context: Context, connections: GrpcConnections) -> Any:
     methods = {
-        name: grpc.unary_unary_rpc_method_handler(_unary(_Guest(service, name, context, connections), call))
+        name: grpc.unary_unary_rpc_method_handler(
+            _make_unary_handler(_Guest(service, name, context, connections), call)
+        )
         for name, call in service.calls.items()
     }
     methods |= {
@@ -104,7 +106,7 @@ def _handlers(service: GrpcService, context: Context, connections: GrpcConnectio
     return grpc.method_handlers_generic_handler(service.service, methods)
 
 
-def _unary(guest: "_Guest", call: Call) -> Callable[[bytes, Any], Any]:
+def _make_unary_handler(guest: "_Guest", call: Call) -> Callable[[bytes, Any], Any]:
     async def handle(body: bytes, rpc: Any) -> bytes:
         began = time.perf_counter()
         try:

@@ -24,7 +24,7 @@ CHECK_INTERVAL_S = 0.5  # wall; for a crossing of the activation
 
 
 def metric_spec(ask: Ask, body: bytes) -> bytes:
-    reply = msgspec.json.decode(ask("metric_spec", _question(_ref(body))), type=ScalerSpec)
+    reply = msgspec.json.decode(ask("metric_spec", _question(_parse_object_ref(body))), type=ScalerSpec)
     size = reply.target_size
     spec = MetricSpec(metricName=reply.metric_name, targetSize=math.ceil(size), targetSizeFloat=size)
     return encoded(GetMetricSpecResponse(metricSpecs=[spec]))
@@ -40,7 +40,7 @@ def metrics(ask: Ask, body: bytes) -> bytes:
 
 
 def is_active(ask: Ask, body: bytes) -> bytes:
-    return encoded(IsActiveResponse(result=_activity(ask, _question(_ref(body)))))
+    return encoded(IsActiveResponse(result=_activity(ask, _question(_parse_object_ref(body)))))
 
 
 async def stream_is_active(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
@@ -48,7 +48,7 @@ async def stream_is_active(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
 
     Yields nothing while the activity is unknown. A caller that polls receives that error.
     """
-    question, reply = _question(_ref(body)), None
+    question, reply = _question(_parse_object_ref(body)), None
     while True:
         with contextlib.suppress(StaleError):
             active = _activity(ask, question)
@@ -58,7 +58,7 @@ async def stream_is_active(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
         await asyncio.sleep(CHECK_INTERVAL_S)
 
 
-def _ref(body: bytes) -> ScaledObjectRef:
+def _parse_object_ref(body: bytes) -> ScaledObjectRef:
     ref = ScaledObjectRef()
     ref.ParseFromString(body)
     return ref

@@ -37,16 +37,16 @@ class GrpcConnections:
         self.path = f"/proc/self/fd/{self._folder}/{self._name}"  # short: the name of a socket has at most 107 bytes
         self.target = f"unix:{self.path}"
         self._by_peer: dict[str, GrpcConnection] = {}
-        self._clear()
+        self._remove_socket_file()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._clear()
+        self._remove_socket_file()
         os.close(self._folder)
 
-    def _clear(self) -> None:
+    def _remove_socket_file(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._name, dir_fd=self._folder)
 

@@ -55,7 +55,7 @@ class HotPath:
         line, _, block = request.partition(b"\r\n")
         headers = self._in_order.get(block)
         if headers is None:
-            headers = self._parse(block)
+            headers = self._parse_headers(block)
         if headers is None or not line.endswith(END) or b"%" in line or b"?" in line or not line.isascii():
             return None
         answers = self._readable_node_answers(headers, names)
@@ -80,7 +80,7 @@ class HotPath:
         except (Problem, OSError):  # such as no descriptor left: the ordinary way answers with the reason
             return None
 
-    def _parse(self, block: bytes) -> Headers | None:
+    def _parse_headers(self, block: bytes) -> Headers | None:
         """Return the headers with lower-case names.
 
         Returns None if they are special, or name a host that the ordinary path refuses.

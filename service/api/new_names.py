@@ -160,14 +160,14 @@ class NewNames:
 
     def judge(self, event: JobEvent | NodeEvent, caller: str) -> str:
         """Admit the name of an event. Return the bound that forbids it, or "" if it passes."""
-        bound = self._bound_of(event)
+        bound = self._find_bound(event)
         if bound is None:
             return ""
         if bound:
             self._owned[bound].record_caller(caller, self._clock.steady_ms())
             if self.used(bound) >= getattr(self.limits, bound) or self.is_filled_by(caller, bound):
                 return bound
-        purse = self._purse(caller)
+        purse = self._refill_purse(caller)
         if purse.tokens < 1:
             return NAMES
         purse.tokens -= 1
@@ -187,10 +187,10 @@ class NewNames:
 
     def wait_s(self, caller: str, names: int) -> float:
         """Return the fleet seconds until the caller may send this many new names, at most a minute."""
-        missing = min(names, self.limits.names_at_once) - self._purse(caller).tokens
+        missing = min(names, self.limits.names_at_once) - self._refill_purse(caller).tokens
         return min(LONGEST_WAIT_S, max(0.0, missing) * 60 / self.limits.names_per_minute)
 
-    def _bound_of(self, event: JobEvent | NodeEvent) -> str | None:
+    def _find_bound(self, event: JobEvent | NodeEvent) -> str | None:
         """Return the bound that a name uses up. Returns None if the name is known or placed.
 
         Returns "" if it costs only a token.
@@ -207,7 +207,7 @@ class NewNames:
         is_known = event.job in self._since[LIVE_JOBS] or event.job.encode() in self._known.jobs
         return "" if is_known or isinstance(event, Finished | Failed | Preempted) else LIVE_JOBS
 
-    def _purse(self, caller: str) -> _Purse:
+    def _refill_purse(self, caller: str) -> _Purse:
         most, now_ms = self.limits.names_at_once, self._clock.steady_ms()
         purse = self._purses.setdefault(caller, _Purse(most, now_ms))
         purse.tokens = min(most, purse.tokens + max(0, now_ms - purse.at_ms) * self.limits.names_per_minute / 60_000)

@@ -63,12 +63,12 @@ class PlacerLink:
                 forwarded = {name: value for name, value in forwarded.items() if name in FORWARDED_HEADERS}
                 answer = Forwarded(response.status, forwarded, await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise SourceError(await self._why_away(error), RETRY_AFTER_S) from None
+            raise SourceError(await self._describe_failure(error), RETRY_AFTER_S) from None
         if answer.status == 401:  # we let the caller in, so it is not the caller's fault
             raise SourceError(f"{self.name} knows other tokens than this api: start both with the same", RETRY_AFTER_S)
         return answer
 
-    async def _why_away(self, error: Exception) -> str:
+    async def _describe_failure(self, error: Exception) -> str:
         if ended := await asyncio.to_thread(self._exit_reason):
             return f"{self.name} cannot start: {ended}"
         return f"{self.name} does not answer ({str(error) or type(error).__name__}); asking again is safe"

@@ -120,7 +120,9 @@ async def _placer(context: Context) -> tuple[ReadinessCheck, ReadinessCheck]:
     except SourceError as error:
         return ReadinessCheck("placer", False, str(error)), unknown
     if answer.status >= 500:
-        return ReadinessCheck("placer", False, f"the placer answers {answer.status}: {_detail(answer.body)}"), unknown
+        return ReadinessCheck(
+            "placer", False, f"the placer answers {answer.status}: {_parse_detail(answer.body)}"
+        ), unknown
     health = _health(answer.body)
     state = ReadinessCheck(
         "state", not health.doubts, refusal(health.doubts) if health.doubts else "the parts of the state agree"
@@ -134,7 +136,7 @@ class _Detail(msgspec.Struct):
     detail: str
 
 
-def _detail(body: bytes) -> str:
+def _parse_detail(body: bytes) -> str:
     """Return the detail of a problem document. For the placer, it names the ledger's own reason."""
     try:
         return msgspec.json.decode(body, type=_Detail).detail

@@ -66,9 +66,9 @@ class ApiMetrics:
         self.requests: dict[tuple[str, str, int], int] = {}
         self.seconds: dict[str, Latency] = {}
         self._certificates: list[Callable[[], float]] = []
-        self._count_the_door()
+        self._make_admission_metrics()
 
-    def _count_the_door(self) -> None:
+    def _make_admission_metrics(self) -> None:
         """Create the counts of refused connections, callers and bodies, and gauges for those admitted."""
         self.refused_connections = Counter(
             "fleetcast_api_refused_connections",
@@ -322,13 +322,13 @@ def merge_pages(*pages: str) -> str:
     seen: set[str] = set()
     lines: list[str] = []
     for page in pages:
-        families = list(_by_family(page))
+        families = list(_split_by_family(page))
         lines += [line for name, rows in families if name not in seen for line in rows]
         seen.update(name for name, _ in families)
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def _by_family(page: str) -> Iterator[tuple[str, list[str]]]:
+def _split_by_family(page: str) -> Iterator[tuple[str, list[str]]]:
     """Yield (name, lines) for each family of a page. Every family begins with its HELP or TYPE line."""
     name, rows = "", list[str]()
     for line in page.split("\n"):  # a label may hold other line breaks

@@ -72,7 +72,7 @@ def access_of(config: Config) -> Access:
 @contextlib.asynccontextmanager
 async def opened(context: Context, writer: str) -> AsyncIterator[None]:
     """Open the inbox for segments of `writer`. In a replica, follow the mirror of the board instead."""
-    async with _mirroring(context.mirror) if context.mirror else _inbox(context, writer):
+    async with _run_mirror(context.mirror) if context.mirror else _inbox(context, writer):
         try:
             yield
         finally:
@@ -81,7 +81,7 @@ async def opened(context: Context, writer: str) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _mirroring(mirror: BoardMirror) -> AsyncIterator[None]:
+async def _run_mirror(mirror: BoardMirror) -> AsyncIterator[None]:
     work = asyncio.ensure_future(mirror.run())
     try:
         yield

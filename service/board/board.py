@@ -84,7 +84,7 @@ class _Header(TypedDict):
 _decode_header = msgspec.json.Decoder(_Header).decode
 
 
-def _header_of(view: memoryview) -> _Header:
+def _parse_header(view: memoryview) -> _Header:
     """Decode the header. Raises BoardError if it is not a header, or if a section lies outside the file."""
     if len(view) < 12 or bytes(view[:8]) != MAGIC:
         raise BoardError("not a board file")
@@ -96,12 +96,12 @@ def _header_of(view: memoryview) -> _Header:
     for row in header["sections"]:
         if row["offset"] < 0 or not 0 <= row["nbytes"] <= len(view) - row["offset"]:
             raise BoardError(f"torn board: {len(view)} bytes, {row['name']} ends at {row['offset'] + row['nbytes']}")
-        if _nbytes(row) != row["nbytes"]:
+        if _compute_nbytes(row) != row["nbytes"]:
             raise BoardError(f"torn board: {row['name']} is {row['nbytes']} bytes, not {row['dtype']} {row['shape']}")
     return header
 
 
-def _nbytes(row: _Row) -> int:
+def _compute_nbytes(row: _Row) -> int:
     """Return the size that dtype and shape require, or -1 if they make no sense."""
     try:
         dtype = np.dtype("u1" if row["dtype"] == BYTES else row["dtype"])
@@ -117,7 +117,7 @@ class Board:
 
     def __init__(self, buffer: bytes | mmap.mmap) -> None:
         view = memoryview(buffer)
-        header = _header_of(view)
+        header = _parse_header(view)
         self._view = view
         self._sections: dict[str, _Row] = {row["name"]: row for row in header["sections"]}
         self.as_of_ms: int = header["as_of_ms"]
@@ -134,7 +134,7 @@ class Board:
         self._overlay = urgent
         return self
 
-    def _holder(self, name: str) -> "tuple[Board, _Row]":
+    def _find_section(self, name: str) -> "tuple[Board, _Row]":
         own = self._sections.get(name)
         over = self._overlay._sections.get(name) if self._overlay else None
         if over and self._overlay and (own is None or over["as_of_ms"] > own["as_of_ms"]):
@@ -145,19 +145,19 @@ class Board:
 
     def meta(self, name: str) -> "_Row":
         """Return the directory row of a section: dtype, shape, as_of_ms, model."""
-        return self._holder(name)[1]
+        return self._find_section(name)[1]
 
     def sections(self) -> list[str]:
         return list(self._sections)
 
     def raw(self, name: str) -> memoryview:
         """Return the section's bytes without copying."""
-        board, row = self._holder(name)
+        board, row = self._find_section(name)
         return board._view[row["offset"] : row["offset"] + row["nbytes"]]
 
     def array(self, name: str) -> NDArray[Any]:
         """Return the section as an array. Raises KeyError if the board has no section of that name."""
-        _, row = self._holder(name)
+        _, row = self._find_section(name)
         array = np.frombuffer(self.raw(name), dtype=np.dtype(row["dtype"])).reshape(row["shape"])
         array.flags.writeable = False
         return array
@@ -233,7 +233,7 @@ class BoardWriter:
             with contextlib.suppress(OSError):  # a disk that is read-only now is said at each publication
                 left.unlink()
         self._sections_before: dict[str, Section] = {}
-        last = _map(folder / "board")
+        last = _map_board(folder / "board")
         self.sequence = last.sequence if last else 0  # of the last one that was published
         self._numbers = count(self.sequence + 1)  # a restart goes on counting: readers cache by it
         self._open = deque[object](maxlen=2)  # the newest board and the one before, mapped
@@ -274,9 +274,9 @@ class BoardReader:
         """
         stamp = tuple(map(_stamp, self._polled))
         if stamp != self._stamp:
-            board = _map(self.folder / "board")
+            board = _map_board(self.folder / "board")
             if board is not None:
-                self._board = board.overlaid(_map(self.folder / "urgent"))
+                self._board = board.overlaid(_map_board(self.folder / "urgent"))
                 self._stamp = stamp
         return self._board
 
@@ -289,7 +289,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return stat.st_ino, stat.st_mtime_ns
 
 
-def _map(path: Path) -> Board | None:
+def _map_board(path: Path) -> Board | None:
     try:
         return Board(files.mapped(path))
     except (FileNotFoundError, ValueError, BoardError):  # ValueError: an empty file cannot be mapped

@@ -207,7 +207,7 @@ class Access:
     def _caller(self, headers: Headers, names: Sequence[str]) -> Caller:
         given = [value for name, value in headers if name == b"authorization"]
         if not given and names:
-            return self._of_certificate(names)
+            return self._authenticate_certificate(names)
         if not given:
             raise _unauthorized("missing", "a token is needed: Authorization: Bearer TOKEN", CHALLENGE)
         token = presented(given[0]) if len(given) == 1 else None
@@ -222,7 +222,7 @@ class Access:
             raise _unauthorized("unknown", "no such token is known here", f'{CHALLENGE}, error="invalid_token"')
         return found
 
-    def _of_certificate(self, names: Sequence[str]) -> Caller:
+    def _authenticate_certificate(self, names: Sequence[str]) -> Caller:
         for name in names:
             if name in self._subjects:
                 return self._subjects[name]

@@ -37,12 +37,12 @@ class Networks:
             self._networks = tuple(ipaddress.ip_network(name) for name in names)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}; expected addresses or networks such as 10.0.0.0/8") from None
-        self._has = lru_cache(maxsize=4096)(self._search)  # each connection asks, and most callers come again
+        self._has = lru_cache(maxsize=4096)(self._is_in_networks)  # each connection asks, and most callers come again
 
     def __contains__(self, host: str) -> bool:
         return self._has(host)
 
-    def _search(self, host: str) -> bool:
+    def _is_in_networks(self, host: str) -> bool:
         try:
             address = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:

@@ -52,25 +52,25 @@ def validity_s(pem: str) -> tuple[float, float]:
     if not 0 <= begin < end:
         raise ValueError("there is no certificate in it")
     try:
-        return _validity_s(ssl.PEM_cert_to_DER_cert(pem[begin : end + len(END)]))
+        return _parse_validity_s(ssl.PEM_cert_to_DER_cert(pem[begin : end + len(END)]))
     except IndexError:
         raise ValueError("the certificate in it is cut off") from None
 
 
-def _validity_s(der: bytes) -> tuple[float, float]:
+def _parse_validity_s(der: bytes) -> tuple[float, float]:
     """Return the validity of a certificate in DER.
 
     A certificate and its first part are sequences: [version,] serial, algorithm, issuer, validity (RFC 5280,
     4.1).
     """
-    _, at, _ = _element(der, _element(der, 0)[1])
+    _, at, _ = _parse_element(der, _parse_element(der, 0)[1])
     for _ in range(4 if der[at] == VERSION_TAG else 3):
-        at = _element(der, at)[2]
-    _, first, _ = _element(der, at)
-    return _time_s(der, first), _time_s(der, _element(der, first)[2])
+        at = _parse_element(der, at)[2]
+    _, first, _ = _parse_element(der, at)
+    return _parse_time_s(der, first), _parse_time_s(der, _parse_element(der, first)[2])
 
 
-def _element(der: bytes, at: int) -> tuple[int, int, int]:
+def _parse_element(der: bytes, at: int) -> tuple[int, int, int]:
     """Return (tag, index at which the content begins, index at which it ends)."""
     tag, size, at = der[at], der[at + 1], at + 2
     if size & 0x80:
@@ -79,12 +79,12 @@ def _element(der: bytes, at: int) -> tuple[int, int, int]:
     return tag, at, at + size
 
 
-def _time_s(der: bytes, at: int) -> float:
+def _parse_time_s(der: bytes, at: int) -> float:
     """Return a time in DER as Unix seconds.
 
     UTCTime has two digits of the year, from 1950 on. GeneralizedTime has four.
     """
-    tag, begin, end = _element(der, at)
+    tag, begin, end = _parse_element(der, at)
     text = der[begin:end].decode("ascii")
     if tag == UTC_TIME:
         text = ("19" if text >= "50" else "20") + text

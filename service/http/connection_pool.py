@@ -92,7 +92,7 @@ class ConnectionPool:
         place.refusal = self._make_room(place)
         if place.refusal:
             if len(self._refused) >= self.limits.max_refused:
-                self._displace(self._refused)
+                self._displace_oldest(self._refused)
             self._refused[place] = None
         else:
             self.used += files
@@ -134,10 +134,10 @@ class ConnectionPool:
             idle = [places for places in (self._silent, self._resting) if places]
             if not idle:
                 return "process"
-            self._displace(next(filter(_is_due, idle), idle[0]))
+            self._displace_oldest(next(filter(_is_due, idle), idle[0]))
         return ""
 
-    def _displace(self, places: dict[ConnectionPlace, None]) -> None:
+    def _displace_oldest(self, places: dict[ConnectionPlace, None]) -> None:
         """Close the connection that has been longest among these."""
         place = next(iter(places))
         self.leave(place)

@@ -87,7 +87,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.is_too_many:
             if not self.transport.is_closing():
-                self._refuse_one_too_many(data)
+                self._refuse_excess_connection(data)
             return
         super().data_received(data)
         if self._in_head:
@@ -97,7 +97,7 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._deadline == math.inf and self._idle():  # bytes that began nothing
             self._deadline = time.monotonic() + self.limits.header_timeout_s
 
-    def _refuse_one_too_many(self, data: bytes) -> None:
+    def _refuse_excess_connection(self, data: bytes) -> None:
         assert self.place is not None
         head = read_head(data)
         if head is not None:
@@ -147,7 +147,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if now > self._deadline:
-            self._expire(now)
+            self._handle_timeout(now)
         unsent = self.transport.get_write_buffer_size()
         if unsent == 0 or unsent < self._unsent:
             self._unsent_since = now
@@ -156,7 +156,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
         self._unsent = unsent
 
-    def _expire(self, now: float) -> None:
+    def _handle_timeout(self, now: float) -> None:
         if self.flow.read_paused:  # it is we who do not read
             self._deadline = now + self.limits.body_timeout_s
         elif not self._in_head and self._idle():  # nothing came, or the rest of a body that was answered already

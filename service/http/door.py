@@ -66,7 +66,7 @@ class Listener:
         if self._is_open:
             asyncio.get_running_loop().add_reader(self._sock, self._accept)
 
-    def _pause(self) -> None:
+    def _pause_accepting(self) -> None:
         """Leave new connections in the backlog for a moment."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._sock)
@@ -75,7 +75,7 @@ class Listener:
     def _accept(self) -> None:
         for _ in range(BATCH):
             if not self._pool.is_ready(self._files):
-                self._pause()
+                self._pause_accepting()
                 return
             try:
                 connection, peer = self._sock.accept()
@@ -83,7 +83,7 @@ class Listener:
                 return
             except OSError as error:  # the client has gone already, or no descriptor is left
                 logger.debug("no connection accepted: %s", error)
-                self._pause()
+                self._pause_accepting()
                 return
             connection.setblocking(False)
             place = self._pool.enter(str(peer[0]), functools.partial(_shut, connection), self._files)

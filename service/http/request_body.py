@@ -54,11 +54,11 @@ def unprocessable_body(faults: Sequence[Fault]) -> Problem:
     unknown = [fault for fault in faults if fault.label == "unknown_key"]
     names = ", ".join(fault.field for fault in unknown)
     detail = f"unknown keys: {names}" if len(unknown) > 1 else faults[0].sentence
-    errors = [FieldError(fault.field, _said_back(fault.value), fault.expected) for fault in faults]
+    errors = [FieldError(fault.field, _shorten_value(fault.value), fault.expected) for fault in faults]
     return Problem(422, "bad_request", detail, errors=errors)
 
 
-def _said_back(value: Any) -> Any:
+def _shorten_value(value: Any) -> Any:
     """Return a value of a body as a problem may repeat it: lists, objects and huge numbers as short text."""
     if value is MISSING:
         return None

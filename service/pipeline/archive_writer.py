@@ -72,7 +72,7 @@ class ArchiveWriter:
 
     async def _wait(self) -> None:
         began = time.monotonic()
-        logger.warning("the archive has %s waiting: a source is held up", _mib(self.archive))
+        logger.warning("the archive has %s waiting: a source is held up", _describe_size(self.archive))
         self._held += 1
         try:
             while self.full:
@@ -157,14 +157,14 @@ class ArchiveWriter:
                 logger.error("cannot compact %s: %s; its rows stay as they are", run.names[0].path, error)
         if self._config.keep_days:
             old = await in_thread(functools.partial(old_days, archive.files, now_ms, self._config.keep_days))
-            await in_thread(functools.partial(prune, archive.files, old, _pruned))
+            await in_thread(functools.partial(prune, archive.files, old, _log_pruned_day))
 
 
-def _pruned(day: str) -> None:
+def _log_pruned_day(day: str) -> None:
     logger.info("archive: %s is older than archive.keep_days and was deleted", day)
 
 
-def _mib(archive: Archive | None) -> str:
+def _describe_size(archive: Archive | None) -> str:
     return f"{0 if archive is None else archive.nbytes / 2**20:.0f} MiB"
 
 

@@ -59,7 +59,9 @@ Make = Callable[[Setting, "Capabilities"], Capability | None]
 CAPABILITIES: tuple[Make, ...] = (
     lambda at, made: FleetScores(),
     lambda at, made: DemandForecasts(at.saved.parts[DemandForecaster], at.clock, at.board, at.caught_up),
-    lambda at, made: RunForecasts(at.saved.parts[RunTimeRecord], _run_model(at), at.clock, at.saved.parts[JobPeaks]),
+    lambda at, made: RunForecasts(
+        at.saved.parts[RunTimeRecord], _make_run_model(at), at.clock, at.saved.parts[JobPeaks]
+    ),
     lambda at, made: Fingerprints(at.clock),
     lambda at, made: Sharing(at.saved.parts[CoRuns], Registry(at.config.models_folder)),
     lambda at, made: ServingModels(
@@ -76,7 +78,7 @@ CAPABILITIES: tuple[Make, ...] = (
 )
 
 
-def _run_model(at: Setting) -> ServedRunModel:
+def _make_run_model(at: Setting) -> ServedRunModel:
     return ServedRunModel(Registry(at.config.models_folder, at.clock))
 
 

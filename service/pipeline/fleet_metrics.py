@@ -124,7 +124,9 @@ def nodes_shown(tick: Tick) -> NDArray[np.intp]:
 def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
     names = {row: tick.topology.nodes[row].name for row in shown.tolist()}
     shown_names = frozenset(names.values())
-    holders_on = tick.memory.recall("holders on", (tick.held_by_node,), lambda: _holders_on(tick.held_by_node))
+    holders_on = tick.memory.recall(
+        "holders on", (tick.held_by_node,), lambda: _group_holders_by_node(tick.held_by_node)
+    )
     holders = sorted({number for name in shown_names for number in holders_on.get(name, ())})
     racks = documents.domain_of(tick.topology, Level.RACK)
     horizons = [span(horizon_s) for horizon_s in RISK_HORIZONS_S]
@@ -164,7 +166,7 @@ def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
     )
 
 
-def _holders_on(held_by_node: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
+def _group_holders_by_node(held_by_node: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
     """Return node → numbers of the running attempts that hold GPUs there."""
     found: dict[str, list[int]] = defaultdict(list)
     for number, held in enumerate(held_by_node):

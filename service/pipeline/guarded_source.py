@@ -175,7 +175,7 @@ class GuardedSource:
         except (SourceError, StopAsyncIteration):
             raise
         except asyncio.CancelledError as error:
-            if _is_wanted():
+            if _is_task_cancelled():
                 raise
             raise self._fail(error) from None
         except Exception as error:
@@ -214,7 +214,7 @@ class GuardedSource:
         if failing:
             rows = [{**row, "up": False} for row in rows]
         reply = {"errors": self.errors, "last_error": self.last_error, "failing": failing}
-        reply["records"] = self._tally.document(self._ask("pending", lambda: _tally_of(self._source.pending)))
+        reply["records"] = self._tally.document(self._ask("pending", lambda: _check_tally(self._source.pending)))
         return [{**rows[0], **reply}, *rows[1:]]
 
     def models(self) -> dict[str, str]:
@@ -225,7 +225,7 @@ class GuardedSource:
 
     def nodes(self) -> Mapping[str, NodeSpec]:
         """Return node → NodeSpec as the source reports it. While the source fails, return its last answer."""
-        stated = self._ask("nodes()", lambda: _checked_nodes(self._source.nodes()))
+        stated = self._ask("nodes()", lambda: _check_nodes(self._source.nodes()))
         self._nodes = self._nodes if stated is None else stated
         return self._nodes
 
@@ -294,13 +294,13 @@ class GuardedSource:
         self.last_error = said
 
 
-def _is_wanted() -> bool:
+def _is_task_cancelled() -> bool:
     """Return whether this task is being cancelled, rather than one that the source waits for."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
-def _tally_of(pending: Any) -> RecordTally:
+def _check_tally(pending: Any) -> RecordTally:
     if not isinstance(pending, RecordTally):
         raise TypeError(f"pending is {type(pending).__name__}, expected a RecordTally")
     return pending
@@ -312,7 +312,7 @@ def _encoded(position: Any) -> bytes:
     return msgspec.json.encode(position)
 
 
-def _checked_nodes(answer: Any) -> Mapping[str, NodeSpec]:
+def _check_nodes(answer: Any) -> Mapping[str, NodeSpec]:
     """Return the table of nodes. Raises TypeError if the answer is not such a table."""
     if not isinstance(answer, Mapping) or not all(isinstance(spec, NodeSpec) for spec in answer.values()):
         raise TypeError(f"nodes() gave {type(answer).__name__}, expected a mapping of names to NodeSpec")

@@ -86,7 +86,7 @@ class Intervals:
         """
         left, examined = RENEWED, 0
         for attempt in islice(self._turn, EXAMINED):
-            left, examined = left - self._renew(attempt, tick, print_of(attempt)), examined + 1
+            left, examined = left - self._renew_interval(attempt, tick, print_of(attempt)), examined + 1
             if not left:
                 return
         if examined == EXAMINED:
@@ -95,7 +95,7 @@ class Intervals:
         self.of = {key: interval for key, interval in self.of.items() if key in running}
         self._turn = iter(tick.events.running)
 
-    def _renew(self, attempt: JobAttempt, tick: Tick, seen: Fingerprint | None) -> bool:
+    def _renew_interval(self, attempt: JobAttempt, tick: Tick, seen: Fingerprint | None) -> bool:
         """Renew the interval of one attempt. Returns whether a gang risk was computed.
 
         Without a fingerprint, the last interval stays.
@@ -108,7 +108,7 @@ class Intervals:
         if not cost_s or not every_s or not members:
             self.of.pop(key, None)
             return False
-        rate = _risk_of(members, tick, DAY_S).hazard
+        rate = _compute_gang_risk(members, tick, DAY_S).hazard
         plan = plan_of(cost_s, rate)
         self.of[key] = CheckpointInterval(every_s / plan.interval_s, plan.expected_ettr - ettr(every_s, cost_s, rate))
         return True
@@ -134,8 +134,8 @@ def job_page(tick: Tick, documents: Mapping[str, Any], intervals: Mapping[Attemp
 def _add_gangs(page: Page, tick: Tick) -> int:
     """Add the gangs, and return how many are left out."""
     gangs = [attempt for attempt in tick.events.running if len(attempt.hosts) > 1]
-    shown = _riskiest(gangs, tick)[:GANGS_SHOWN]
-    found = [(attempt, *_interrupted(attempt, tick)) for attempt in shown]
+    shown = _sort_by_risk(gangs, tick)[:GANGS_SHOWN]
+    found = [(attempt, *_find_interruption_risk(attempt, tick)) for attempt in shown]
     page.gauge(
         "gang_interruption_probability",
         "Probability that a running gang is interrupted within the horizon, and its weakest node.",
@@ -144,7 +144,7 @@ def _add_gangs(page: Page, tick: Tick) -> int:
     return len(gangs) - len(shown)
 
 
-def _riskiest(gangs: Sequence[JobAttempt], tick: Tick) -> list[JobAttempt]:
+def _sort_by_risk(gangs: Sequence[JobAttempt], tick: Tick) -> list[JobAttempt]:
     """Sort gangs by the sum of their members' hazards within an hour, the highest first.
 
     If the sums are equal, the larger gang comes first.
@@ -161,7 +161,7 @@ def _riskiest(gangs: Sequence[JobAttempt], tick: Tick) -> list[JobAttempt]:
     return [gangs[row] for row in order]
 
 
-def _interrupted(attempt: JobAttempt, tick: Tick) -> tuple[float | None, str]:
+def _find_interruption_risk(attempt: JobAttempt, tick: Tick) -> tuple[float | None, str]:
     """Return the probability that the gang is interrupted within an hour, and its weakest node.
 
     Returns (None, "") if no member is known.
@@ -169,11 +169,11 @@ def _interrupted(attempt: JobAttempt, tick: Tick) -> tuple[float | None, str]:
     members = [name for name in attempt.hosts if name in tick.rows]
     if not members:
         return None, ""
-    found = _risk_of(members, tick, HOUR_S)
+    found = _compute_gang_risk(members, tick, HOUR_S)
     return found.p_interrupted, members[found.weakest]
 
 
-def _risk_of(members: Sequence[str], tick: Tick, duration_s: float) -> GangRisk:
+def _compute_gang_risk(members: Sequence[str], tick: Tick, duration_s: float) -> GangRisk:
     """Return the joint risk of known nodes, including faults that their domains share."""
     at = np.array([tick.rows[name] for name in members])
     topology = tick.topology

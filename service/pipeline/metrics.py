@@ -106,13 +106,15 @@ class PipelinePage(Capability):
         page = Page()
         backlog_bytes = sum(source.backlog_bytes() for source in self._sources if source.name == InboxSource.name)
         page.number("inbox_backlog_bytes", "Accepted records on disk that the pipeline has not read.", backlog_bytes)
-        page.number("snapshot_timestamp_seconds", "When state was last saved, in wall time.", self._saved_s())
+        page.number(
+            "snapshot_timestamp_seconds", "When state was last saved, in wall time.", self._find_newest_snapshot_s()
+        )
         total, free = files.usage_bytes(self._folder)
         page.number("state_disk_size_bytes", "Size of the disk that holds the state folder.", total)
         page.number("state_disk_free_bytes", "What is free there.", free)
         return page.encode() + generate_latest(self._registry)
 
-    def _saved_s(self) -> float | None:
+    def _find_newest_snapshot_s(self) -> float | None:
         """Return when the newest snapshot was finished, in wall time. Returns None without a snapshot.
 
         A thread may write and delete snapshots at the same time.

@@ -125,20 +125,20 @@ def _row(card: Card, drift: Drift) -> FittedModel:
         fitted_until_ms=card.fitted_until_ms,
         age_days=round(drift.age_days, 2),
         gate=card.gate.sentence if card.gate else None,
-        coverage_80=_band(drift),
-        loss_vs_best_naive=_rounded(drift.recent.loss_ratio),
+        coverage_80=_make_band_share(drift),
+        loss_vs_best_naive=_round_or_none(drift.recent.loss_ratio),
         forecasts=drift.recent.n,
         retrain=drift.reasons,
     )
 
 
-def _band(drift: Drift) -> BandShare | None:
+def _make_band_share(drift: Drift) -> BandShare | None:
     if drift.kind not in BANDED:
         return None
-    return BandShare(round(drift.card_coverage_80, 3), _rounded(drift.recent.coverage_80))
+    return BandShare(round(drift.card_coverage_80, 3), _round_or_none(drift.recent.coverage_80))
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_or_none(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 

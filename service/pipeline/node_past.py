@@ -176,11 +176,11 @@ class NodePasts(Capability, Stateful):
             return []
         self._names = names
         for name in {*changed, *missing}:
-            self._pieces[name] = self._piece(name, tick.now_ms)
+            self._pieces[name] = self._encode_piece(name, tick.now_ms)
         parts = pieces(SECTION, [self._pieces[name] for name in names])
         return [Section(name, part, tick.now_ms) for name, part in parts.items()]
 
-    def _piece(self, name: str, now_ms: int) -> bytes:
+    def _encode_piece(self, name: str, now_ms: int) -> bytes:
         past = self.of[name]
         _forget(past, now_ms - RETENTION_MS)
         record = self._records.get(name)
@@ -248,7 +248,7 @@ class NodePasts(Capability, Stateful):
             changed |= self._observe_places(tick, ended)
             self._places = tick.events.placements
         for key in ended.keys() - self._ended:  # among them what came and went between two ticks
-            changed |= self._visit(ended[key])
+            changed |= self._add_past_stays(ended[key])
         self._ended = set(ended)
         return changed
 
@@ -281,7 +281,7 @@ class NodePasts(Capability, Stateful):
         self._on[key] = (before & gpus.keys()) | new
         return new | gone
 
-    def _visit(self, attempt: JobAttempt) -> set[str]:
+    def _add_past_stays(self, attempt: JobAttempt) -> set[str]:
         """Add the stays of an ended attempt to the nodes that have no record of it."""
         key, began_ms, over_ms = (attempt.job, attempt.attempt), attempt.started_ms, attempt.over_ms
         if began_ms is None or over_ms is None:
@@ -331,7 +331,7 @@ def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> boo
     changed = False
     for key, reason in given.items():
         spell = latest.get(key)
-        other = spell is not None and _is_other(spell, reason)
+        other = spell is not None and _is_new_signal(spell, reason)
         if other and spell is not None and spell.ended_ms is None:
             spell.ended_ms = now_ms
         if spell is None or other or (spell.ended_ms is not None and spell.ended_ms < now_ms - PAUSE_MS):
@@ -349,7 +349,7 @@ def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> boo
     return changed
 
 
-def _is_other(spell: Spell, reason: Reason) -> bool:
+def _is_new_signal(spell: Spell, reason: Reason) -> bool:
     """Return whether a reason of the same metric is a new signal.
 
     It is new if it has another code, or if it is hard and the old one was not.

@@ -115,7 +115,7 @@ def _stated(
 ) -> _Stated:
     found, counts = _Stated(), topology.gpus.tolist()
     for number, attempt in enumerate(running):
-        places = [(rank.node, rank.gpus, rank.gpu_share) for rank in _ranks_of(attempt, given)]
+        places = [(rank.node, rank.gpus, rank.gpu_share) for rank in _choose_ranks(attempt, given)]
         for node, gpus, share in places or [(node, (), msgspec.UNSET) for node in attempt.nodes]:
             row = index.get(node, -1)
             if row < 0:
@@ -166,7 +166,7 @@ class _Holders:
     def guess_parts(self, number: int, row: int, milli: int, gpus: int, works: NDArray[np.bool_]) -> None:
         """Let an attempt share GPUs of a node that have room for a part. works: (g,) whether each is at work."""
         for _ in range(gpus or unnamed_gpus(self.running[number], self.names[row])):
-            gpu = _gpu_with_room(self.holder[row], self.used.get(row, {}), milli, self.counts[row], works)
+            gpu = _find_gpu_with_room(self.holder[row], self.used.get(row, {}), milli, self.counts[row], works)
             if gpu >= 0:
                 self._share(number, row, gpu, milli)
             else:
@@ -174,8 +174,8 @@ class _Holders:
 
     def guess_whole(self, number: int, row: int, gpus: int, works: NDArray[np.bool_]) -> None:
         """Let an attempt hold free GPUs of a node. works: (g,) whether each is at work."""
-        free = _likeliest_free(self.holder[row], self.counts[row], works)
-        wanted = gpus or _unnamed_whole(self.running[number], works[free])
+        free = _sort_free_gpus(self.holder[row], self.counts[row], works)
+        wanted = gpus or _count_unnamed_gpus(self.running[number], works[free])
         self.holder[row, free[:wanted]] = number
         if len(free) < min(wanted, self.counts[row]):
             self.displaced.add(number)
@@ -252,7 +252,9 @@ def held_by_node(seen: Occupancy, running: Sequence[JobAttempt], topology: Topol
     return found
 
 
-def _ranks_of(attempt: JobAttempt, given: Mapping[tuple[str, int], Sequence[RankPlacement]]) -> Sequence[RankPlacement]:
+def _choose_ranks(
+    attempt: JobAttempt, given: Mapping[tuple[str, int], Sequence[RankPlacement]]
+) -> Sequence[RankPlacement]:
     """Return the ranks that our placer gave an attempt, if it runs on exactly those nodes.
 
     Otherwise return the ranks of its events.
@@ -289,7 +291,7 @@ def _sizes(
     }
 
 
-def _gpu_with_room(
+def _find_gpu_with_room(
     holder: NDArray[np.int32], used: Mapping[int, int], milli: int, gpus: int, works: NDArray[np.bool_]
 ) -> int:
     """Return the fullest shared GPU of a node that has room for a part, else a free one, else -1."""
@@ -300,13 +302,13 @@ def _gpu_with_room(
     return int(free[np.argmin(~works[free])]) if len(free) else -1
 
 
-def _likeliest_free(row: NDArray[np.int32], gpus: int, works: NDArray[np.bool_]) -> NDArray[np.intp]:
+def _sort_free_gpus(row: NDArray[np.int32], gpus: int, works: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Return the free GPUs of a node, those at work first."""
     free = np.flatnonzero(row[:gpus] < 0)
     return free[np.argsort(~works[free], kind="stable")]
 
 
-def _unnamed_whole(attempt: JobAttempt, works: NDArray[np.bool_]) -> int:
+def _count_unnamed_gpus(attempt: JobAttempt, works: NDArray[np.bool_]) -> int:
     """Return how many of a node's free GPUs a member holds if its events name none.
 
     works: which of these GPUs are at work.
@@ -341,7 +343,7 @@ def running_on(board: Board) -> list[JobAttempt] | None:
             held.setdefault(node, []).append(gpu)
         places = [(nodes[node], tuple(gpus), WHOLE_GPU) for node, gpus in held.items()]
         places += [(nodes[node], (gpu,), milli) for job, node, gpu, milli in parts.tolist() if job == number]
-        attempts.append(_attempt_on_board(row, places))
+        attempts.append(_make_board_attempt(row, places))
     return attempts
 
 
@@ -350,7 +352,7 @@ def parts_on(board: Board) -> NDArray[np.int32]:
     return board.array("gpu.parts") if "gpu.parts" in board else np.zeros((0, 4), np.int32)
 
 
-def _attempt_on_board(row: RunningJobRow, places: Sequence[tuple[str, tuple[int, ...], int]]) -> JobAttempt:
+def _make_board_attempt(row: RunningJobRow, places: Sequence[tuple[str, tuple[int, ...], int]]) -> JobAttempt:
     job, number, started_ms = row.job, row.attempt, row.started_ms
     submitted = Submitted(
         job=job, attempt=number, sequence=0, time_ms=started_ms or 0, queue=row.queue, limit_s=row.limit_s

@@ -68,7 +68,7 @@ class OtherPipeline:
         try:
             report = read_local(board, self.report)
             _check(report)
-            urgent_rows = _urgent_rows(board)
+            urgent_rows = _read_hard_signals(board)
         except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
             logger.error("pipeline %d: its board cannot be read (%s), its last word stays", self.instance, error)
             return []
@@ -86,7 +86,7 @@ class OtherPipeline:
         return fresh
 
 
-def _urgent_rows(board: Board) -> list[HardSignal]:
+def _read_hard_signals(board: Board) -> list[HardSignal]:
     """Return the hard signals of a board. Raises the errors of decoding."""
     try:
         raw = board.raw("doc.urgent")
@@ -197,12 +197,12 @@ class OtherPipelines(Capability):
 
         Also return the evidence of each.
         """
-        reports = [self._aged(report, inputs.now_ms) for report in self.reports()]
+        reports = [self._update_ages(report, inputs.now_ms) for report in self.reports()]
         if not reports:
             return inputs, [local]
         rows = {name: row for row, name in enumerate(inputs.topology.names)}
-        gpu, gpu_rows = _joined_gpus(inputs, reports, rows)
-        frames = Frames(gpu, inputs.frames.port, _joined_nodes(inputs, reports, rows))
+        gpu, gpu_rows = _merge_gpu_readings(inputs, reports, rows)
+        frames = Frames(gpu, inputs.frames.port, _merge_node_readings(inputs, reports, rows))
         served = [*inputs.served, *(one for report in reports for one in report.about.served)]
         mig = {**inputs.mig, **{gpu: found for report in reports for gpu, found in report.about.mig.items()}}
         return replace(inputs, frames=frames, gpu_rows=gpu_rows, served=served, mig=mig), [
@@ -210,7 +210,7 @@ class OtherPipelines(Capability):
             *(report.local for report in reports),
         ]
 
-    def _aged(self, report: Report, now_ms: int) -> Report:
+    def _update_ages(self, report: Report, now_ms: int) -> Report:
         """Return a report with the ages that its readings have now.
 
         If the pipeline has been away for too long, its nodes are down.
@@ -235,7 +235,7 @@ class OtherPipelines(Capability):
             for key in SUMMED:
                 setattr(own, key, round(getattr(own, key) + getattr(other, key), 2))
             if own.archive and other.archive:
-                own.archive = _archives(own.archive, other.archive)
+                own.archive = _merge_archive_health(own.archive, other.archive)
             own.bad_records = _sum(own.bad_records, other.bad_records)
             own.targets = _sum(own.targets, other.targets)
             own.labels = _sum(own.labels, other.labels)
@@ -259,7 +259,7 @@ def _age_s(report: Report | None, now_ms: int) -> float | None:
     return None if report is None else max(0, now_ms - report.local.time_ms) / 1000
 
 
-def _archives(first: ArchiveHealth, second: ArchiveHealth) -> ArchiveHealth:
+def _merge_archive_health(first: ArchiveHealth, second: ArchiveHealth) -> ArchiveHealth:
     """Combine the archive health of two pipelines. Counts are summed, and the worse state counts."""
     summed = {name: getattr(first, name) + getattr(second, name) for name in ARCHIVE_COUNTS}
     return replace(first, **summed, full=first.full or second.full, failing=first.failing or second.failing)
@@ -269,7 +269,7 @@ def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     return {key: first.get(key, 0) + second.get(key, 0) for key in {**first, **second}}
 
 
-def _joined_gpus(
+def _merge_gpu_readings(
     inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]
 ) -> tuple[FeatureFrame, NDArray[np.int32]]:
     """Return the readings of all pipelines' GPUs, and (n, g) the row of each node's GPUs in them.
@@ -296,7 +296,7 @@ def _joined_gpus(
     return _frame(GPU, np.concatenate(values), np.concatenate(nodes).astype(np.int32), inputs.now_ms), at
 
 
-def _joined_nodes(inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]) -> FeatureFrame:
+def _merge_node_readings(inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]) -> FeatureFrame:
     """Return the readings of all nodes by rows of the topology. The youngest reading of each node counts."""
     values = np.full((len(rows), len(SHOWN[NODE])), np.nan, np.float32)
     own = shown(inputs.frames.node)[: len(rows)]

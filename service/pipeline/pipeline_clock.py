@@ -42,9 +42,9 @@ class PipelineClock:
         """Return the time. If the clock was set since the last call, adapt the state first."""
         now_ms, by_ms = self.clock.now_ms(), self._watch.set_by_ms()
         if by_ms <= -self._step_ms:
-            self._set_back(now_ms, -by_ms)
+            self._handle_clock_set_back(now_ms, -by_ms)
         elif by_ms >= self._step_ms:
-            self._was_deaf(now_ms, by_ms, f"the clock was set ahead by {by_ms / 1000:.0f} s")
+            self._record_downtime(now_ms, by_ms, f"the clock was set ahead by {by_ms / 1000:.0f} s")
         return now_ms
 
     def start(self, *, misses: bool) -> None:
@@ -52,7 +52,7 @@ class PipelineClock:
         saved, now_ms = self._saved, self.clock.now_ms()
         newest_ms = max(saved.saved_ms, saved.state.counts.newest_sample_ms)
         if saved.saved_ms > now_ms + self._step_ms or newest_ms > now_ms + saved.state.store.span.future_ms:
-            self._set_back(now_ms, newest_ms - now_ms)
+            self._handle_clock_set_back(now_ms, newest_ms - now_ms)
         elif saved.saved_ms and misses:
             saved.state.store.was_deaf(now_ms, max(0, now_ms - saved.saved_ms))
 
@@ -69,7 +69,7 @@ class PipelineClock:
         wall_s, now_ms = time.monotonic(), self.now_ms()
         still_s = wall_s - self._beaten[0]
         if still_s > max(STILL_WALL_S, self.clock.wall_s(self._step_ms / 1000)):
-            self._was_deaf(now_ms, now_ms - self._beaten[1], f"this process stood still for {still_s:.0f} s")
+            self._record_downtime(now_ms, now_ms - self._beaten[1], f"this process stood still for {still_s:.0f} s")
         self._beaten = wall_s, now_ms
 
     def move_parts(self) -> None:
@@ -78,7 +78,7 @@ class PipelineClock:
             self._saved.parts.move(self._owed_ms)
             self._owed_ms = 0
 
-    def _set_back(self, now_ms: int, by_ms: int) -> None:
+    def _handle_clock_set_back(self, now_ms: int, by_ms: int) -> None:
         saved = self._saved
         if saved.state.store.clock_went_back(now_ms, by_ms):
             self._owed_ms -= by_ms
@@ -91,7 +91,7 @@ class PipelineClock:
         self._beaten = self._beaten[0], now_ms
         self._changed.set()
 
-    def _was_deaf(self, now_ms: int, for_ms: int, why: str) -> None:
+    def _record_downtime(self, now_ms: int, for_ms: int, why: str) -> None:
         logger.warning("%s: silence does not count meanwhile", why)
         self._saved.state.store.was_deaf(now_ms, for_ms)
         self._changed.set()

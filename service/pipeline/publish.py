@@ -79,7 +79,7 @@ def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
 def score_sections(tick: Tick) -> list[Section]:
     """Return the sections for risk, occupancy and jobs, and the prebuilt answers of one tick."""
     risk, topology, events = tick.fleet.risk, tick.topology, tick.events
-    free_cpus, free_memory = _free_host(tick)
+    free_cpus, free_memory = _compute_free_host_resources(tick)
     running_names = tick.memory.recall("running names", (events.placements,), lambda: _names(events.running))
     data: dict[str, NDArray[Any] | bytes] = {
         "node.state": tick.node_state,
@@ -87,7 +87,7 @@ def score_sections(tick: Tick) -> list[Section]:
         "node.kept": tick.kept.use,
         "kept": encode(tick.kept.words),
         "node.flagged": tick.flagged,
-        "node.action": _actions(tick),
+        "node.action": _index_actions(tick),
         "node.risk": risk.values,
         "node.gpu_temp_c": hottest_gpu(tick),
         "risk.reason": encode(_first_reasons(tick)),
@@ -165,13 +165,13 @@ def node_answers(tick: Tick) -> list[bytes]:
     return parts
 
 
-def _free_host(tick: Tick) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _compute_free_host_resources(tick: Tick) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     cpus = np.array([node.cpus or np.nan for node in tick.topology.nodes]) - tick.occupancy.used_cpus
     memory = np.array([node.host_memory_gib or np.nan for node in tick.topology.nodes])
     return cpus.astype(np.float32), (memory - tick.occupancy.used_host_memory_gib).astype(np.float32)
 
 
-def _actions(tick: Tick) -> NDArray[np.int8]:
+def _index_actions(tick: Tick) -> NDArray[np.int8]:
     """Return (n,) the index of each node's action in ACTIONS."""
     codes = np.zeros(len(tick.topology), np.int8)
     for row, action in tick.fleet.risk.actions.items():

@@ -85,8 +85,8 @@ def local_sections(local: Local, inputs: TickInputs, share: Share) -> list[Secti
         "signals.entity": join_names(local.signals.entity),
         "signals.words": join_names(local.signals.words),
         **{f"signals.{name}": getattr(local.signals, name) for name in COLUMNS},
-        **_gang_parts("gpu", local.gpu),
-        **_gang_parts("port", local.port),
+        **_encode_gang_columns("gpu", local.gpu),
+        **_encode_gang_columns("port", local.port),
     }
     for frame in (inputs.frames.gpu, inputs.frames.node):
         data[f"frame.{frame.kind}"] = np.ascontiguousarray(shown(frame))
@@ -116,8 +116,8 @@ def read_local(board: Board, before: Report | None = None) -> Report:
         own=board.array("local.own"),
         heard_ms=board.array("local.heard_ms"),
         signals=signals.where(rule >= 0),
-        gpu=_gang_columns("gpu", board, names),
-        port=_gang_columns("port", board, names),
+        gpu=_read_gang_columns("gpu", board, names),
+        port=_read_gang_columns("port", board, names),
     )
     about = msgspec.json.decode(board.raw("doc.local"), type=About)
     gpu, node = (_frame(kind, board, names) for kind in (EntityKind.GPU, EntityKind.NODE))
@@ -145,7 +145,7 @@ def _rule_rows(names: Sequence[str]) -> NDArray[np.int16]:
     return np.array([ROW.get(name, -1) for name in names], np.int16)
 
 
-def _gang_parts(kind: str, columns: GangColumns) -> dict[str, NDArray[Any] | bytes]:
+def _encode_gang_columns(kind: str, columns: GangColumns) -> dict[str, NDArray[Any] | bytes]:
     parts: dict[str, NDArray[Any] | bytes] = {f"{kind}.names": join_names(columns.names), f"{kind}.node": columns.node}
     for window in ("last", "mean"):
         channels: dict[str, NDArray[np.float64]] = getattr(columns, window)
@@ -153,7 +153,7 @@ def _gang_parts(kind: str, columns: GangColumns) -> dict[str, NDArray[Any] | byt
     return parts
 
 
-def _gang_columns(kind: str, board: Board, names: _Names) -> GangColumns:
+def _read_gang_columns(kind: str, board: Board, names: _Names) -> GangColumns:
     def channels(window: str) -> dict[str, NDArray[np.float64]]:
         prefix = f"{kind}.{window}."
         found = [section for section in board.sections() if section.startswith(prefix)]

@@ -110,7 +110,7 @@ class StateMonitor:
             snapshot=Part(True, self.identity, snapshot, folded=inbox, lost=self._saved.lost),
         )
         if self.identity and not doubts(parts):
-            self._raise(parts, inbox, board, snapshot, now_ms)
+            self._update_view(parts, inbox, board, snapshot, now_ms)
         return Standing(inbox, self.identity, self.seen, self._board_lost, self._saved.lost)
 
     def _follow(self, file: StateFile | None, now_ms: int) -> None:
@@ -124,7 +124,7 @@ class StateMonitor:
             logger.info("the state is %s from now on", file.identity)
             self.identity, self.seen = file.identity, PartView(identity=file.identity, time_ms=now_ms)
 
-    def _raise(self, parts: StateParts, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> None:
+    def _update_view(self, parts: StateParts, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> None:
         line, ledger = self.seen.ledger, parts.ledger
         if ledger is not None and ledger.identity == self.identity:
             line = max(line or 0, ledger.position)
@@ -187,11 +187,11 @@ def resume(
             source.seek(saved.positions[source.name])
     board = BoardReader(config.board).latest() if share.first else None
     if state_monitor is not None:
-        _go_on_from(board, saved, sources, state_monitor, clock.now_ms())
+        _continue_from_board(board, saved, sources, state_monitor, clock.now_ms())
     return Resumed(snapshot, saved, sources, state_monitor, board)
 
 
-def _go_on_from(
+def _continue_from_board(
     board: Board | None, saved: SavedState, sources: Sequence[GuardedSource], state_monitor: StateMonitor, now_ms: int
 ) -> None:
     """Continue the topology generations of the last board.

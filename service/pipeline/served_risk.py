@@ -37,7 +37,7 @@ class ServedRisk:
         Reads two small files.
         """
         self._serving = self._judge(self._registry.current_version, self._serving, self._serve)
-        self._challenger = self._judge(self._registry.challenger, self._challenger, self._run_beside)
+        self._challenger = self._judge(self._registry.challenger, self._challenger, self._load_shadow)
 
     def _judge(
         self, ask: Callable[[str], str | None], known: str | None, load: Callable[[str | None], None]
@@ -60,7 +60,7 @@ class ServedRisk:
         self.trouble = ""
         logger.info("risk: %s serves", f"{KIND}-{folder.name}" if folder else "the shipped fit")
 
-    def _run_beside(self, version: str | None) -> None:
+    def _load_shadow(self, version: str | None) -> None:
         self._watch.shadow = None
         if version is None:
             return

@@ -133,7 +133,7 @@ class Snapshot:
             await in_thread(work)
             work = next(works, None)
         self.whole = dict([*self.whole.items(), (number, positions)][-MAX_SNAPSHOTS:])
-        await in_thread(self._tidy)
+        await in_thread(self._remove_old_folders)
         return next(iter(self.whole.values())) if len(self.whole) == MAX_SNAPSHOTS else None
 
     def _works(self, saved: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
@@ -166,7 +166,7 @@ class Snapshot:
 
         return write
 
-    def _tidy(self) -> None:
+    def _remove_old_folders(self) -> None:
         """Remove every folder except the snapshots that stay."""
         names = {str(number) for number in self.whole}
         for path in self.folder.iterdir():

@@ -136,7 +136,7 @@ class FleetState:
                     RecordError("too_many_jobs", f"{live} {self.limits.live_jobs:,}: {event.job[:80]!r}")
                 )
                 continue
-            event = self._on_known_nodes(event)
+            event = self._apply_fleet_names(event)
             changed = self.watch.apply_event(event, now_ms)
             if not changed:
                 counts.duplicates += 1
@@ -151,7 +151,7 @@ class FleetState:
             if not changed[0].is_shown:
                 counts.noted["unknown_job"] += 1
             if changed[0].ends_before_start and isinstance(event, Started | EndEvent):
-                self._count_bad_record(_backwards(changed[0]))
+                self._count_bad_record(_make_end_order_error(changed[0]))
             if self.archive is not None:
                 self.archive.add_event(event)
             for attempt in changed:
@@ -177,11 +177,11 @@ class FleetState:
     def follow_jobs(self, others: Iterable[LabelHold], now_ms: int) -> None:
         """Fold the jobs that labels name, here and in other pipelines, and end jobs that have fallen silent."""
         holds = [*self.labelled.holds(now_ms), *others]
-        events = [*self.label_jobs.events(holds, self.jobs, now_ms), *self._silent_ends(now_ms)]
+        events = [*self.label_jobs.events(holds, self.jobs, now_ms), *self._fail_silent_attempts(now_ms)]
         if events:
             self.apply(Batch(events=tuple(events)), now_ms)
 
-    def _silent_ends(self, now_ms: int) -> list[Failed]:
+    def _fail_silent_attempts(self, now_ms: int) -> list[Failed]:
         """Return ends of attempts that only their own steps reported and that have been silent for long.
 
         A later step revives the attempt. Only silence while this process listens counts. The sequences are below
@@ -212,7 +212,7 @@ class FleetState:
         fresh = []
         for stated in events:
             try:
-                event = self._placed(_renamed(stated, node_name(stated.node, self.entities)))
+                event = self._placed(_rename_node(stated, node_name(stated.node, self.entities)))
             except RecordError as error:
                 self._count_bad_record(error)
                 continue
@@ -236,7 +236,7 @@ class FleetState:
         gpu = self.entities.devices.gpu(event.node, event.device)
         return event if gpu is None else msgspec.structs.replace(event, gpu=gpu)
 
-    def _place_again(self) -> None:
+    def _add_gpus_to_events(self) -> None:
         """Add GPUs to earlier events whose devices exporters have named since."""
         devices = self.entities.devices
         if devices.learnt == self._devices_learnt:
@@ -263,7 +263,7 @@ class FleetState:
         running, queued, blocked = (copy(rows()) for rows in (self.jobs.running, self.jobs.queued, self.jobs.blocked))
         ended = copy(self.watch.ended.lately(now_ms))
         self._copies = copies
-        self._place_again()
+        self._add_gpus_to_events()
         for name, record in self.nodes.nodes.items():
             if name not in self._node_copies:
                 self._node_copies[name] = record.copy()
@@ -294,10 +294,10 @@ class FleetState:
         return {
             "live_jobs": {"used": self.jobs.live, "most": self.limits.live_jobs},
             "unknown_nodes": {"used": unknown, "most": self.limits.unknown_nodes},
-            "unknown_gpus": {"used": self._unknown_gpus(), "most": self.limits.unknown_gpus},
+            "unknown_gpus": {"used": self._count_unknown_gpus(), "most": self.limits.unknown_gpus},
         }
 
-    def _unknown_gpus(self) -> int:
+    def _count_unknown_gpus(self) -> int:
         room = self.entities.room
         return 0 if room is None else room.used[EntityKind.GPU]
 
@@ -308,7 +308,7 @@ class FleetState:
         if len(counts.bad_examples) < MAX_BAD_SAMPLES or error.reason in counts.bad_examples:
             counts.bad_examples[error.reason] = error.detail[:200]
 
-    def _on_known_nodes(self, event: JobEvent) -> JobEvent:
+    def _apply_fleet_names(self, event: JobEvent) -> JobEvent:
         """Return the event with the fleet's names for its nodes, because a launcher may spell them otherwise."""
         match event:
             case Started() | Resized():
@@ -316,16 +316,16 @@ class FleetState:
                 names = {name: self._known(name) for name in named}
                 if all(name == known for name, known in names.items()):
                     return event
-                ranks = tuple(_renamed(rank, names[rank.node]) for rank in event.ranks)
+                ranks = tuple(_rename_node(rank, names[rank.node]) for rank in event.ranks)
                 return msgspec.structs.replace(event, ranks=ranks, nodes=tuple(names[node] for node in event.nodes))
             case NodeLost():
-                return _renamed(event, self._known(event.node))
+                return _rename_node(event, self._known(event.node))
             case Phase() if event.node:
-                return _renamed(event, self._known(event.node))
+                return _rename_node(event, self._known(event.node))
             case Step() if event.node:
-                return _renamed(event, self._known(event.node))
+                return _rename_node(event, self._known(event.node))
             case Failed():
-                return _renamed(event, self._known(event.node))
+                return _rename_node(event, self._known(event.node))
         return event
 
     def _known(self, name: str) -> str:
@@ -375,7 +375,7 @@ class FleetState:
         return rows
 
 
-def _backwards(attempt: JobAttempt) -> RecordError:
+def _make_end_order_error(attempt: JobAttempt) -> RecordError:
     """Return the error of an attempt whose end lies before its start.
 
     The end counts, but its run time is not learnt.
@@ -387,7 +387,7 @@ def _backwards(attempt: JobAttempt) -> RecordError:
     )
 
 
-def _renamed(event: Named, node: str) -> Named:
+def _rename_node(event: Named, node: str) -> Named:
     return event if event.node == node else msgspec.structs.replace(event, node=node)
 
 

@@ -181,9 +181,9 @@ class Tick(TickInputs):
     def held_milli(self) -> dict[tuple[str, int], int]:
         """Attempt → thousandths of GPUs that it holds, for running attempts that state another amount."""
         of = self.events.placements, self.occupancy, self.held_by_node
-        return self.memory.recall("held milli", of, self._held_milli)
+        return self.memory.recall("held milli", of, self._compute_held_milli)
 
-    def _held_milli(self) -> dict[tuple[str, int], int]:
+    def _compute_held_milli(self) -> dict[tuple[str, int], int]:
         differ = {*self.occupancy.sizes, *self.occupancy.parts[:, 0].tolist()}
         return {
             (row.job, row.attempt): milli

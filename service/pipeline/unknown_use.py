@@ -42,7 +42,7 @@ def at_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
     return _placed(np.where(known, works.astype(np.int8), np.int8(NEVER)), rows, NEVER)
 
 
-def _read_ms(frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int) -> NDArray[np.int64]:
+def _find_last_reading_ms(frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int) -> NDArray[np.int64]:
     """Return (n, g) the time of each GPU's last reading, Unix ms."""
     age_ms = np.nan_to_num(frame.column("age_s").astype(np.float64)) * 1000
     found: NDArray[np.int64] = now_ms - _placed(age_ms.astype(np.int64), rows, 0)
@@ -83,7 +83,7 @@ class UnknownUse(Stateful):
         self._grow(names, rows.shape)
         works, read_ms, lately, idle_ms = (
             at_work(frame, rows),
-            _read_ms(frame, rows, now_ms),
+            _find_last_reading_ms(frame, rows, now_ms),
             self._lately,
             self._idle_ms,
         )
@@ -108,7 +108,7 @@ class UnknownUse(Stateful):
         """
         self._grow(names, rows.shape)
         works = at_work(frame, rows)
-        read_ms = _read_ms(frame, rows, now_ms)
+        read_ms = _find_last_reading_ms(frame, rows, now_ms)
         verdict, other_ms = self._verdict, self._other_ms
         first = (verdict == NEVER) & (works >= 0)
         verdict[first] = works[first]

@@ -58,7 +58,7 @@ class Charging:
             changes += self._runs(row, known, observed.view, tree, now_ms)
         for row in ended:
             known = totals.opened().get((row.job, row.attempt))
-            if known is not None and (parts := self._resized(known, row, observed.view, now_ms)):
+            if known is not None and (parts := self._split_at_resize(known, row, observed.view, now_ms)):
                 changes += [(totals.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
             elif known is not None:
                 changes.append((totals.change, self._ended(known, row, now_ms)))
@@ -82,7 +82,7 @@ class Charging:
         if known is None:
             started_ms = row.started_ms or now_ms
             return [(self._open(started_ms, now_ms), self._new(row, view, tree, started_ms))]
-        if parts := self._resized(known, row, view, now_ms):
+        if parts := self._split_at_resize(known, row, view, now_ms):
             return [(totals.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
         is_news = row.held != self._held_before.get((row.job, row.attempt))
         if known.started_ms is not None and row.held and is_news and not row.displaced:
@@ -116,7 +116,7 @@ class Charging:
 
         return write
 
-    def _resized(
+    def _split_at_resize(
         self, known: Charge, row: RunningJobRow, view: ClusterView, now_ms: int
     ) -> tuple[Charge, Charge] | None:
         """Return the charge closed at the job's last resize, and a new one for what the job has held since.
@@ -249,13 +249,13 @@ def held_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGp
     nodes, known = view.topology.nodes, view.inventory.row
     found = [(nodes[known[node]] if node in known else None, milli) for node, milli in row.held.items()]
     if not row.held:  # a board of an earlier version
-        return _held_by_holders(row, view)
+        return _count_gpus_by_holder(row, view)
     return summed(
         (node.pool if node else "", node.gpu_model if node else "", scale * milli / WHOLE_GPU) for node, milli in found
     )
 
 
-def _held_by_holders(row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
+def _count_gpus_by_holder(row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
     """Return the GPUs that a job holds on a board that states only the holder of each GPU.
 
     Parts of GPUs count as whole ones.

@@ -43,13 +43,15 @@ class Failures:
 
     def guard_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the filter wrapped so that a failure rejects every node instead of raising."""
-        return self._guarded(f"filter {name}", function, bool, True)
+        return self._guard_function(f"filter {name}", function, bool, True)
 
     def guard_scorer(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the scorer wrapped so that a failure prefers no node instead of raising."""
-        return self._guarded(f"scorer {name}", function, np.float64, 0.0)
+        return self._guard_function(f"scorer {name}", function, np.float64, 0.0)
 
-    def _guarded(self, part: str, function: Callable[..., Any], kind: type, otherwise: Any) -> Callable[..., Any]:
+    def _guard_function(
+        self, part: str, function: Callable[..., Any], kind: type, otherwise: Any
+    ) -> Callable[..., Any]:
         self._counter.labels(part)
 
         def guarded(request: Any, view: Any, options: Any) -> Any:

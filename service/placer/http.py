@@ -165,13 +165,13 @@ def _row(method: str, path: str, handler: Handler, scope: Scope, params: tuple[P
     return Row(method, path, handler, "", "placer", params=params, scope=scope, by_queue=(method, path) in BY_QUEUE)
 
 
-def _after(default: int | None) -> Param:
+def _make_cursor_param(default: int | None) -> Param:
     return Param("after", int, "rows behind this cursor", default, least=0, most=LAST_CURSOR)
 
 
 ROWS = (
     _row("POST", "/placements", place, Scope.PLACE),
-    _row("GET", "/placements", placements, Scope.READ, (_after(0), LIMIT)),
+    _row("GET", "/placements", placements, Scope.READ, (_make_cursor_param(0), LIMIT)),
     _row("GET", "/placements/{request_id:path}", one_placement, Scope.READ),
     _row("DELETE", "/placements/{request_id:path}", cancel, Scope.PLACE),
     _row("GET", "/queues", queues, Scope.READ),
@@ -183,7 +183,13 @@ ROWS = (
     _row("DELETE", "/queue/{request_id:path}", withdraw, Scope.PLACE),
     _row("GET", "/fragmentation", fragments, Scope.READ),
     _row("POST", "/estimate", estimate, Scope.READ),
-    _row("GET", "/audit", audit, Scope.ADMIN, (_after(None), LIMIT, Param("request_id", str, "rows of this request"))),
+    _row(
+        "GET",
+        "/audit",
+        audit,
+        Scope.ADMIN,
+        (_make_cursor_param(None), LIMIT, Param("request_id", str, "rows of this request")),
+    ),
     _row("GET", "/metrics", metrics, Scope.READ),
     Row("GET", "/healthz", health, "", "placer", params=None, is_open=True),
 )

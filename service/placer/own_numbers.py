@@ -55,20 +55,20 @@ class OwnNumbers:
         """Return the numbers of the rows that a caller sees, in order."""
         while self._read():
             await asyncio.sleep(0)  # others are answered in between
-        own = [numbers for owner, numbers in self._by_owner.items() if sees(_request_of(owner))]
+        own = [numbers for owner, numbers in self._by_owner.items() if sees(_make_owner_request(owner))]
         return np.sort(np.concatenate([np.array(numbers, np.int64) for numbers in own] or [np.empty(0, np.int64)]))
 
     def _read(self) -> bool:
         """Read a batch of new rows. Returns whether there may be more."""
         rows = self._ledger.rows(self._query, [self._read_to, BATCH])
         for number, body in rows:
-            if (owner := _owner_of(body)) is not None:
+            if (owner := _decode_owner(body)) is not None:
                 self._by_owner[owner].append(number)
             self._read_to = number
         return len(rows) == BATCH
 
 
-def _owner_of(body: Any) -> _Owner | None:
+def _decode_owner(body: Any) -> _Owner | None:
     """Return the owner of a row. None for a row without a request, or a damaged one.
 
     No bound caller sees such rows.
@@ -79,7 +79,7 @@ def _owner_of(body: Any) -> _Owner | None:
         return None
 
 
-def _request_of(owner: _Owner) -> PlacementRequest:
+def _make_owner_request(owner: _Owner) -> PlacementRequest:
     return PlacementRequest(request_id="-", queue=owner.queue, tenant=owner.tenant, user=owner.user)
 
 

@@ -89,7 +89,7 @@ class OwnQueues:
         if not self.is_bound:
             return reply
         decision = decode(reply)
-        sentence = self._own_sentence(decision.outcome, decision.sentence)
+        sentence = self._redact_sentence(decision.outcome, decision.sentence)
         return reply if sentence == decision.sentence else encode(structs.replace(decision, sentence=sentence))
 
     async def audit(self, limit: int, count: int | None, request_id: str | None) -> Audited:
@@ -111,16 +111,16 @@ class OwnQueues:
         rows = [row for row in rows if row["request_id"] and self.has_request(row["request_id"])]
         numbers = places(own, [row["audit_id"] for row in rows])
         return ChainHead(len(own)), [
-            {**row, **NO_CHAIN, "audit_id": number, "sentence": self._own_sentence(row["action"], row["sentence"])}
+            {**row, **NO_CHAIN, "audit_id": number, "sentence": self._redact_sentence(row["action"], row["sentence"])}
             for row, number in zip(rows, numbers, strict=True)
         ]
 
-    def _own_sentence(self, what: str, sentence: str) -> str:
+    def _redact_sentence(self, what: str, sentence: str) -> str:
         """Return a sentence of the ledger, or a neutral one if it counts the requests or GPUs of others."""
         if what in (QUEUED, "queued"):
             return "queued"
         head, of, rest = sentence.partition("refused: queue ")
-        if of and not head and not self._is_own(f"queue {rest}"):
+        if of and not head and not self._is_own_limit(f"queue {rest}"):
             return "refused: a queue above its own is at its limit"
         return sentence
 
@@ -133,7 +133,7 @@ class OwnQueues:
             return answer
         requests = {entry.request.request_id: entry.request for entry in self._service.ledger.queued()}
         rows = [row for row in answer.rows if self.has(requests.get(row.request_id))]
-        return Queue(answer.as_of_ms, [_own_row(row, place) for place, row in enumerate(rows, 1)])
+        return Queue(answer.as_of_ms, [_redact_row(row, place) for place, row in enumerate(rows, 1)])
 
     def why(self, answer: WhyWaiting) -> WhyWaiting:
         """Return the ladder without the names, numbers and actions of others."""
@@ -142,7 +142,9 @@ class OwnQueues:
         service, request = self._service, self._service.ledger.request(answer.request_id)
         order = [entry.request for entry in service.in_order(service.ledger.queued())]
         before = [one for one in order[: answer.position - 1] if self.has(one)]
-        steps = [self._own_step(step, answer, before, request) for step in answer.ladder if step.code not in OF_OTHERS]
+        steps = [
+            self._redact_step(step, answer, before, request) for step in answer.ladder if step.code not in OF_OTHERS
+        ]
         ladder = list({step.sentence: step for step in steps if step is not None}.values())
         sentence = ladder[-1].sentence if ladder else WAITS
         return structs.replace(answer, ladder=ladder, sentence=sentence, position=len(before) + 1)
@@ -161,22 +163,24 @@ class OwnQueues:
         ]
         return structs.replace(answer, rows=rows)
 
-    def _is_own(self, sentence: str) -> bool:
+    def _is_own_limit(self, sentence: str) -> bool:
         """Return whether `queue 'a' is at its limit: …` concerns one of the caller's queues."""
         return any(sentence.startswith((f"queue {name!r} ", f"queue '{name}/")) for name in self.caller.queues)
 
-    def _own_step(
+    def _redact_step(
         self, step: WhyStep, answer: WhyWaiting, before: Sequence[PlacementRequest], request: PlacementRequest | None
     ) -> WhyStep | None:
-        if step.code == "limit" and not self._is_own(step.sentence):
+        if step.code == "limit" and not self._is_own_limit(step.sentence):
             return WhyStep(step.code, "a queue above its own is at its limit")
         if step.code in OWN_STEPS:
             return step
         if step.code == "before":
-            return self._own_before(step, answer, before)
-        return WhyStep(step.code, _waits_for(request) if request else "waits")
+            return self._redact_before_step(step, answer, before)
+        return WhyStep(step.code, _describe_wait(request) if request else "waits")
 
-    def _own_before(self, step: WhyStep, answer: WhyWaiting, before: Sequence[PlacementRequest]) -> WhyStep | None:
+    def _redact_before_step(
+        self, step: WhyStep, answer: WhyWaiting, before: Sequence[PlacementRequest]
+    ) -> WhyStep | None:
         """Return the step about the requests before it.
 
         Requests in its own queue all belong to the caller. From other queues, only the caller's requests count.
@@ -192,9 +196,9 @@ class OwnQueues:
         )
 
 
-def _own_row(row: QueueRow, place: int) -> QueueRow:
+def _redact_row(row: QueueRow, place: int) -> QueueRow:
     return structs.replace(row, why=WAITS, position=place)
 
 
-def _waits_for(request: PlacementRequest) -> str:
+def _describe_wait(request: PlacementRequest) -> str:
     return f"waits for {count_of(round(amounts_of(request, request.members.min)[ANY]), 'GPU')}"

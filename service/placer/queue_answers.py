@@ -28,7 +28,7 @@ def queues_answer(
     below: return only these queues and those below them.
     """
     standing = turns.standing
-    counts, gpus = _waiting_by_queue(tree, waiting)
+    counts, gpus = _count_waiting_by_queue(tree, waiting)
     running = Counter(name for charge in opened for name in parts_of(charge.leaf))
     lent = _lent(standing)
     rows = []
@@ -74,12 +74,12 @@ def _lent(standing: QueueStanding) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for stand in standing.stands.values():
         for resource in {name for child in stand.children for name in child.guaranteed}:
-            for child, gpus in _lent_below(stand, resource, standing.capacity.get(resource, 0.0)):
+            for child, gpus in _find_lenders(stand, resource, standing.capacity.get(resource, 0.0)):
                 found.setdefault(child.name, {})[resource] = round(gpus, 3)
     return found
 
 
-def _lent_below(stand: Stand, resource: str, capacity: float) -> Iterable[tuple[Stand, float]]:
+def _find_lenders(stand: Stand, resource: str, capacity: float) -> Iterable[tuple[Stand, float]]:
     """Return the queues below that lend this resource, and how many GPUs each lends."""
     guaranteed = [child.guaranteed.get(resource, 0.0) for child in stand.children]
     held = [child.held.get(resource, 0.0) for child in stand.children]
@@ -94,7 +94,7 @@ def _lent_below(stand: Stand, resource: str, capacity: float) -> Iterable[tuple[
     return [(child, gpus * part) for child, gpus in zip(stand.children, idle, strict=True) if gpus * part > 0]
 
 
-def _waiting_by_queue(tree: QueueTree, waiting: Sequence[Waiting]) -> tuple[Counter[str], Counter[str]]:
+def _count_waiting_by_queue(tree: QueueTree, waiting: Sequence[Waiting]) -> tuple[Counter[str], Counter[str]]:
     counts, gpus = Counter[str](), Counter[str]()
     for entry in waiting:
         wanted = amounts_of(entry.request, entry.request.members.desired)[ANY]

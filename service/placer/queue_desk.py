@@ -45,13 +45,13 @@ class QueueAdmin:
             return QueuesAnswer(now_ms, "", (), notes=["no file of queues is configured: all wait in one line"])
         waiting = service.all_waiting()
         opened, banked = service.ledger.charges.opened().values(), service.queues.banked(now_ms)
-        week = self._seven_days(now_ms)
+        week = self._read_week(now_ms)
         refused = "" if below else file.refused
         found = queues_answer(file.tree, turns, waiting, opened, week, banked, now_ms, file.generation, refused, below)
         more = [] if below else file.notes(installed_gpus(observed.view.topology.nodes))
         return structs.replace(found, notes=[*found.notes, *more])
 
-    def _seven_days(self, now_ms: int) -> QueueWeek:
+    def _read_week(self, now_ms: int) -> QueueWeek:
         """Return the numbers of the last seven days, read once a minute.
 
         They change slowly, and take long to read.

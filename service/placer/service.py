@@ -114,14 +114,14 @@ class PlacementService:
 
     def refresh(self) -> bool:
         """Load the newest board, if there is a new one. Returns whether there was."""
-        board = self._new_board()
+        board = self._find_new_board()
         self.watch.check(self.board if board is None else board)
         return board is not None and self._adopt_board(board, self._observer.attempt(board))
 
     async def refresh_in_thread(self) -> bool:
         """Refresh, with the board decoded and a changed file of queues read in a thread. Return whether one is new."""
         has_new_queues = await self.queues.read_in_thread(self._observed[1] if self._observed else None)
-        board = self._new_board()
+        board = self._find_new_board()
         self.watch.check(self.board if board is None else board)
         if board is None:
             return has_new_queues
@@ -131,7 +131,7 @@ class PlacementService:
         finally:
             self._observing = False
 
-    def _new_board(self) -> Board | None:
+    def _find_new_board(self) -> Board | None:
         if self._observing:
             return None
         board = self.reader.latest()
@@ -164,10 +164,10 @@ class PlacementService:
             self.metrics.show_paused(self._expiry.paused)
             self.queues.follow(board, base)
         if self._view is None or self._view.version != self.ledger.version:
-            self._view = self._with_promises(base)
+            self._view = self._add_promises(base)
         return self._view.observed
 
-    def _decidable(self) -> Observed:
+    def _observe_for_decision(self) -> Observed:
         """Return the newest view. Raises StaleError also while part of the state is in doubt."""
         self.refresh()
         self.watch.refuse()
@@ -195,7 +195,7 @@ class PlacementService:
         by_ms = self._postponed_ms[request_id]
         return max(0, by_ms) if request_id in self._inherited else by_ms
 
-    def _with_promises(self, base: Observed) -> "_View":
+    def _add_promises(self, base: Observed) -> "_View":
         """Return the view of the ledger as it is now.
 
         If promises were only added since the last view, they are added to that one.
@@ -233,7 +233,7 @@ class PlacementService:
             return before
         self.check_names(request)
         observed = self.observed()
-        if not request.dry_run and (why := self._taken(request, observed, self._promised())):
+        if not request.dry_run and (why := self._taken(request, observed, self._find_promised_attempts())):
             raise ConflictError(why)
         leaf, allowed = self.queues.leaf(request), self.queues.turns(observed).allow(request)
         began = time.perf_counter()
@@ -263,7 +263,7 @@ class PlacementService:
         key = (request.job_name, request.attempt)
         if any((entry.request.job_name, entry.request.attempt) == key for entry in self.ledger.queued()):
             raise ConflictError(f"attempt {request.attempt} of {request.job_name} waits already")
-        if self._observed and (why := self._taken(request, self._observed[1], self._promised())):
+        if self._observed and (why := self._taken(request, self._observed[1], self._find_promised_attempts())):
             raise ConflictError(why)
         self.queues.leaf(request)
         now_ms = self.clock.now_ms()
@@ -278,7 +278,7 @@ class PlacementService:
         view = self._observed[1].view if self._observed else None
         check_known_names(request, self.config.fleet, view, self.queues.tree)
 
-    def _promised(self) -> dict[tuple[str, int], str]:
+    def _find_promised_attempts(self) -> dict[tuple[str, int], str]:
         """Return (job, attempt) → the request by which it was promised GPUs."""
         return {(row.job, row.attempt): row.request_id for row in self.ledger.active_intents()}
 
@@ -384,12 +384,12 @@ class PlacementService:
                 self.observed()  # charges and the file of queues go on
             return None
         try:
-            observed, options = self._decidable(), self.options()
+            observed, options = self._observe_for_decision(), self.options()
         except StaleError as error:
             self.stalled = f"nothing is decided now: {error}"
             raise
         self.stalled = ""
-        wanted, stranded = self._still_wanted(queue, observed)
+        wanted, stranded = self._choose_entries_to_plan(queue, observed)
         dropped = self.claims.dropped(entry.request.request_id for entry in wanted)
         return QueuePass(wanted, observed, options, self.queues.turns(observed), dropped, stranded)
 
@@ -407,10 +407,10 @@ class PlacementService:
 
         Requests that were decided meanwhile may have taken GPUs of the plan.
         """
-        observed = self._decidable()
+        observed = self._observe_for_decision()
         self.turns = begun.turns
         unchanged = observed is begun.observed
-        view, promised, turns = observed.view, self._promised(), self.queues.turns(observed)
+        view, promised, turns = observed.view, self._find_promised_attempts(), self.queues.turns(observed)
         placed = lost = 0
         waits = {wait.entry.request.request_id: wait for wait in (*planned.waiting, *begun.stranded_waits(planned))}
         with self.ledger.transaction():
@@ -442,7 +442,7 @@ class PlacementService:
         self.metrics.queue_length.set(len(self.ledger.queued()))
         return placed, lost
 
-    def _still_wanted(
+    def _choose_entries_to_plan(
         self, queue: Sequence[QueueEntry], observed: Observed
     ) -> tuple[list[QueueEntry], list[tuple[QueueEntry, str]]]:
         """Return the entries to plan, and the entries whose queue the file no longer names, with the reason.
@@ -451,7 +451,7 @@ class PlacementService:
         """
         wanted: list[QueueEntry] = []
         stranded: list[tuple[QueueEntry, str]] = []
-        promised = self._promised()
+        promised = self._find_promised_attempts()
         taken = observed.seen | observed.ended | promised.keys()
         for entry in queue:
             is_taken = (entry.request.job_name, entry.request.attempt) in taken

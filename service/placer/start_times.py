@@ -83,7 +83,7 @@ class StartTimeSampler:
         while not self._stopped.is_set():
             try:
                 self.follow()
-                await self._refresh_if(self._is_due)
+                await self._refresh_paths(self._is_due)
             except (StaleError, LedgerError):
                 pass
             except Exception as error:  # start times grow old, and requests are placed all the same
@@ -93,9 +93,9 @@ class StartTimeSampler:
 
     async def refresh(self) -> Timelines:
         """Sample the paths as of now. Raises StaleError if there is no board, or only an old one."""
-        return await self._refresh_if(lambda: True)
+        return await self._refresh_paths(lambda: True)
 
-    async def _refresh_if(self, is_due: Callable[[], bool]) -> Timelines:
+    async def _refresh_paths(self, is_due: Callable[[], bool]) -> Timelines:
         """Return the paths, sampled again if they are due. Callers that wait meanwhile share one sampling."""
         if self.paths is None or is_due():
             async with self._lock:
@@ -107,7 +107,7 @@ class StartTimeSampler:
     async def _sample(self) -> Timelines:
         began = time.monotonic()
         observed, options = self.service.observed(), self.service.options()
-        seen = self._happened()
+        seen = self._make_change_stamp()
         ledger, board = self.service.ledger, self.service.board
         own, turns = ledger.queued(), self.service.queues.turns(observed)
         self.follow()
@@ -126,8 +126,8 @@ class StartTimeSampler:
 
         paths, self._releases, newcomer = await asyncio.to_thread(sample)
         self.paths = paths
-        self._doubt(paths)
-        self._forget_gone(paths)
+        self._record_reservation_share(paths)
+        self._end_gone_waits(paths)
         known = start_times(paths)
         unknown = [name for name in paths.starts_s if name not in known]
         starts = self.service.starts = self.record.issue(known, options.now_ms, unknown)
@@ -139,7 +139,7 @@ class StartTimeSampler:
         self._took_s = self._at_s - began
         return paths
 
-    def _doubt(self, paths: Timelines) -> None:
+    def _record_reservation_share(self, paths: Timelines) -> None:
         """Record in what share of the sampled futures the queue's first request starts as reserved."""
         planned = self.service.planned
         if planned is not None and planned.reservation is not None:
@@ -158,9 +158,9 @@ class StartTimeSampler:
             assert self.paths is not None
             return self.paths.view.generation != generation or (self._is_due() and self._is_old(4 * REFRESH_S))
 
-        paths = await self._refresh_if(are_old)
+        paths = await self._refresh_paths(are_old)
         now_ms = self.service.clock.now_ms()
-        return await asyncio.to_thread(estimate_start, request, paths, now_ms, self._adjust)
+        return await asyncio.to_thread(estimate_start, request, paths, now_ms, self._adjust_start_times)
 
     def blockers(self, request: PlacementRequest) -> tuple[Blocker, ...]:
         """Return the jobs that a request of the queue waits for, according to the latest futures."""
@@ -168,9 +168,9 @@ class StartTimeSampler:
             return ()
         now_ms = self.service.clock.now_ms()
         start_ms = self.service.start_ms(request.request_id, now_ms)
-        return blockers_of(request, self.paths, now_ms, start_ms, self._adjust)
+        return blockers_of(request, self.paths, now_ms, start_ms, self._adjust_start_times)
 
-    def _adjust(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
+    def _adjust_start_times(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
         """Return the start times that the queue shows for a waiting request.
 
         Those of a newcomer are corrected by the record, unless it starts now.
@@ -198,7 +198,7 @@ class StartTimeSampler:
         if self.paths is not None:
             self.service.metrics.starts_age_s.set(max(0, self.service.clock.now_ms() - self._at_ms) / 1000)
 
-    def _forget_gone(self, paths: Timelines) -> None:
+    def _end_gone_waits(self, paths: Timelines) -> None:
         """End the waits of jobs of other queues.
 
         A job that is gone has certainly waited until the last sampling.
@@ -249,12 +249,12 @@ class StartTimeSampler:
         """
         if time.monotonic() - self._at_s < self._took_s / SHARE:
             return False
-        return self._is_old(REFRESH_S) or self._happened() != self._seen
+        return self._is_old(REFRESH_S) or self._make_change_stamp() != self._seen
 
     def _is_old(self, most_s: float) -> bool:
         return abs(self.service.clock.now_ms() - self._at_ms) >= most_s * 1000
 
-    def _happened(self) -> tuple[Any, ...]:
+    def _make_change_stamp(self) -> tuple[Any, ...]:
         """Return a stamp that changes with every job that comes, starts or ends."""
         board = self.service.board
         waits = hash(bytes(board.raw("jobs.queued"))) if board is not None and "jobs.queued" in board else 0

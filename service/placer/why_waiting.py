@@ -44,10 +44,10 @@ def why_waiting(
     if isinstance(turns, TreeTurns):
         leaf = turns.tree.known_leaf(request)
         mine = [entry for entry in order[:position] if turns.tree.known_leaf(entry.request) == leaf]
-        ladder += _in_queue(mine, leaf, turns)
+        ladder += _describe_own_queue(mine, leaf, turns)
         if isinstance(ordered_by, TreeTurns):
-            ladder += _in_others(order[:position], order[position], leaf, ordered_by)
-        ladder += _bars(request, leaf, turns)
+            ladder += _describe_other_queues(order[:position], order[position], leaf, ordered_by)
+        ladder += _describe_limits(request, leaf, turns)
         share = round(turns.standing.share(turns.standing.leaf(leaf)), 4) if leaf else None
     else:
         leaf, mine, share = request.queue, list(order[:position]), None
@@ -68,14 +68,14 @@ def _before(entries: Sequence[Waiting], why: str) -> list[WhyStep]:
     return [WhyStep("before", f"{count_of(len(entries), 'request')} {why}", names)] if entries else []
 
 
-def _in_queue(mine: Sequence[Waiting], leaf: str, turns: TreeTurns) -> list[WhyStep]:
+def _describe_own_queue(mine: Sequence[Waiting], leaf: str, turns: TreeTurns) -> list[WhyStep]:
     if not leaf:
         return _before(mine, "before it of no queue of the file")
     first = FIRST[turns.tree.path(leaf)[0].order]
     return _before(mine, f"before it in queue {leaf!r}: overdue, of higher priority, or {first}")
 
 
-def _in_others(before: Sequence[Waiting], mine: Waiting, leaf: str, turns: TreeTurns) -> Iterator[WhyStep]:
+def _describe_other_queues(before: Sequence[Waiting], mine: Waiting, leaf: str, turns: TreeTurns) -> Iterator[WhyStep]:
     """Yield the steps about requests of other queues before it.
 
     There is one step for the queues of a higher class, and one for each level of the tree at which shares
@@ -99,10 +99,10 @@ def _in_others(before: Sequence[Waiting], mine: Waiting, leaf: str, turns: TreeT
         if apart is not None:
             levels.setdefault(apart[1], []).append((entry, apart[0]))
     for name, found in levels.items():
-        yield from _by_share(found, name, own[name], shares)
+        yield from _describe_queue_shares(found, name, own[name], shares)
 
 
-def _by_share(
+def _describe_queue_shares(
     found: Sequence[tuple[Waiting, str]], own: str, own_share: float, shares: Mapping[str, Mapping[str, float]]
 ) -> list[WhyStep]:
     """Return the step about queues that come first by their share.
@@ -126,7 +126,7 @@ def _class_of(entry: Waiting, turns: TreeTurns) -> int | None:
     return turns.tree.path(leaf)[0].priority if leaf else None
 
 
-def _bars(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhyStep]:
+def _describe_limits(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhyStep]:
     """Return the steps about its queue's limits, and about nodes that are closed to it now."""
     found = [WhyStep("window", _window(window, nodes)) for window, nodes in turns.barred_by(request)]
     allowed = turns.allow(request)

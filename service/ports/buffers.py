@@ -101,7 +101,12 @@ def annotated_buffer(body: bytes | msgspec.Raw) -> AnnotatedBuffer:
     elif holders and replicas != least(values):
         values[REPLICAS] = str(replicas)
     return AnnotatedBuffer(
-        f"{meta.namespace}/{meta.name}", meta.uid, meta.resource_version, values, others, _mistake(values, others)
+        f"{meta.namespace}/{meta.name}",
+        meta.uid,
+        meta.resource_version,
+        values,
+        others,
+        _describe_mistake(values, others),
     )
 
 
@@ -110,7 +115,7 @@ def _holds_replicas(fields: Mapping[str, Any]) -> bool:
     return isinstance(spec, dict) and "f:replicas" in spec
 
 
-def _mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
+def _describe_mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
     """Return why a buffer that opts in is left alone, or an empty text."""
     try:
         ask = asked(values)

@@ -82,8 +82,10 @@ class KueuePort:
 
     def __init__(self, api: KubeApi, controller: str) -> None:
         self._api, self._controller = api, controller
-        self._workloads: KubeObjects[KueueWorkload] = KubeObjects(api, self._path_of("workloads"), kueue_workload)
-        self._checks: KubeObjects[KueueCheck] = KubeObjects(api, self._path_of("admissionchecks"), kueue_check)
+        self._workloads: KubeObjects[KueueWorkload] = KubeObjects(
+            api, self._make_path_reader("workloads"), kueue_workload
+        )
+        self._checks: KubeObjects[KueueCheck] = KubeObjects(api, self._make_path_reader("admissionchecks"), kueue_check)
         self._ours: frozenset[str] = frozenset()
 
     def news(self) -> int:
@@ -113,7 +115,7 @@ class KueuePort:
         await self._checks.close()
         await self._api.close()
 
-    def _path_of(self, plural: str) -> Any:
+    def _make_path_reader(self, plural: str) -> Any:
         async def path() -> str:
             """In the newest version that both sides speak. Raises SourceError, KubeRefused."""
             try:
@@ -131,10 +133,10 @@ class KueuePort:
 
     async def _write(self, write: Write) -> WriteOutcome:
         if write.field == ACTIVE:
-            return await self._checks.written(write.key, self._activate(write))
+            return await self._checks.written(write.key, self._write_active_condition(write))
         return await self._workloads.written(write.key, self._answer(write))
 
-    async def _activate(self, write: Write) -> bytes | None:
+    async def _write_active_condition(self, write: Write) -> bytes | None:
         """Set the Active condition of a check. Raises KubeRefused, SourceError.
 
         Returns None if the check is gone or has changed.

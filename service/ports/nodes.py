@@ -173,9 +173,9 @@ class NodesPort:
         if write.field == CONDITION:
             thing["status"] = {"conditions": [] if write.value is None else [_condition(write)]}
             return await self._api.apply(f"{path}/status", thing, MANAGER)
-        return await self._tainted(write, node)
+        return await self._change_taint(write, node)
 
-    async def _tainted(self, write: Write, node: MarkedNode) -> bytes | None:
+    async def _change_taint(self, write: Write, node: MarkedNode) -> bytes | None:
         """Change the taint, only in the version that was read.
 
         Every heartbeat makes a new version, so a conflict is retried. Returns None if another writer changed the

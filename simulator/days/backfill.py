@@ -170,7 +170,7 @@ class BackfillQueue:
         return row
 
     def _backfill(self, now_ms: int) -> list[BackfilledJob]:
-        shadow_ms, spare = self._reservation(self.queue[0], now_ms)
+        shadow_ms, spare = self._find_reservation(self.queue[0], now_ms)
         started: list[BackfilledJob] = []
         waiting, hopeless = [self.queue[0]], set[int]()
         for job in self.queue[1:]:
@@ -188,7 +188,7 @@ class BackfillQueue:
         self.queue = waiting
         return started
 
-    def _reservation(self, head: TraceJob, now_ms: int) -> tuple[int, NDArray[np.int64]]:
+    def _find_reservation(self, head: TraceJob, now_ms: int) -> tuple[int, NDArray[np.int64]]:
         """Return when the head fits by the estimates, and the free GPUs (n,) of each node that it leaves then."""
         members, each = gang_shape(head.gpus, self.gpus_per_node)
         count = self.pool.count.copy()

@@ -76,7 +76,7 @@ def compare(
     risk, too.
     """
     memo: Memo = {}
-    days = [_arms(trace, replay, topology, table, seed + number, memo) for number in range(seeds)]
+    days = [_simulate_arms(trace, replay, topology, table, seed + number, memo) for number in range(seeds)]
     total = {arm: [day[arm].total for day in days] for arm in Arm}
     blind = total[Arm.RISK_BLIND]
 
@@ -100,7 +100,7 @@ def _parts(arms: Sequence[Losses]) -> dict[str, float]:
     return {name: round(float(np.mean([getattr(arm, name) for arm in arms])), 2) for name in names}
 
 
-def _arms(
+def _simulate_arms(
     trace: JobTrace, replay: TraceReplay, topology: Topology, table: DetectionTable, seed: int, memo: Memo
 ) -> dict[Arm, Losses]:
     """Simulate the same day for every arm."""
@@ -137,14 +137,14 @@ def draw_day(
         for _ in range(int(rng.poisson(rate * nodes / 1000))):
             node = int(rng.integers(nodes))
             at_ms = start_ms + int(rng.uniform(0, DAY_MS))
-            faults += _with_repeats(topology, table, kind, node, at_ms, start_ms + DAY_MS, rng)
-    alarms = _draw_alarms(nodes, table, start_ms, rng)
+            faults += _draw_fault_with_repeats(topology, table, kind, node, at_ms, start_ms + DAY_MS, rng)
+    alarms = _draw_decoy_alarms(nodes, table, start_ms, rng)
     for fault in faults:
-        alarms += _alarm(nodes, table, INNOCENT, fault.start_ms, rng)
+        alarms += _draw_false_alarm(nodes, table, INNOCENT, fault.start_ms, rng)
     return sorted(faults, key=lambda fault: fault.start_ms), alarms
 
 
-def _with_repeats(
+def _draw_fault_with_repeats(
     topology: Topology,
     table: DetectionTable,
     kind: str,
@@ -165,7 +165,7 @@ def _with_repeats(
     return faults
 
 
-def _draw_alarms(nodes: int, table: DetectionTable, start_ms: int, rng: np.random.Generator) -> list[FalseAlarm]:
+def _draw_decoy_alarms(nodes: int, table: DetectionTable, start_ms: int, rng: np.random.Generator) -> list[FalseAlarm]:
     """Draw the false alarms of decoys.
 
     A decoy flags its node for as long as was measured, which is mostly not at all.
@@ -173,11 +173,13 @@ def _draw_alarms(nodes: int, table: DetectionTable, start_ms: int, rng: np.rando
     alarms = []
     for kind in DECOY_KINDS:
         for _ in range(int(rng.poisson(DECOYS_PER_DAY / len(DECOY_KINDS)))):
-            alarms += _alarm(nodes, table, kind, start_ms + int(rng.uniform(0, DAY_MS)), rng)
+            alarms += _draw_false_alarm(nodes, table, kind, start_ms + int(rng.uniform(0, DAY_MS)), rng)
     return alarms
 
 
-def _alarm(nodes: int, table: DetectionTable, kind: str, at_ms: int, rng: np.random.Generator) -> list[FalseAlarm]:
+def _draw_false_alarm(
+    nodes: int, table: DetectionTable, kind: str, at_ms: int, rng: np.random.Generator
+) -> list[FalseAlarm]:
     measured_s = table.decoys.get(kind, ())
     lasts_s = measured_s[int(rng.integers(len(measured_s)))] if measured_s else 0.0
     node = int(rng.integers(nodes))

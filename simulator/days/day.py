@@ -163,7 +163,7 @@ class Day:
         self._work = {name: _Work(row, remaining_s(row), begin_ms) for name, row in self.cluster.running.items()}
         self._restarting: dict[str, float] = {}  # job -> remaining seconds of its next attempt
         for work in self._work.values():
-            self._plan_end(work)
+            self._schedule_end(work)
         self._at(begin_ms, self._count_idle)
 
     def run(self, arrivals: Iterable[TraceJob], faults: Sequence[DayFault], alarms: Sequence[FalseAlarm]) -> Losses:
@@ -181,7 +181,7 @@ class Day:
             for row in self.cluster.start_ready(now_ms):
                 self._started(row, now_ms)
         for work in self._work.values():
-            self._progress(work, self.end_ms)
+            self._update_progress(work, self.end_ms)
         return self.losses
 
     @property
@@ -205,9 +205,9 @@ class Day:
             for fault in self._active.get(node, ()):
                 if fault.gpu < 0 or fault.gpu in gpus:
                     self._expose(work, fault, now_ms)
-        self._plan_end(work)
+        self._schedule_end(work)
 
-    def _progress(self, work: _Work, now_ms: int) -> None:
+    def _update_progress(self, work: _Work, now_ms: int) -> None:
         """Account for the work done since the last call, and for what slowness cost."""
         dt_s = (now_ms - work.last_ms) / 1000
         work.last_ms = now_ms
@@ -222,7 +222,7 @@ class Day:
         work.remaining_s -= worked_s
         self.losses.slowed += (dt_s - startup_s - worked_s) * gpu_hours
 
-    def _plan_end(self, work: _Work) -> None:
+    def _schedule_end(self, work: _Work) -> None:
         work.version += 1
         if work.stalled:
             return
@@ -231,7 +231,7 @@ class Day:
 
     def _end(self, work: _Work, version: int, now_ms: int) -> None:
         if version == work.version and self._runs(work):
-            self._progress(work, now_ms)
+            self._update_progress(work, now_ms)
             del self._work[work.row.job.job]
             self.cluster.end(work.row.job.job)
 
@@ -241,7 +241,7 @@ class Day:
     def _kill(self, work: _Work, fault: DayFault, now_ms: int) -> None:
         if not self._runs(work) or now_ms >= fault.end_ms:
             return
-        self._progress(work, now_ms)
+        self._update_progress(work, now_ms)
         self.losses.killed_jobs += 1
         self._stop(work, lost=True)
         self._at(now_ms + round(OPERATOR_S * 1000), partial(self._drain, fault))
@@ -268,25 +268,25 @@ class Day:
         if fault.sighting.kind == "node_lost":
             self._at(now_ms + round(DOWN_S * 1000), partial(self._drain, fault))
         if fault.sighting.kind in SHOWS_IDLE:
-            self._show(fault, now_ms)
+            self._schedule_flag(fault, now_ms)
         for work in list(self._work.values()):
             if any(node == fault.node and (fault.gpu < 0 or fault.gpu in gpus) for node, gpus in work.row.held):
-                self._progress(work, now_ms)
+                self._update_progress(work, now_ms)
                 self._expose(work, fault, now_ms)
-                self._plan_end(work)
+                self._schedule_end(work)
 
     def _expose(self, work: _Work, fault: DayFault, now_ms: int) -> None:
         """Expose a job to a fault: the job is slowed, or will die of it."""
         work.faults.append(fault)
-        self._show(fault, now_ms)
-        self._consider(work, fault, now_ms)
+        self._schedule_flag(fault, now_ms)
+        self._schedule_move(work, fault, now_ms)
         if fault.sighting.kills:
             work.stalled = work.stalled or fault.sighting.hangs
             comes_up = now_ms == fault.start_ms or fault.sighting.kind not in GONE
             dies_s = fault.sighting.kills_s if comes_up else LAUNCH_S
             self._at(now_ms + round(dies_s * 1000), partial(self._kill, work, fault))
 
-    def _show(self, fault: DayFault, now_ms: int) -> None:
+    def _schedule_flag(self, fault: DayFault, now_ms: int) -> None:
         """Record the first effect of a fault. The node is flagged after the measured delay."""
         sighting, until_ms = fault.sighting, fault.end_ms + round(CLEAR_S * 1000)
         if fault in self._flag_ms or not self._sees_risk or not math.isfinite(sighting.delay_s):
@@ -295,7 +295,7 @@ class Day:
         if flag_ms < until_ms:
             self._at(flag_ms, partial(self._flag, _Flag(fault.node, sighting.p_fail, sighting.p_slow), until_ms))
 
-    def _consider(self, work: _Work, fault: DayFault, now_ms: int) -> None:
+    def _schedule_move(self, work: _Work, fault: DayFault, now_ms: int) -> None:
         """Schedule when the owner moves this job away, if the owner acts.
 
         A hung job is moved at once, and a slow one when its loss equals the cost of a restart.
@@ -322,17 +322,17 @@ class Day:
         if nodes is None or fault.node in nodes:
             self._at(now_ms + RETRY_MS, partial(self._move, work, fault))
             return
-        self._progress(work, now_ms)
+        self._update_progress(work, now_ms)
         self._stop(work, lost=fault.sighting.hangs)
 
     def _finish(self, fault: DayFault, now_ms: int) -> None:
         self._active[fault.node].remove(fault)
         for work in list(self._work.values()):
             if fault in work.faults:
-                self._progress(work, now_ms)
+                self._update_progress(work, now_ms)
                 work.faults.remove(fault)
                 work.stalled = any(other.sighting.hangs for other in work.faults)
-                self._plan_end(work)
+                self._schedule_end(work)
 
     def _flag(self, flag: "_Flag", until_ms: int, now_ms: int) -> None:
         self._flags.append(flag)

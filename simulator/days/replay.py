@@ -106,10 +106,10 @@ def ranks_of(row: BackfilledJob, names: Sequence[str]) -> tuple[RankPlacement, .
 
 def _past_events(row: BackfilledJob, names: Sequence[str], gpus_per_node: int) -> tuple[JobEvent, ...]:
     ranks = ranks_of(row, names)
-    return (*opening_events(row.job, gpus_per_node, started_ms=row.started_ms, ranks=ranks), _finished(row))
+    return (*opening_events(row.job, gpus_per_node, started_ms=row.started_ms, ranks=ranks), _make_finished_event(row))
 
 
-def _finished(row: BackfilledJob) -> Finished:
+def _make_finished_event(row: BackfilledJob) -> Finished:
     return Finished(job=row.job.job, sequence=2, time_ms=row.end_ms)
 
 

@@ -115,8 +115,8 @@ def load_trace(
     path = data / VENUS
     capacity = nodes * gpus_per_node
     if path.is_file():
-        trace = _venus(pd.read_parquet(path), start_ms - at_ms, start_ms)
-        trace = _with_rush(trace, capacity, seed, rush_h) if rush_h else trace
+        trace = _make_venus_trace(pd.read_parquet(path), start_ms - at_ms, start_ms)
+        trace = _extend_with_rush(trace, capacity, seed, rush_h) if rush_h else trace
     else:
         note = f"FLEETCAST_DATA not found at {data}: using the seeded generator"
         trace = replace(generate_trace(capacity, start_ms=start_ms, seed=seed, rush_h=rush_h), note=note)
@@ -158,7 +158,7 @@ def fit_to_fleet(trace: JobTrace, *, nodes: int, gpus_per_node: int) -> JobTrace
     )
 
 
-def _venus(table: pd.DataFrame, shift_ms: int, start_ms: int) -> JobTrace:
+def _make_venus_trace(table: pd.DataFrame, shift_ms: int, start_ms: int) -> JobTrace:
     table = table.sort_values("submit_time", kind="stable")
     gpus = table["gpu_count"].to_numpy(np.int32)
     submit_ms = table["submit_time"].to_numpy("datetime64[ms]").astype(np.int64) + shift_ms
@@ -198,9 +198,9 @@ def generate_trace(
     """
     rng = np.random.default_rng(seed)
     begin_ms = start_ms - days_before * 24 * HOUR_MS
-    submit_ms = _arrivals(rng, begin_ms, days_before + days_after, jobs_per_day=0.72 * capacity_gpus)
+    submit_ms = _draw_submit_times(rng, begin_ms, days_before + days_after, jobs_per_day=0.72 * capacity_gpus)
     gpus = _sizes(rng, len(submit_ms), capacity_gpus)
-    run_s = _run_times(rng, len(submit_ms))
+    run_s = _draw_run_times(rng, len(submit_ms))
     submit_ms, run_s, gpus = _add_rushes(rng, submit_ms, run_s, gpus, start_ms, capacity_gpus, rush_h)
     order = np.argsort(submit_ms, kind="stable")
     jobs = tuple(f"g{seed}-{number:06d}" for number in range(len(order)))
@@ -218,7 +218,7 @@ def generate_trace(
     )
 
 
-def _arrivals(rng: np.random.Generator, begin_ms: int, days: int, jobs_per_day: float) -> NDArray[np.int64]:
+def _draw_submit_times(rng: np.random.Generator, begin_ms: int, days: int, jobs_per_day: float) -> NDArray[np.int64]:
     """Draw sorted submit times (n,): bursts of jobs in a Poisson process by hour.
 
     A burst has a geometric number of jobs.
@@ -241,7 +241,7 @@ def _sizes(rng: np.random.Generator, n: int, capacity_gpus: int) -> NDArray[np.i
     return rng.choice(sizes, n, p=shares / shares.sum())
 
 
-def _run_times(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+def _draw_run_times(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
     """Draw run times (n,) in seconds.
 
     About three quarters run for minutes (log-normal), the rest for hours to days.
@@ -251,7 +251,7 @@ def _run_times(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
     return np.clip(np.where(rng.random(n) < 0.77, body, tail), 1.0, LONGEST_RUN_S)
 
 
-def _with_rush(trace: JobTrace, capacity_gpus: int, seed: int, rush_h: int) -> JobTrace:
+def _extend_with_rush(trace: JobTrace, capacity_gpus: int, seed: int, rush_h: int) -> JobTrace:
     """Return the trace with generated jobs that keep its demand above the fleet for `rush_h` hours."""
     rng = np.random.default_rng([seed, rush_h])
     columns = (trace.submit_ms, trace.run_s, trace.gpus)
@@ -284,14 +284,14 @@ def _add_rushes(
     """Append the rush before the start, and one for each step of the `rush_h` hours after it."""
     at_ms, span_ms = start_ms, 5 * HOUR_MS
     for _ in range(1 + rush_h * HOUR_MS // RUSH_STEP_MS):
-        rush = _rush(rng, submit_ms, run_s, gpus, at_ms, span_ms, capacity_gpus)
+        rush = _draw_rush(rng, submit_ms, run_s, gpus, at_ms, span_ms, capacity_gpus)
         submit_ms = np.concatenate([submit_ms, rush[0]])
         run_s, gpus = np.concatenate([run_s, rush[1]]), np.concatenate([gpus, rush[2]])
         at_ms, span_ms = at_ms + RUSH_STEP_MS, RUSH_STEP_MS
     return submit_ms, run_s, gpus
 
 
-def _rush(
+def _draw_rush(
     rng: np.random.Generator,
     submit_ms: NDArray[np.int64],
     run_s: NDArray[np.float64],

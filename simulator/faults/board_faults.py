@@ -151,7 +151,7 @@ class EccStorm(NeedsReset):
         if age_s % self.period_s < self.burst_s:
             effects.sbe_per_s[node, unit] += self.sbe_per_s
         if self.dbe_s is not None:
-            for due_s, bump in self._uncorrected(node, unit):
+            for due_s, bump in self._make_error_bumps(node, unit):
                 if self.previous_s < due_s <= age_s:
                     effects.bumps.append(bump)
             if self.previous_s < self.dbe_s + 4.0 <= age_s:
@@ -159,7 +159,7 @@ class EccStorm(NeedsReset):
         self.previous_s = age_s
         return age_s > 20.0
 
-    def _uncorrected(self, node: int, unit: int) -> list[tuple[float, Bump]]:
+    def _make_error_bumps(self, node: int, unit: int) -> list[tuple[float, Bump]]:
         assert self.dbe_s is not None
 
         def bump(name: str, amount: float, sets: bool = False) -> Bump:

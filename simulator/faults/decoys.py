@@ -22,7 +22,7 @@ class PhaseDecoy(Passing):
     phase: JobPhase
 
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
-        slot = _job_on(load, node)
+        slot = _find_job_slot(load, node)
         if age_s < 0 or not slot:
             return False
         effects.forced_phase[slot] = self.phase
@@ -111,7 +111,7 @@ class SequenceImbalance(Passing):
         return cls(rng.uniform(*kind.spread), rng.uniform(*kind.hold_s), rng.spawn(1)[0])
 
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
-        slot = _job_on(load, node)
+        slot = _find_job_slot(load, node)
         if age_s < 0 or not slot:
             return False
         if self.loads is None or age_s - self.dealt_s >= self.hold_s:
@@ -137,13 +137,13 @@ class PhaseChange(Passing):
         return cls(ActivityLevels(rng.uniform(*kind.activity), rng.uniform(*kind.traffic), rng.uniform(*kind.step)))
 
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
-        slot = _job_on(load, node)
+        slot = _find_job_slot(load, node)
         if age_s < 0 or not slot:
             return False
         effects.levels[slot] = self.levels
         return True
 
 
-def _job_on(load: HardwareLoad, node: int) -> int:
+def _find_job_slot(load: HardwareLoad, node: int) -> int:
     """Return the slot of the first job on a node, or 0 if there is none."""
     return next((slot for slot in np.unique(load.slot[node]).tolist() if slot), 0)

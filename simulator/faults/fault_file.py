@@ -165,7 +165,7 @@ def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
         given = read_toml(text)
     except ValueError as error:
         raise ConfigError(f"{name}: no TOML: {error}") from None
-    whole = _merged(msgspec.to_builtins(FaultFile()), given)
+    whole = _merge_tables(msgspec.to_builtins(FaultFile()), given)
     try:
         file = msgspec.convert(whole, FaultFile)
     except msgspec.ValidationError as error:
@@ -178,11 +178,11 @@ def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
     return file
 
 
-def _merged(usual: Any, given: Any) -> Any:
+def _merge_tables(usual: Any, given: Any) -> Any:
     """Return `given` merged into `usual`, table by table."""
     if not (isinstance(usual, dict) and isinstance(given, dict)):
         return given
-    return usual | {key: _merged(usual.get(key), value) for key, value in given.items()}
+    return usual | {key: _merge_tables(usual.get(key), value) for key, value in given.items()}
 
 
 def _problem(file: FaultFile) -> str:

@@ -122,7 +122,7 @@ class FaultPlan:
         if magnitudes:
             shape = replace(shape, **magnitudes)  # type: ignore[type-var]
         unit = -1 if kind in NODE_KINDS else int(self._rng.integers(self._gpus)) if gpu is None else gpu
-        end_ms = end_ms if end_ms is not None else start_ms + int(self._lasts_s(kind) * 1000)
+        end_ms = end_ms if end_ms is not None else start_ms + int(self._draw_duration_s(kind) * 1000)
         return self._add(kind, self._row[node], unit, start_ms, end_ms, 0, shape)
 
     def begin(self, settings: FaultSettings) -> None:
@@ -132,7 +132,7 @@ class FaultPlan:
 
     def advance(self, effects: Effects, load: HardwareLoad, now_ms: int, dt_s: float) -> None:
         """Start due faults, apply active ones to `effects`, end those that are over, and record the truth."""
-        self._draw_due(load, now_ms)
+        self._draw_due_faults(load, now_ms)
         for incident in list(self._incidents):
             if now_ms < incident.start_ms - incident.lead_ms:
                 continue
@@ -214,27 +214,27 @@ class FaultPlan:
 
     # Drawing
 
-    def _draw_due(self, load: HardwareLoad, now_ms: int) -> None:
+    def _draw_due_faults(self, load: HardwareLoad, now_ms: int) -> None:
         if not self._due_ms:
-            self._due_ms = self._first_dues(now_ms)
+            self._due_ms = self._draw_first_due_times(now_ms)
         for stream, due_ms in self._due_ms.items():
             while now_ms >= due_ms:
                 self._draw(stream, load, now_ms)
-                due_ms += self._gap_s(stream) * 1000
+                due_ms += self._draw_gap_s(stream) * 1000
             self._due_ms[stream] = due_ms
 
-    def _first_dues(self, now_ms: int) -> dict[str, float]:
+    def _draw_first_due_times(self, now_ms: int) -> dict[str, float]:
         settings = self.settings
         drawn = [kind for kind in settings.kinds if settings.rates.get(kind)]
         streams = ["turn"] if settings.every_s > 0 else drawn
         if settings.decoy_every_s > 0:
             streams.append("decoy")
-        dues = {stream: now_ms + self._gap_s(stream) * 1000 for stream in streams}
+        dues = {stream: now_ms + self._draw_gap_s(stream) * 1000 for stream in streams}
         if "turn" in dues:
             dues["turn"] = now_ms + settings.first_s * 1000
         return dues or {"never": np.inf}
 
-    def _gap_s(self, stream: str) -> float:
+    def _draw_gap_s(self, stream: str) -> float:
         if stream == "turn":
             return float(self.settings.every_s * self._rng.uniform(0.65, 1.35))
         if stream == "decoy":
@@ -243,7 +243,7 @@ class FaultPlan:
         return float(self._rng.exponential(1 / per_s))
 
     def _draw(self, stream: str, load: HardwareLoad, now_ms: int) -> None:
-        kind = self._next_kind(stream)
+        kind = self._choose_kind(stream)
         place = self._place(kind, load)
         if place is None:
             return
@@ -261,11 +261,11 @@ class FaultPlan:
         if share is not None and self._rng.random() < share and kind in LEADING_KINDS:
             lead_s = self._rng.uniform(*self.settings.precursor_s)
         start_ms = from_ms + int(lead_s * 1000)
-        end_ms = start_ms + int(self._lasts_s(kind) * 1000)
+        end_ms = start_ms + int(self._draw_duration_s(kind) * 1000)
         shape = draw_shape(kind, self._rng, self.settings.magnitudes)
         self._add(kind, node, unit, start_ms, end_ms, int(lead_s * 1000), shape)
 
-    def _next_kind(self, stream: str) -> str:
+    def _choose_kind(self, stream: str) -> str:
         if stream == "decoy":
             return str(self._rng.choice(self.settings.decoys))
         if stream != "turn":
@@ -275,7 +275,7 @@ class FaultPlan:
             self._turn = [str(kind) for kind in self._rng.permutation(faults)]
         return self._turn.pop()
 
-    def _lasts_s(self, kind: str) -> float:
+    def _draw_duration_s(self, kind: str) -> float:
         ranges = self.settings.magnitudes.of(kind)
         if isinstance(ranges, Decoy):
             return float(self._rng.uniform(*ranges.lasts_s))

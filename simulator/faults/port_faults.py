@@ -41,7 +41,7 @@ class IbFlap(Passing):
             if begin_s > age_s:
                 break
             if begin_s > age_s - dt_s:
-                self._goes_down(effects, node, unit)
+                self._add_link_down_bumps(effects, node, unit)
             if age_s < begin_s + length_s:
                 effects.port_down[node, unit] = True
                 if age_s - begin_s > FLAP_KILLS_S and load.networked[node, unit]:
@@ -50,7 +50,7 @@ class IbFlap(Passing):
                 effects.bumps.append(Bump("port", "link_error_recovery_total", node, unit, 1))
         return age_s > self.flaps[0][0]
 
-    def _goes_down(self, effects: Effects, node: int, unit: int) -> None:
+    def _add_link_down_bumps(self, effects: Effects, node: int, unit: int) -> None:
         for name, amount in (
             ("link_downed_total", 1),
             ("symbol_error_total", self.symbols),

@@ -161,8 +161,8 @@ class RecordingPlayer:
         self.effects.clear()
         self.plan.advance(self.effects, self._load(age_s), now_ms, dt_s)
         levels = self._levels()
-        self._show_gpus(levels, dt_s)
-        self._show_ports(levels, moved)
+        self._update_gpus(levels, dt_s)
+        self._update_ports(levels, moved)
 
     def events(self, now_ms: int) -> list[JobEvent]:
         """Return the job events. A job begins again with each loop of its run, as its next attempt."""
@@ -170,7 +170,7 @@ class RecordingPlayer:
         events: list[JobEvent] = []
         for job in dict.fromkeys(self.jobs):
             rows = [row for row, name in enumerate(self.jobs) if name == job]
-            loop = self._loop_of(rows[0], now_ms)
+            loop = self._count_loops(rows[0], now_ms)
             if loop == self._loop[rows[0]]:
                 continue
             if loop:
@@ -189,7 +189,7 @@ class RecordingPlayer:
         """Return the job on a node, and how many times as long its steps take."""
         return self.jobs[node], float(self.factor[self.slot[node, 0]])
 
-    def _loop_of(self, row: int, now_ms: int) -> int:
+    def _count_loops(self, row: int, now_ms: int) -> int:
         run = self.runs[row]
         series = run.gpus or run.ports
         assert series is not None
@@ -227,7 +227,7 @@ class RecordingPlayer:
         levels[hung] = PHASE_LEVELS[JobPhase.HUNG]
         return levels
 
-    def _show_gpus(self, levels: Values, dt_s: float) -> None:
+    def _update_gpus(self, levels: Values, dt_s: float) -> None:
         effects, raw = self.effects, self._raw_gpu
         frozen = self.gpu[:, effects.frozen].copy()
         work, util, nvlink, _, pcie = np.moveaxis(levels[self.slot], 2, 0)
@@ -238,8 +238,8 @@ class RecordingPlayer:
         self.gpu[_MEMORY] *= done
         self.gpu[_NVLINK] *= nvlink
         self.gpu[_TRAFFIC] *= pcie
-        self._show_power(busy)
-        self._warm(dt_s)
+        self._update_power(busy)
+        self._lower_temperature_and_energy(dt_s)
         spins = (self.factor > 1.1)[self.slot] & (raw[_POWER] > BUSY_W)
         seen = np.where(spins, np.maximum(raw[_UTIL], 99.0), np.clip(raw[_UTIL] * util, 0.0, 100.0))
         pressed = effects.util_drop > 0
@@ -247,7 +247,7 @@ class RecordingPlayer:
         self.gpu[_UTIL] = np.maximum(np.where(util > 9, 100.0, seen), 0.0)
         self.gpu[:, effects.frozen] = frozen
 
-    def _show_power(self, busy: Values) -> None:
+    def _update_power(self, busy: Values) -> None:
         """Write the power and the clock event reasons of each GPU.
 
         Recorded power above that of an idle context falls with the work and the clock. The reasons name the
@@ -261,7 +261,7 @@ class RecordingPlayer:
         self.gpu[_POWER] = power
         self.gpu[_REASONS] = np.where(np.isnan(raw[_REASONS]), np.nan, reasons)
 
-    def _warm(self, dt_s: float) -> None:
+    def _lower_temperature_and_energy(self, dt_s: float) -> None:
         """Lower temperature and energy by the power that is missing."""
         missing_w = np.nan_to_num(self._raw_gpu[_POWER] - self.gpu[_POWER])
         cooler_c = self.body.resistance_c_per_w * missing_w
@@ -270,7 +270,7 @@ class RecordingPlayer:
         self.gpu[_TEMP] = np.maximum(np.round(self._raw_gpu[_TEMP] + self._warmer_c), self.effects.hot_c)
         self.gpu[_ENERGY] = self._raw_gpu[_ENERGY] - self._saved_mj
 
-    def _show_ports(self, levels: Values, moved: Values) -> None:
+    def _update_ports(self, levels: Values, moved: Values) -> None:
         """Increase the port counters by the recorded bytes, times the share that the job still sends.
 
         All members of a job send the same share.

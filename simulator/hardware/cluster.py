@@ -146,9 +146,9 @@ class SimulatedFleet:
         gang = self.gangs.by_job.get(job)
         if gang is None or self.phase(job) in ("init", "loading"):
             return math.nan
-        return math.inf if self._hangs(gang) else sum(self._draw_step(gang))
+        return math.inf if self._is_hung(gang) else sum(self._draw_step(gang))
 
-    def _hangs(self, gang: RunningGang) -> bool:
+    def _is_hung(self, gang: RunningGang) -> bool:
         return not math.isnan(self.gangs.hung_since_ms[gang.slot])
 
     def _draw_step(self, gang: RunningGang) -> tuple[float, float]:
@@ -170,7 +170,7 @@ class SimulatedFleet:
         The list is empty if the job does not step.
         """
         gang = self.gangs.by_job.get(job)
-        if gang is None or self.phase(job) in ("init", "loading") or self._hangs(gang):
+        if gang is None or self.phase(job) in ("init", "loading") or self._is_hung(gang):
             return []
         step_s, data_s = self._draw_step(gang)
         own_s = gang.profile.step_s * self.effects.levels.get(gang.slot, ActivityLevels()).step

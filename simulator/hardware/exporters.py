@@ -57,7 +57,7 @@ class Breakage:
         if self.rng.random() >= self.share:
             return page, 0
         name = BREAKABLE[int(self.rng.integers(len(BREAKABLE)))]
-        begins = [at + 1 for at in _occurrences(page, b"\n" + name)]
+        begins = [at + 1 for at in _find_occurrences(page, b"\n" + name)]
         if not begins:
             return page, 0
         begin = begins[int(self.rng.integers(len(begins)))]
@@ -66,7 +66,7 @@ class Breakage:
         return page[:begin] + _break_line(page[begin:end], way) + page[end:], int(way != BLANK_WAY)
 
 
-def _occurrences(page: bytes, text: bytes) -> list[int]:
+def _find_occurrences(page: bytes, text: bytes) -> list[int]:
     found = []
     at = page.find(text)
     while at >= 0:
@@ -216,11 +216,13 @@ class _Connection(asyncio.Protocol):
             path = rest.partition(b" ")[0].decode("latin-1").partition("?")[0]
             answer = self._server.answer(path) if method == b"GET" else ExporterResponse(405, b"GET only\n")
             if answer.delay_s > 0:
-                self._waiting = asyncio.get_running_loop().call_later(answer.delay_s, self._late, answer)
+                self._waiting = asyncio.get_running_loop().call_later(
+                    answer.delay_s, self._send_delayed_response, answer
+                )
             else:
                 self._send(answer)
 
-    def _late(self, answer: ExporterResponse) -> None:
+    def _send_delayed_response(self, answer: ExporterResponse) -> None:
         self._waiting = None
         self._send(answer)
         self._serve()

@@ -57,7 +57,7 @@ class Likeness:
 
     @classmethod
     def of(cls, run: str, quantity: str, real: Values, simulated: Values) -> "Likeness":
-        return cls(run, quantity, ks_distance(real, simulated), _middle(real), _middle(simulated))
+        return cls(run, quantity, ks_distance(real, simulated), _compute_quantiles(real), _compute_quantiles(simulated))
 
     def line(self) -> str:
         sides = [" ".join(f"{value:9.4g}" for value in side) for side in (self.real, self.simulated)]
@@ -78,7 +78,7 @@ def ks_distance(one: Values, other: Values) -> float:
     return float(np.abs(shares[0] - shares[1]).max())
 
 
-def _middle(values: Values) -> tuple[float, float, float]:
+def _compute_quantiles(values: Values) -> tuple[float, float, float]:
     low, middle, high = np.quantile(values, (0.1, 0.5, 0.9)).tolist()
     return low, middle, high
 

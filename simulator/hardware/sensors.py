@@ -89,7 +89,7 @@ class Sensors:
         for node, gpu in effects.resets:
             self.gpu[_VOLATILE, node, slice(None) if gpu < 0 else gpu] = 0.0
         for bump in effects.bumps:
-            self._bump(bump)
+            self._apply_bump(bump)
 
     def follow(
         self,
@@ -110,10 +110,10 @@ class Sensors:
         activity = physics.activity_of(gangs, phase, factor, effects)
         power = physics.power_w(gangs, self.body, activity, effects, self._noise, now_ms)
         self._temp_c = physics.warm(self._temp_c, power, self.body, effects, dt_s)
-        sent = self._follow_ports(gangs, activity, factor, effects)
-        self._follow_board(gangs, power, effects)
-        self._follow_work(gangs, activity, effects, sent, now_ms)
-        self._follow_hosts(power, activity, effects)
+        sent = self._update_port_rates(gangs, activity, factor, effects)
+        self._update_gpu_state(gangs, power, effects)
+        self._update_gpu_activity(gangs, activity, effects, sent, now_ms)
+        self._update_host_metrics(power, activity, effects)
 
     def gpu_values(self, node: int, ahead_s: float) -> Values:
         """Return (field, GPU) of one node, with counters extrapolated by `ahead_s`."""
@@ -156,13 +156,13 @@ class Sensors:
     def _rate(self, name: str, value: Values) -> None:
         self._gpu_rate[GPU_ROW[name]] = value
 
-    def _bump(self, bump: Bump) -> None:
+    def _apply_bump(self, bump: Bump) -> None:
         table, rows = (self.gpu, GPU_ROW) if bump.table == "gpu" else (self.port, PORT_ROW)
         row = rows[bump.field]
         value = bump.amount if bump.sets else table[row, bump.node, bump.unit] + bump.amount
         table[row, bump.node, bump.unit] = min(value, SATURATES_AT.get(bump.field, np.inf))
 
-    def _follow_board(self, gangs: RunningGangs, power: Values, effects: Effects) -> None:
+    def _update_gpu_state(self, gangs: RunningGangs, power: Values, effects: Effects) -> None:
         """Set clocks, temperatures, power, throttling, the PCIe link and errors."""
         self._set("DCGM_FI_DEV_SM_CLOCK", physics.clock_mhz(gangs, self.body, effects))
         self._set("DCGM_FI_DEV_GPU_TEMP", self._temp_c)
@@ -178,7 +178,7 @@ class Sensors:
         self._rate("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", effects.sbe_per_s)
         self._rate("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", effects.replays_per_s)
 
-    def _follow_work(
+    def _update_gpu_activity(
         self, gangs: RunningGangs, activity: physics.Activity, effects: Effects, sent: Values, now_ms: int
     ) -> None:
         """Set utilisation, activities, memory and traffic."""
@@ -201,16 +201,16 @@ class Sensors:
         for name, level in (("TX", "pcie_tx_bytes_per_s"), ("RX", "pcie_rx_bytes_per_s")):
             asked = 6e5 + gangs.level(level)[slot] * activity.pcie * wobble + sent
             self._set(f"DCGM_FI_PROF_PCIE_{name}_BYTES", np.minimum(asked, link))
-        self._follow_memory(gangs, activity, now_ms)
+        self._update_gpu_memory(gangs, activity, now_ms)
 
-    def _follow_memory(self, gangs: RunningGangs, activity: physics.Activity, now_ms: int) -> None:
+    def _update_gpu_memory(self, gangs: RunningGangs, activity: physics.Activity, now_ms: int) -> None:
         loaded = np.clip(gangs.age_s(now_ms) / np.maximum(gangs.level("loading_s"), 1.0), 0.02, 1.0)
         held = (gangs.level("memory_mib") * loaded)[gangs.slot]
         used = np.where(activity.phase == JobPhase.EMPTY, self.body.idle_mib, held)
         self._set("DCGM_FI_DEV_FB_USED", used)
         self._set("DCGM_FI_DEV_FB_FREE", FB_TOTAL_MIB - FB_RESERVED_MIB - used)
 
-    def _follow_ports(
+    def _update_port_rates(
         self, gangs: RunningGangs, activity: physics.Activity, factor: Values, effects: Effects
     ) -> Values:
         """Set the rates of the port counters. Returns the bytes/s that each port sends (n, g).
@@ -237,7 +237,7 @@ class Sensors:
         self.port[PORT_ROW["rate_bytes_per_second"]] = effects.port_speed
         return sent
 
-    def _follow_hosts(self, power: Values, activity: physics.Activity, effects: Effects) -> None:
+    def _update_host_metrics(self, power: Values, activity: physics.Activity, effects: Effects) -> None:
         """Set the CPU seconds of one CPU, pressure, load and chassis power: idle 2.1 kW, busy 8.1 kW."""
         busy = activity.work.mean(axis=1)
         writes = (activity.phase == JobPhase.CHECKPOINT).mean(axis=1)

@@ -190,12 +190,12 @@ class DcgmPage:
         xids = values[self._xid_row] if self._xid_row >= 0 else np.zeros(len(present))
         key = (present.tobytes(), xids.tobytes())
         if key != self._key:
-            self._template = self._build(present, xids)
+            self._template = self._build_template(present, xids)
             self._key = key
         shown = values if present.all() else values[:, present]
         return self._template % tuple(shown.ravel().tolist())
 
-    def _build(self, present: NDArray[np.bool_], xids: NDArray[np.float64]) -> bytes:
+    def _build_template(self, present: NDArray[np.bool_], xids: NDArray[np.float64]) -> bytes:
         gpus = np.flatnonzero(present).tolist()
         parts: list[str] = []
         for row, field in enumerate(self._fields):

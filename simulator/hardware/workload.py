@@ -136,8 +136,8 @@ def draw_profile(rng: np.random.Generator, gpus: int, job_class: str = "training
         return _drawn(rng, "inference") if gpus > 1 else _drawn(rng, "inference", nvlink_bytes_per_s=0.0)
     if job_class == "interactive":
         return _drawn(rng, "interactive", loading_s=5.0)
-    drawn = _training(rng, gpus)
-    return _with_stalls(_alone(drawn) if gpus == 1 else drawn, rng, gpus)
+    drawn = _draw_training_profile(rng, gpus)
+    return _add_stalls(_alone(drawn) if gpus == 1 else drawn, rng, gpus)
 
 
 def profile_of(job: str, gpus: int, job_class: str = "training", *, seed: int = 0) -> WorkloadProfile:
@@ -145,7 +145,7 @@ def profile_of(job: str, gpus: int, job_class: str = "training", *, seed: int = 
     return draw_profile(np.random.default_rng([seed, zlib.crc32(job.encode())]), gpus, job_class)
 
 
-def _training(rng: np.random.Generator, gpus: int) -> WorkloadProfile:
+def _draw_training_profile(rng: np.random.Generator, gpus: int) -> WorkloadProfile:
     weights = (0.35, 0.25, 0.2, 0.2) if gpus > 8 else (0.5, 0.4, 0.1, 0.0) if gpus >= 4 else (0.6, 0.4, 0.0, 0.0)
     kind = _KINDS[rng.choice(4, p=weights)]
     if kind == "tensor_pipeline" and rng.random() < 0.3:
@@ -168,7 +168,7 @@ def _alone(profile: WorkloadProfile) -> WorkloadProfile:
     return replace(profile, nvlink_bytes_per_s=0.0, ib_bytes_per_s=0.0, communication_share=0.0)
 
 
-def _with_stalls(profile: WorkloadProfile, rng: np.random.Generator, gpus: int) -> WorkloadProfile:
+def _add_stalls(profile: WorkloadProfile, rng: np.random.Generator, gpus: int) -> WorkloadProfile:
     """Add loading time, checkpoints (longer for larger jobs) and, for half of the jobs, evaluations."""
     evaluates = rng.random() < 0.5
     return replace(

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fleetcast.features.period import _refined, find_period
+from fleetcast.features.period import _refine_period, find_period
 
 RNG = np.random.default_rng(5)
 
@@ -55,7 +55,7 @@ def test_a_slope_where_a_multiple_should_be_moves_no_period(bend: float) -> None
     curve[15:18] = 0.8, 1.0, 0.8
     rise = np.arange(13)
     curve[27:40] = 0.5 + 0.02 * rise + bend * rise**2 / 2
-    assert _refined(curve, 16) == 16
+    assert _refine_period(curve, 16) == 16
 
 
 def test_gaps_are_bridged() -> None:

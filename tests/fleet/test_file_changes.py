@@ -300,7 +300,7 @@ class TestWithoutReports:
         def refuse(name: str, *arguments: object) -> int:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(file_changes, "_call", refuse)
+        monkeypatch.setattr(file_changes, "_call_library", refuse)
         monkeypatch.setattr(file_changes, "REST_S", LONG_S)
 
         async def run() -> None:
@@ -316,6 +316,6 @@ class TestWithoutReports:
         ]
 
     def test_a_system_without_inotify_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(file_changes, "_library", object)
+        monkeypatch.setattr(file_changes, "_load_library", object)
         with pytest.raises(OSError, match="this system has no inotify"):
-            file_changes._call("inotify_init1", 0)
+            file_changes._call_library("inotify_init1", 0)

@@ -115,7 +115,7 @@ MUTATIONS = {
     "number-boards-anew": Mutation(3, ("never back",), BoardWriter, "__init__", _numbered_anew),
     "commit-seldom": Mutation(3, ("same bytes", "given once"), LedgerFile, "transaction", _commits_seldom),
     "die-of-a-full-disk": Mutation(1, ("no end",), pipeline, "log_disk_errors", lambda *_: contextlib.nullcontext()),
-    "archive-unread": Mutation(1, ("archived once",), KnownEvents, "_there", lambda *_: set()),
+    "archive-unread": Mutation(1, ("archived once",), KnownEvents, "_find_stored_events", lambda *_: set()),
     "limits-refuse-what-was-placed": Mutation(1, ("passes",), PromiseReader, "admits", lambda *_: False),
     "the-fold-has-a-bound-of-its-own": Mutation(5, ("found once", "never back"), FleetState, "_has_room", _if_room),
     "outages-stop-no-clock": Mutation(1, ("waits",), Listening, "covers", lambda *_: True),

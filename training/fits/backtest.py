@@ -109,7 +109,7 @@ def judge_demand(window: BacktestWindow) -> Results:
     results = Results("demand")
     sets = [one for one in window.demand if len(judged_origins(one, window.seed))]
     known = [DemandSet(one.dataset, one.panel.until(one.train_bins), one.train_bins) for one in sets]
-    models = Models.fit(known, sets, window.seed, _quiet, windows=1)
+    models = Models.fit(known, sets, window.seed, _print_nothing, windows=1)
     for one in sets:
         add(results, one, models, window.seed, own=window.own)
     return results
@@ -119,10 +119,10 @@ def judge_duration(window: BacktestWindow) -> Results:
     """Fit on what came before the window, and evaluate on the window."""
     from fleetcast.training.judges.duration import evaluate_sets
 
-    return evaluate_sets(window.jobs, window.seed, _quiet, windows=1)
+    return evaluate_sets(window.jobs, window.seed, _print_nothing, windows=1)
 
 
-def _quiet(line: str) -> None:
+def _print_nothing(line: str) -> None:
     """Print nothing. A window is reported once it is done."""
 
 

@@ -66,7 +66,7 @@ def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]
             features(past, _spread(first, end, len(panel.names)), (step,))[0]
             for first, end in ((0, cut), (cut, panel.bins))
         )
-        found.append(_drift(f"{row.dataset} {panel.target}", DEMAND_FEATURES, before, now))
+        found.append(_measure_drift(f"{row.dataset} {panel.target}", DEMAND_FEATURES, before, now))
     return _some(found, since_ms, newest_ms)
 
 
@@ -84,7 +84,7 @@ def duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> 
         chosen[_spread(0, cut, 1)] = chosen[_spread(cut, len(table), 1)] = True
         rows = replay(table, submissions=chosen)
         later = rows.job >= cut
-        found.append(_drift(name, FEATURES, rows.features[~later], rows.features[later]))
+        found.append(_measure_drift(name, FEATURES, rows.features[~later], rows.features[later]))
     newest_s = max((float(table.submit_s[-1]) for _, table in tables if len(table)), default=0.0)
     return _some(found, since_ms, round(newest_s * 1000))
 
@@ -98,7 +98,9 @@ def _spread(first: int, end: int, each: int) -> NDArray[np.intp]:
     return np.unique(np.linspace(first, end - 1, wanted).astype(np.intp))
 
 
-def _drift(name: str, names: Sequence[str], before: NDArray[np.float32], now: NDArray[np.float32]) -> FeatureDrift:
+def _measure_drift(
+    name: str, names: Sequence[str], before: NDArray[np.float32], now: NDArray[np.float32]
+) -> FeatureDrift:
     columns = [at for at, feature in enumerate(names) if feature not in CLOCKS]
     chosen = tuple(names[at] for at in columns)
     then, later = before[..., columns].astype(np.float64), now[..., columns].astype(np.float64)
@@ -142,11 +144,11 @@ def drift_html(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, 
             )
             for row in one.rows[:LISTED]
         ]
-        body.append(section(one.name, panels(_plots(one)), table(head, rows)))
+        body.append(section(one.name, panels(_plot_drifted_features(one)), table(head, rows)))
     return page(title, f"PSI above {PSI_MOVED:g} is the usual word for another population", body)
 
 
-def _plots(one: FeatureDrift) -> Iterator[str]:
+def _plot_drifted_features(one: FeatureDrift) -> Iterator[str]:
     """Yield plots of the three features that moved most."""
     from fleetcast.training.reports.page import panel
 

@@ -29,10 +29,10 @@ def map_jobs(
     workers have Fleetcast. Without it, `processes` processes work on this machine.
     """
     if address is not None:
-        return _on_dask(function, items, address, say)
+        return _run_on_dask(function, items, address, say)
     if processes < 2 or len(items) < 2:
         return [_said(function(item), say, at + 1, len(items)) for at, item in enumerate(items)]
-    return _in_processes(function, items, min(processes, len(items)), say)
+    return _run_in_processes(function, items, min(processes, len(items)), say)
 
 
 def _said(result: Result, say: Say, done: int, of: int) -> Result:
@@ -40,7 +40,9 @@ def _said(result: Result, say: Say, done: int, of: int) -> Result:
     return result
 
 
-def _in_processes(function: Callable[[Item], Result], items: Sequence[Item], processes: int, say: Say) -> list[Result]:
+def _run_in_processes(
+    function: Callable[[Item], Result], items: Sequence[Item], processes: int, say: Say
+) -> list[Result]:
     """Run the items in new processes.
 
     They are not forked, because a fork of a process with LightGBM threads may hang for ever.
@@ -59,7 +61,7 @@ def _in_processes(function: Callable[[Item], Result], items: Sequence[Item], pro
         return [future.result() for future in futures]
 
 
-def _on_dask(function: Callable[[Item], Result], items: Sequence[Item], address: str, say: Say) -> list[Result]:
+def _run_on_dask(function: Callable[[Item], Result], items: Sequence[Item], address: str, say: Say) -> list[Result]:
     try:
         from distributed import Client, as_completed
     except ImportError:

@@ -41,7 +41,7 @@ def track_run(uri: str, card: Card, folder: Path) -> str:
         raise ConfigError(f"mlflow {uri}: MLflow is not installed: pip install 'fleetcast[mlflow]'") from None
     try:
         client = MlflowClient(tracking_uri=uri)
-        experiment = _experiment(client, f"fleetcast-{card.kind}")
+        experiment = _find_or_create_experiment(client, f"fleetcast-{card.kind}")
         run = client.create_run(experiment, tags=_tags(card), run_name=f"{card.kind} {card.version}").info.run_id
         try:
             _log(client, run, card, folder)
@@ -54,7 +54,7 @@ def track_run(uri: str, card: Card, folder: Path) -> str:
     return str(run)
 
 
-def _experiment(client: Any, name: str) -> str:
+def _find_or_create_experiment(client: Any, name: str) -> str:
     """Return the id of the experiment. Create it if it does not exist.
 
     This works even if another process creates it at the same moment.

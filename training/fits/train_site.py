@@ -89,13 +89,13 @@ def verdict(counts: dict[str, int], judged: JudgedDays | None, results: Results,
         return GateVerdict(False, short, "log_loss", SHIPPED, 0.0, 0.0, 0)
     kinds = [kind for kind in RISK_KINDS if any(kind in fit.kinds for fit in judged.fits)]
     ours, theirs, n = mean_ratio(results, kinds, SHIPPED)
-    if (came := _came(results, OURS)) < FEWEST_JUDGED or not n:
+    if (came := _count_judged_events(results, OURS)) < FEWEST_JUDGED or not n:
         sentence = f"{came} events in the judged windows, {FEWEST_JUDGED} needed; in all {short}"
         return GateVerdict(False, sentence, "log_loss", SHIPPED, 0.0, 0.0, 0)
     rival = SHIPPED
     if version is not None:
         rival = f"the serving version {version}"
-        if (later := _came(results, BESIDE)) < FEWEST_JUDGED:
+        if (later := _count_judged_events(results, BESIDE)) < FEWEST_JUDGED:
             sentence = f"{later} events since the data of {rival} ended, {FEWEST_JUDGED} needed to compare them"
             return GateVerdict(False, sentence, "log_loss", rival, 0.0, 0.0, 0)
         beside, against, later = mean_ratio(results, kinds, SERVING, BESIDE)
@@ -106,7 +106,7 @@ def verdict(counts: dict[str, int], judged: JudgedDays | None, results: Results,
     return _verdict(ours, theirs, n, rival, kinds, counts, len(judged.fits))
 
 
-def _came(results: Results, method: str) -> int:
+def _count_judged_events(results: Results, method: str) -> int:
     """Count the events within a day of the judged rows for which this method has a log loss."""
     return sum(row.n for row in results.select(series="all", method=method, metric="log_loss", horizon_s=86_400))
 

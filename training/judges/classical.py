@@ -86,13 +86,13 @@ class Refitted:
     def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
         filled = forward_filled(panel.values)
         points = np.full((len(steps), *filled.shape), np.nan)
-        for begin, end in self._weeks(panel, int(origins.min(initial=panel.bins)) - max(steps)):
+        for begin, end in self._split_into_weeks(panel, int(origins.min(initial=panel.bins)) - max(steps)):
             for row, values in enumerate(filled[:, :end]):
                 points[:, row, begin - 1 : end] = self._points(panel, values, begin, steps)
         at = {step: number for number, step in enumerate(steps)}
         return forecast_by_errors(panel, origins, steps, lambda panel, filled, step: points[at[step]])
 
-    def _weeks(self, panel: Panel, first: int) -> Iterator[tuple[int, int]]:
+    def _split_into_weeks(self, panel: Panel, first: int) -> Iterator[tuple[int, int]]:
         """Yield (begin, end) of the bins of each week.
 
         The first week is two weeks before bin `first`, because its errors make the quantiles.
@@ -172,11 +172,13 @@ def ets(span: SeriesSpan) -> Array:
         part = hours[phase :: span.hour]
         model = ETSModel(part, **kind, seasonal_periods=season, initialization_method="known", **start)
         states = np.asarray(model.smooth(fit.params).states)
-        found[:, phase :: span.hour] = np.stack([_ets_ahead(states, fit.damping_trend, season, lead) for lead in leads])
+        found[:, phase :: span.hour] = np.stack(
+            [_forecast_ets(states, fit.damping_trend, season, lead) for lead in leads]
+        )
     return _within(span, hours, leads, found)
 
 
-def _ets_ahead(states: Array, damping: float, season: int | None, lead: int) -> Array:
+def _forecast_ets(states: Array, damping: float, season: int | None, lead: int) -> Array:
     """Return (hour,) point forecasts from the states after each hour.
 
     A forecast is level plus trend, plus the season's value there if there is a season.

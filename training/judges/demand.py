@@ -140,7 +140,7 @@ class Models:
             if own := [one for one in known if one.dataset == dataset]:
                 until = [warm_start(one.train_bins, one.panel.bin_s) for one in own]
                 found.warm[dataset] = _fit_trees(own, until, seed, WARM_TREES)
-                found.rolled[dataset] = tuple(_refitted(own, mine, rolling, seed, say))
+                found.rolled[dataset] = tuple(_refit_by_window(own, mine, rolling, seed, say))
             else:  # on what is not of later years or of another clock
                 others = [one for one in known if one.panel.first_ms < panel.end_ms(panel.bins - 1)]
                 names = tuple(one.dataset for one in others)
@@ -162,7 +162,7 @@ def windows_of(sets: Sequence[DemandSet], count: int = 0) -> tuple[RollingWindow
     return rolling_windows(min(begins) / 1000, max(ends) / 1000, count)
 
 
-def _refitted(
+def _refit_by_window(
     own: Sequence[DemandSet], whole: Sequence[DemandSet], rolling: Sequence[RollingWindow], seed: int, say: Say
 ) -> Iterator[DemandTrees | None]:
     """Yield the trees of each window, fitted on what both folders hold before it.
@@ -177,7 +177,7 @@ def _refitted(
         if not number:  # the train folder itself
             yield _fit_trees(own, [one.train_bins for one in own], seed, TREES)
         else:
-            until = [_bins_before(one.panel, window.begin_ms) for one in parts]
+            until = [_count_bins_before(one.panel, window.begin_ms) for one in parts]
             yield _fit_trees(parts, until, seed, TREES)
         say(f"{whole[0].dataset}: fitted on its train part, window {number + 1} of {len(rolling)}")
 
@@ -194,7 +194,7 @@ def _some(panel: Panel, names: Sequence[str]) -> Panel:
     )
 
 
-def _bins_before(panel: Panel, time_ms: int) -> int:
+def _count_bins_before(panel: Panel, time_ms: int) -> int:
     """Return how many bins have ended by then."""
     return min(panel.bins, max(0, (time_ms - panel.first_ms) // (panel.bin_s * 1000)))
 
@@ -218,16 +218,16 @@ def judged_origins(one: DemandSet, seed: int = 0) -> Bins:
 
     They are one bin of each hour after the train part that has an outcome to come.
     """
-    return _hourly(one.panel, one.begin - 1, one.panel.bins - 1, np.random.default_rng((seed, 0)))
+    return _draw_hourly_bins(one.panel, one.begin - 1, one.panel.bins - 1, np.random.default_rng((seed, 0)))
 
 
 def warm_origins(one: DemandSet, seed: int = 0) -> Bins:
     panel = one.panel
     first = warm_start(one.train_bins, panel.bin_s) if one.train_bins else min(day_bins(panel.bin_s), one.begin // 2)
-    return _hourly(panel, first, one.begin - 1, np.random.default_rng((seed, 1)))
+    return _draw_hourly_bins(panel, first, one.begin - 1, np.random.default_rng((seed, 1)))
 
 
-def _hourly(panel: Panel, first: int, end: int, rng: np.random.Generator) -> Bins:
+def _draw_hourly_bins(panel: Panel, first: int, end: int, rng: np.random.Generator) -> Bins:
     """Return one random bin of each hour of [first, end).
 
     The random choice keeps hourly patterns from favouring a method.
@@ -250,7 +250,7 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
     usable = without_lone_spikes(panel)
     raw = [forecaster.forecast(usable, origins, steps) for forecaster in plain]
     names = [forecaster.name for forecaster in plain]
-    begins = [max(one.begin, _bins_before(panel, window.begin_ms)) for window in models.windows[one.dataset]]
+    begins = [max(one.begin, _count_bins_before(panel, window.begin_ms)) for window in models.windows[one.dataset]]
     table = np.stack([*raw, _trees(one, models, origins, begins, steps)])
     whole = np.asarray(are_whole(panel.values[:, : origins[0] + 1]).all(axis=1))
     gate = Gate([*names, "trees"], steps, panel.names, panel.bin_s, panel.capacity, whole=whole)
@@ -286,11 +286,11 @@ def _trees(one: DemandSet, models: Models, origins: Bins, begins: Sequence[int],
     """
     fits = [models.warm[one.dataset], *models.rolled[one.dataset]]
     parts = np.split(origins, np.searchsorted(origins, np.array(begins) - 1))
-    found = [_forecasts_of(model, one.panel, part, steps) for model, part in zip(fits, parts, strict=True)]
+    found = [_forecast_or_nan(model, one.panel, part, steps) for model, part in zip(fits, parts, strict=True)]
     return np.concatenate(found, axis=2)
 
 
-def _forecasts_of(model: DemandTrees | None, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
+def _forecast_or_nan(model: DemandTrees | None, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
     if model is None:
         return np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
     return model.forecast(panel, origins, steps)

@@ -68,7 +68,7 @@ def judge(results: Results, judged: JudgedForecasts, seed: int) -> None:
 
     If a baseline has no forecast, persistence stands in for it. `stood_in` is the share of such forecasts.
     """
-    missing = {name: _stand_ins(judged, name) for name in judged.methods}
+    missing = {name: _find_missing_forecasts(judged, name) for name in judged.methods}
     for at in range(len(judged.steps)):
         outcomes, known = _known(judged, at)
         if not known.any():
@@ -77,7 +77,9 @@ def judge(results: Results, judged: JudgedForecasts, seed: int) -> None:
             parts = _scored(judged, at, method, outcomes, known)
             results.rows.extend(_rows(judged, at, method, parts, known, seed))
             if (silent := missing[method][at] & known).any():
-                results.rows.append(_stood_in(judged, at, method, float(silent.sum() / known.sum()), int(known.sum())))
+                results.rows.append(
+                    _make_stand_in_row(judged, at, method, float(silent.sum() / known.sum()), int(known.sum()))
+                )
         _predict(results, judged, at, outcomes, known)
 
 
@@ -106,7 +108,7 @@ def _known(judged: JudgedForecasts, at: int) -> tuple[Array, NDArray[np.bool_]]:
     return outcomes, known
 
 
-def _stand_ins(judged: JudgedForecasts, method: str) -> NDArray[np.bool_]:
+def _find_missing_forecasts(judged: JudgedForecasts, method: str) -> NDArray[np.bool_]:
     """Return (step, origin, series) whether persistence stands in."""
     return np.asarray(~np.isfinite(judged.methods[method]).all(axis=0))
 
@@ -119,7 +121,7 @@ def _scored(
     return _parts(np.where(known, values, np.nan), np.where(known, outcomes, np.nan), judged.scale)
 
 
-def _stood_in(judged: JudgedForecasts, at: int, method: str, share: float, n: int) -> ResultRow:
+def _make_stand_in_row(judged: JudgedForecasts, at: int, method: str, share: float, n: int) -> ResultRow:
     lead_s = judged.steps[at] * judged.panel.bin_s
     identity = (judged.dataset, judged.panel.target, POOLED, lead_s, method, method, "stood_in")
     return ResultRow(*identity, share, None, None, n)

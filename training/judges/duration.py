@@ -153,20 +153,20 @@ def baselines(table: HistoryJobs, train: HistoryJobs, rows: DurationRows) -> dic
     group = rows.group[:, 1:].copy()
     group[:, POINT] = rows.group[:, 0]
     return {
-        "last_two": _point(two),
+        "last_two": _make_point_quantiles(two),
         "group": np.sort(group, axis=1),
-        "group_train": _train_quantiles(table, train, rows.job),
-        "limit": _point(features[:, COLUMN["log_limit"]]),
+        "group_train": _estimate_group_quantiles(table, train, rows.job),
+        "limit": _make_point_quantiles(features[:, COLUMN["log_limit"]]),
     }
 
 
-def _point(values: Array) -> Array:
+def _make_point_quantiles(values: Array) -> Array:
     found = np.full((len(values), len(LEVELS)), np.nan)
     found[:, POINT] = values
     return found
 
 
-def _train_quantiles(table: HistoryJobs, train: HistoryJobs, jobs: NDArray[np.int64]) -> Array:
+def _estimate_group_quantiles(table: HistoryJobs, train: HistoryJobs, jobs: NDArray[np.int64]) -> Array:
     """Return (row, level) quantiles of the group's jobs that had ended at the fit.
 
     A group with few of them gets the quantiles of all jobs.

@@ -74,7 +74,7 @@ def judge_run(results: Results, judged: Judged, seed: int) -> None:
     actual = np.log(judged.table.run_s[judged.job])
     block = max(1, len(actual) // BLOCKS)
     for method, values in judged.runs.items():
-        for metric, scores in _run_scores(actual, values):
+        for metric, scores in _score_predictions(actual, values):
             _add(results, judged.dataset, "run_s", None, method, metric, scores, block, seed)
     ours = judged.runs["ours"]
     jobs = np.repeat(_names(judged, judged.job), len(LEVELS))
@@ -124,7 +124,7 @@ def judge_remaining(results: Results, judged: Judged, seed: int) -> None:
     )
 
 
-def _run_scores(actual: Array, values: Array) -> Iterator[tuple[str, Array]]:
+def _score_predictions(actual: Array, values: Array) -> Iterator[tuple[str, Array]]:
     """Yield (metric, score of each job) of a method's predictions.
 
     A score is NaN if the job's end is unknown, and then does not count.

@@ -113,7 +113,7 @@ def score(
 
 def false_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTruth]) -> list[FlagSpell]:
     """Return the findings that begin where there is no fault and there was none just before."""
-    return [one for one in findings if _is_false(one, {one.node}, faults)]
+    return [one for one in findings if _is_false_alarm(one, {one.node}, faults)]
 
 
 def false_on_jobs(findings: Iterable[FlagSpell], faults: Sequence[RunTruth], hosts: Hosts) -> list[FlagSpell]:
@@ -121,7 +121,7 @@ def false_on_jobs(findings: Iterable[FlagSpell], faults: Sequence[RunTruth], hos
 
     `node` of such a finding is the job's name.
     """
-    return [one for one in findings if _is_false(one, hosts.get(one.node, frozenset()), faults)]
+    return [one for one in findings if _is_false_alarm(one, hosts.get(one.node, frozenset()), faults)]
 
 
 @dataclass(slots=True)
@@ -242,7 +242,7 @@ def _score_node(
         scored.own_nodes += found is not None and not false_alarms(others, faults)
 
 
-def _is_false(one: FlagSpell, nodes: Container[str], faults: Iterable[RunTruth]) -> bool:
+def _is_false_alarm(one: FlagSpell, nodes: Container[str], faults: Iterable[RunTruth]) -> bool:
     return not any(
         fault.node in nodes and _begins_ms(fault) <= one.first_ms <= _ends_ms(fault) + AFTER_MS for fault in faults
     )

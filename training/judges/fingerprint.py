@@ -125,12 +125,12 @@ def _judge_phases(results: Results, runs: Sequence[Recorded], tested: set[str], 
             continue
         others = [other for other in runs if not _are_same(other, run)]
         if others:
-            for method, said in _phases_said(run, others).items():
+            for method, said in _predict_phases(run, others).items():
                 macro = f1_score(run.phase, said, labels=sorted(set(run.phase)), average="macro", zero_division=0)
                 scores[method].append(float(macro))
         actual = CLASS_OF_NAME.get(run.name.split("_")[-1][:1] if run.name.startswith("old_") else run.name[:1])
         if actual:
-            for method, odds in _classes_said(run).items():
+            for method, odds in _predict_classes(run).items():
                 right[method].append(float(odds == actual))
     for method, values in scores.items():
         results.rows.append(row_of(RECORDED, "phase", method, "phase_f1", values, seed))
@@ -144,7 +144,7 @@ def _are_same(one: Recorded, other: Recorded) -> bool:
     return one.name == other.name or bool(np.array_equal(one.of("power_w")[:many], other.of("power_w")[:many]))
 
 
-def _phases_said(run: Recorded, others: Sequence[Recorded]) -> dict[str, list[str]]:
+def _predict_phases(run: Recorded, others: Sequence[Recorded]) -> dict[str, list[str]]:
     """Return method -> the phase that it predicts for each second.
 
     The baselines are the most frequent phase, and the most frequent phase at that time.
@@ -174,14 +174,14 @@ def _warmup_s(others: Sequence[Recorded]) -> float:
     return float(np.median(lengths)) if lengths else PhaseRule().warmup_s
 
 
-def _classes_said(run: Recorded) -> dict[str, str]:
+def _predict_classes(run: Recorded) -> dict[str, str]:
     period = find_period(run.fine, FINE_S)
     shape = shape_of(run.of("sm_active"), run.of("tensor_active"), run.of("nvlink_tx_bytes_s"), run.host, period)
     odds = class_of(shape)
-    return {"ours": max(odds, key=lambda name: odds[name]), "three_rules": _three_rules(run)}
+    return {"ours": max(odds, key=lambda name: odds[name]), "three_rules": _classify_by_rules(run)}
 
 
-def _three_rules(run: Recorded) -> str:
+def _classify_by_rules(run: Recorded) -> str:
     """Apply the classifier that came with the recordings.
 
     A run is training if at least two of three hold: power above 400 W, tensor/SM above 0.25, and a
@@ -210,7 +210,9 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
     """
     hits: dict[str, list[float]] = defaultdict(list)
     inside: list[float] = []
-    for read_attempt_numbers in readable(results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _begins):
+    for read_attempt_numbers in readable(
+        results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _read_checkpoint_begins
+    ):
         for begins in read_attempt_numbers.values():
             for number in range(2, len(begins)):
                 before, actual = begins[:number], int(begins[number])
@@ -234,7 +236,7 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
         results.skipped.append(f"{SIMULATED}: no job with three checkpoints")
 
 
-def _begins(path: Path) -> dict[tuple[str, int], NDArray[np.int64]]:
+def _read_checkpoint_begins(path: Path) -> dict[tuple[str, int], NDArray[np.int64]]:
     """Read when the checkpoints of each attempt began. Returns attempt -> ms, in order.
 
     Raises one of UNREADABLE.

@@ -114,7 +114,7 @@ def predictions(
         for suffix, more in kinds.items():
             if suffix and not len(more):
                 continue
-            said = _served(_remembered(site, more, seed), rest)
+            said = _served(_limit_co_runs(site, more, seed), rest)
             found[method + suffix], found[method + suffix + BOUND] = said.p50, said.lower_90
     return rest, found
 
@@ -124,7 +124,7 @@ def _served(seen: CoRunPairs, asked: CoRunPairs) -> Prediction:
     return predict(asked.pairs, gpu_prior(asked.pairs), learn(seen.pairs, seen.speed - gpu_prior(seen.pairs)))
 
 
-def _remembered(site: CoRunPairs, newest: CoRunPairs, seed: int) -> CoRunPairs:
+def _limit_co_runs(site: CoRunPairs, newest: CoRunPairs, seed: int) -> CoRunPairs:
     """Return as many of a site's co-runs as the service stores.
 
     If there are too many, all of the newest remain, and some of the others are dropped at random.
@@ -228,7 +228,7 @@ def _judge(
     for method in [name for name in methods if name not in ACCEPTING and not name.endswith(BOUND)]:
         add(method, "mae", np.abs(methods[method] - speed)[order])
         add(method, "auc_085", _auc(methods[method], speed < HARM))
-        add(method, "harmful_at_73", *_harm(methods[method], speed, order))
+        add(method, "harmful_at_73", *_measure_accepted_harm(methods[method], speed, order))
         if method + BOUND in methods:
             bound = methods[method + BOUND]
             is_within = np.where(np.isfinite(bound), speed >= bound, np.nan)
@@ -236,9 +236,9 @@ def _judge(
             if of[2] == "all" and not np.isfinite(bound).any():
                 results.skipped.append(f"{of[0]} {of[1]}: {method} has too few co-runs for a bound")
     if "label" in methods and np.isfinite(methods["label"]).all():
-        _accepts(add, "lucid_label", methods["label"] >= -2, methods["label"], speed, order)
+        _judge_rule(add, "lucid_label", methods["label"] >= -2, methods["label"], speed, order)
     if "load" in methods:
-        _accepts(add, "sum_100", methods["load"] >= -1, methods["load"], speed, order)
+        _judge_rule(add, "sum_100", methods["load"] >= -1, methods["load"], speed, order)
 
 
 def _auc(said: Array, harmed: NDArray[np.bool_]) -> Array:
@@ -253,7 +253,7 @@ def _auc(said: Array, harmed: NDArray[np.bool_]) -> Array:
     return 1 - (at[0] + at[1]) / (2 * len(fine))
 
 
-def _harm(said: Array, speed: Array, order: NDArray[np.intp]) -> tuple[Array, Array]:
+def _measure_accepted_harm(said: Array, speed: Array, order: NDArray[np.intp]) -> tuple[Array, Array]:
     """Accept the fastest 73 %. Returns (row,) harmed and accepted, and (row,) accepted.
 
     Ties are accepted in equal parts.
@@ -265,7 +265,7 @@ def _harm(said: Array, speed: Array, order: NDArray[np.intp]) -> tuple[Array, Ar
     return (share * (speed < HARM))[order], share[order]
 
 
-def _accepts(
+def _judge_rule(
     add: Callable[[str, str, Array, Array | None], None],
     method: str,
     accepted: NDArray[np.bool_],
@@ -286,7 +286,7 @@ def _accepts(
             accepted[order].astype(np.float64),
         )
     add(method, "auc_085", _auc(said, speed < HARM), None)
-    add(method, "harmful_at_73", *_harm(said, speed, order))
+    add(method, "harmful_at_73", *_measure_accepted_harm(said, speed, order))
 
 
 def _predict(results: Results, dataset: str, target: str, methods: Mapping[str, Array], speed: Array) -> None:

@@ -60,11 +60,11 @@ class OwnForecaster:
 
 @cache
 def _made(path: str) -> Forecaster:
-    made: Forecaster = _class_at(path)()
+    made: Forecaster = _import_class(path)()
     return made
 
 
-def _class_at(path: str) -> Callable[[], Forecaster]:
+def _import_class(path: str) -> Callable[[], Forecaster]:
     if advice := path_to_write(path):
         raise ConfigError(f"--forecaster: {path!r}: {advice}")
     try:
@@ -78,7 +78,7 @@ def _class_at(path: str) -> Callable[[], Forecaster]:
 
 def make(path: str) -> Callable[[], Forecaster]:
     """Return a factory of the forecaster at a path, for `fleetcast.checks.check_forecaster`."""
-    return _class_at(path)
+    return _import_class(path)
 
 
 def limited(answer: Callable[[], Answer], path: str, limit_s: float, what: str = "making it") -> Answer:

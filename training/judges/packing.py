@@ -99,7 +99,7 @@ def pack(machines: Machines, kinds: Sequence[PodKind], order: Ints, make: Callab
         kind = kinds[number]
         if policy.begin(arrived, kind.shape):
             seen.clear()
-        known = _refreshed(seen, number, kind, fleet, hosts[number], policy)
+        known = _update_seen(seen, number, kind, fleet, hosts[number], policy)
         row = policy.choose(known.good)
         if row >= 0:
             fleet.take(kind, row, int(known.slot[row]))
@@ -107,7 +107,7 @@ def pack(machines: Machines, kinds: Sequence[PodKind], order: Ints, make: Callab
     return allocated / WHOLE / machines.gpus
 
 
-def _refreshed(
+def _update_seen(
     seen: dict[int, _Seen], number: int, kind: PodKind, fleet: PackedFleet, hosts: NDArray[np.bool_], policy: Policy
 ) -> _Seen:
     n = len(fleet.cpus)

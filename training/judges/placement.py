@@ -66,8 +66,8 @@ def evaluate_set(results: Results, one: PackingSet, seed: int, say: Say) -> None
 def policies(one: PackingSet, seed: int) -> dict[str, Callable[[PackedFleet], Policy]]:
     """Return the policies to compare, by method."""
     return {
-        "ours": lambda fleet: ByGrowth(fleet, potential, _seen_before(one.before, seed), True),
-        "fgd": lambda fleet: ByGrowth(fleet, fragmented, _whole_list(one.pods), False, POPULAR),
+        "ours": lambda fleet: ByGrowth(fleet, potential, _sample_past_shapes(one.before, seed), True),
+        "fgd": lambda fleet: ByGrowth(fleet, fragmented, _collect_all_shapes(one.pods), False, POPULAR),
         "best_fit": lambda fleet: ByScore(fleet, best_fit),
         "dot_prod": lambda fleet: ByScore(fleet, dot_product),
         "packing": lambda fleet: ByScore(fleet, packing),
@@ -75,7 +75,7 @@ def policies(one: PackingSet, seed: int) -> dict[str, Callable[[PackedFleet], Po
     }
 
 
-def _seen_before(lists: Sequence[PodList], seed: int) -> RecentShapes:
+def _sample_past_shapes(lists: Sequence[PodList], seed: int) -> RecentShapes:
     recent, rng = RecentShapes(WINDOW), np.random.default_rng(seed)
     for pods in lists:
         for number in rng.choice(pods.kind, BEFORE // len(lists)).tolist():
@@ -83,7 +83,7 @@ def _seen_before(lists: Sequence[PodList], seed: int) -> RecentShapes:
     return recent
 
 
-def _whole_list(pods: PodList) -> RecentShapes:
+def _collect_all_shapes(pods: PodList) -> RecentShapes:
     recent = RecentShapes(len(pods.kind))
     for number in pods.kind.tolist():
         recent.add(pods.kinds[number].shape)

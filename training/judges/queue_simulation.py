@@ -237,10 +237,10 @@ class QueueSimulation:
         """Return the time of the next event if no job is submitted."""
         end_s = self._running[0][0] if self._running else NEVER_S
         if self._changed and self._queue:
-            return min(end_s, max(self.now_s, self._due_s()))
+            return min(end_s, max(self.now_s, self._next_pass_s()))
         return end_s
 
-    def _due_s(self) -> int:
+    def _next_pass_s(self) -> int:
         """Return the earliest time of the next pass."""
         if self._forked_s is None:
             return self._passed_s + PASS_S
@@ -257,7 +257,7 @@ class QueueSimulation:
         self.now_s = next_s
         while self._running and self._running[0][0] <= next_s:
             self._end(heapq.heappop(self._running)[1])
-        if self._changed and next_s >= self._due_s():
+        if self._changed and next_s >= self._next_pass_s():
             self._passed_s = next_s
             self._changed = False
             if self._queue and self._free >= min(self._waiting):

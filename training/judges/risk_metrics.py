@@ -48,7 +48,7 @@ class Ranked:
         ranked = score[order]
         self._starts = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1])))
         self._top = top_precision(rows, score)
-        self._squares = None if p is None else _daily_squares(rows, p, base)
+        self._squares = None if p is None else _sum_daily_squared_errors(rows, p, base)
 
     def metrics(self, weight: Array) -> dict[str, float]:
         """Return every metric with each day counted `weight` times.
@@ -95,7 +95,7 @@ def top_precision(rows: NodeDays, score: Array) -> Array:
     return found
 
 
-def _daily_squares(rows: NodeDays, p: Array, base: Array | float) -> Array:
+def _sum_daily_squared_errors(rows: NodeDays, p: Array, base: Array | float) -> Array:
     """Return (2, days) the sums of squared errors of p, and of the base rate."""
     labels = rows.labels.astype(np.float64)
     errors = ((p - labels) ** 2, (base - labels) ** 2)
@@ -119,12 +119,12 @@ def reliability(
     for own in (tenth == at for at in range(len(edges) + 1)):
         if own.any():
             share = float(actual[own].mean())
-            low, high = _wilson(share, int(own.sum()))
+            low, high = _wilson_interval(share, int(own.sum()))
             found.append((float(p[own].mean()), share, min(low, share), max(high, share)))
     return found
 
 
-def _wilson(share: float, n: int) -> tuple[float, float]:
+def _wilson_interval(share: float, n: int) -> tuple[float, float]:
     """Return the 95 % interval of a share of n (Wilson, 1927)."""
     z = 1.96
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)

@@ -146,7 +146,7 @@ def _add_rows(
     for metric, value in metrics(time_ms, p, labels).items():
         found: tuple[float | None, float | None, float | None] = value, None, None
         if metric in CHOSEN and seed is not None:
-            found = _with_interval(metric, time_ms, p, labels, seed)
+            found = _measure_with_interval(metric, time_ms, p, labels, seed)
         model = "site_risk" if method == OURS else ""
         results.rows.append(
             ResultRow(dataset, kind, series, horizon_s, method, model, metric, *found, int(labels.sum()))
@@ -198,7 +198,7 @@ def _calibration_error(p: Array, labels: Mask) -> float:
     return float(sum(gaps) / len(p) / labels.mean())
 
 
-def _with_interval(
+def _measure_with_interval(
     metric: str, time_ms: NDArray[np.int64], p: Array, labels: Mask, seed: int
 ) -> tuple[float | None, float | None, float | None]:
     """Return a metric with its interval. Days are drawn in weeks, because the labels of a week overlap."""

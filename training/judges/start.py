@@ -310,7 +310,7 @@ def _judge(results: Results, scene: Scene, rows: Sequence[WaitForecast], seed: i
                 if own.any():
                     row = _row(scene, method, metric, top[own], None if below is None else below[own], seed)
                     results.windows += rows_of(window, [row])
-    results.predictions += [_predicted(scene, rows)]
+    results.predictions += [_make_prediction_columns(scene, rows)]
 
 
 def _scores(rows: Sequence[WaitForecast], method: str) -> dict[str, tuple[Array, Array | None]]:
@@ -342,7 +342,7 @@ def _model(method: str, scene: Scene) -> str:
     return f"{'paths' if method == 'ours' else 'plan'}, {scene.capacity} at most"
 
 
-def _predicted(scene: Scene, rows: Sequence[WaitForecast]) -> dict[str, Sequence[Any]]:
+def _make_prediction_columns(scene: Scene, rows: Sequence[WaitForecast]) -> dict[str, Sequence[Any]]:
     """Return one line for each job and level of our forecasts. Waits are in seconds from its submission."""
     size = len(rows) * len(LEVELS)
     same = {"dataset": scene.dataset, "target": "start", "series": "all", "model": _model("ours", scene)}

@@ -112,7 +112,7 @@ class Minder:
         streak: dict[tuple[str, int], int] = {}
         values = self._channels(sight)
         for job, rows in sight.gangs.items():
-            worst = _farthest(values[rows]) if len(rows) >= FEWEST_NODES else None
+            worst = _find_outlier(values[rows]) if len(rows) >= FEWEST_NODES else None
             if worst is None:
                 continue
             key = (job, int(rows[worst]))
@@ -132,7 +132,7 @@ class Minder:
         return np.column_stack(columns)
 
 
-def _farthest(values: Array) -> int | None:
+def _find_outlier(values: Array) -> int | None:
     """Return the row that is farthest from the others, if it is far enough. Otherwise return None.
 
     Its summed distance to the others must be more than 1.5 times their median.

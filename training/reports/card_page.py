@@ -21,7 +21,7 @@ MOST_HORIZONS = 4
 
 def card_html(card: Card) -> str:
     """Return the page. It leaves out sections that the card has no data for."""
-    body = [_verdict(card), *_measured(card), *_calibrated(card), _made(card)]
+    body = [_verdict(card), *_measured(card), *_render_calibration(card), _made(card)]
     return page(
         f"Model card: {card.kind} {card.version}",
         f"fitted on what was known until {moment(card.fitted_until_ms)}",
@@ -60,7 +60,7 @@ def _measured(card: Card) -> Iterator[str]:
     yield every_row(results.rows)
 
 
-def _calibrated(card: Card) -> Iterator[str]:
+def _render_calibration(card: Card) -> Iterator[str]:
     for target in dict.fromkeys(row.target for row in card.calibration):
         rows = [row for row in card.calibration if row.target == target]
         name = target.replace("_", " ") or card.kind

@@ -19,8 +19,8 @@ def demand_tables(results: Results) -> dict[str, list[list[str]]]:
     """Return name -> rows, with the header first."""
     numbers = _numbers(results.windows)
     return {
-        "evaluate demand": _by_set(numbers),
-        "evaluate demand, methods": _by_method(numbers, results),
+        "evaluate demand": _make_set_table(numbers),
+        "evaluate demand, methods": _make_method_table(numbers, results),
     }
 
 
@@ -36,7 +36,7 @@ def _leads(numbers: dict[Key, list[WindowRow]]) -> list[int | None]:
     return sorted({key[2] for key in numbers}, key=lambda lead_s: lead_s or 0)
 
 
-def _by_set(numbers: dict[Key, list[WindowRow]]) -> list[list[str]]:
+def _make_set_table(numbers: dict[Key, list[WindowRow]]) -> list[list[str]]:
     """Return a row for each set and target.
 
     A cell is ours over persistence (mean, worst window) and over the best method of statsmodels.
@@ -56,20 +56,20 @@ def _cell(rows: Sequence[WindowRow]) -> str:
     found = gains(rows, [PERSISTENCE])
     if not found:
         return "–"
-    said = f"{_signed(sum(found) / len(found))}, {_signed(max(found))}"
+    said = f"{_format_percent(sum(found) / len(found))}, {_format_percent(max(found))}"
     means = {method: _mean(rows, method) for method in (OURS, *CLASSICAL)}
     rivals = [(mean, method) for method in CLASSICAL if (mean := means[method]) is not None and mean > 0]
     own = means[OURS]
     if not rivals or own is None:
         return said
     best, name = min(rivals)
-    return f"{said} ({_signed(own / best - 1)} {name})"
+    return f"{said} ({_format_percent(own / best - 1)} {name})"
 
 
-def _signed(share: float) -> str:
+def _format_percent(share: float) -> str:
     """Return a share in percent. It is bold if ours is worse than a baseline.
 
-    >>> _signed(-0.104), _signed(0.02), _signed(0.001)
+    >>> _format_percent(-0.104), _format_percent(0.02), _format_percent(0.001)
     ('−10', '**+2**', '0')
     """
     percent = round(100 * share)
@@ -83,7 +83,7 @@ def _mean(rows: Sequence[WindowRow], method: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _by_method(numbers: dict[Key, list[WindowRow]], results: Results) -> list[list[str]]:
+def _make_method_table(numbers: dict[Key, list[WindowRow]], results: Results) -> list[list[str]]:
     """Return a row for each method.
 
     Its cells are the geometric mean of its WQL over persistence's, how often it is best, and its failed fits.

@@ -23,12 +23,12 @@ def courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
         if any(name not in block for name in NEEDED) or not len(block["issued_ms"]):
             continue
         columns = {name: np.asarray(block[name]) for name in NEEDED}
-        for key in sorted(_sets(block)):
+        for key in sorted(_list_sets(block)):
             own = (columns["dataset"] == key[0]) & (columns["target"] == key[1])
             sets.setdefault(key, []).append({name: columns[name][own] for name in NEEDED[2:]})
     made = {}
     for key, parts in sets.items():
-        course = _course({name: np.concatenate([part[name] for part in parts]) for name in NEEDED[2:]})
+        course = _make_course({name: np.concatenate([part[name] for part in parts]) for name in NEEDED[2:]})
         if course is not None:
             made[key] = course
     return made
@@ -42,7 +42,7 @@ def served(predictions: Sequence[Block]) -> dict[tuple[str, str], Shares]:
             continue
         once = np.asarray(block["quantile"]) == 0.5
         horizons, models = np.asarray(block["horizon_s"])[once], np.asarray(block["model"])[once]
-        for dataset, target in sorted(_sets(block)):
+        for dataset, target in sorted(_list_sets(block)):
             own = ((np.asarray(block["dataset"]) == dataset) & (np.asarray(block["target"]) == target))[once]
             counts = found.setdefault((dataset, target), {})
             for horizon in np.unique(horizons[own]).tolist():
@@ -51,11 +51,11 @@ def served(predictions: Sequence[Block]) -> dict[tuple[str, str], Shares]:
     return found
 
 
-def _sets(block: Block) -> set[tuple[str, str]]:
+def _list_sets(block: Block) -> set[tuple[str, str]]:
     return {(str(dataset), str(target)) for dataset, target in set(zip(block["dataset"], block["target"], strict=True))}
 
 
-def _course(columns: Columns) -> Course | None:
+def _make_course(columns: Columns) -> Course | None:
     """Return the last part of the largest series that its fans cover.
 
     Returns None if no forecast has several horizons.

@@ -42,7 +42,7 @@ def play_report(
     body = [
         section("Methods", panels([panel(table(HEAD, [_row(one) for one in found]), note=price, kind="wide")])),
         section("Waits", panels([panel(sizes_svg(found), "Mean wait by GPUs of a job, hours", kind="wide")])),
-        section("Over time", panels(_over_time(scene, starts))),
+        section("Over time", panels(_plot_use_over_time(scene, starts))),
         section("Queues", panels([panel(table(*_queue_table(found)), "Mean wait by queue, s", kind="wide")])),
     ]
     if skipped:
@@ -79,7 +79,7 @@ def sizes_svg(found: Sequence[PlayNumbers]) -> str:
     return canvas.svg
 
 
-def _over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[str]:
+def _plot_use_over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[str]:
     """Plot the use of GPUs by each method, and the shares of the largest queues.
 
     The shares are those of ours, or of the first method.

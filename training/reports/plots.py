@@ -103,10 +103,10 @@ def drawn(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) -> Ite
         yield canvas
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    canvas.svg = _inline(file.getvalue(), label)
+    canvas.svg = _make_inline_svg(file.getvalue(), label)
 
 
-def _inline(svg: str, label: str) -> str:
+def _make_inline_svg(svg: str, label: str) -> str:
     """Return the SVG element alone, with ids of its own, the page's font and the page's colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
@@ -139,11 +139,11 @@ def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _spoken(method: str) -> str:
+def _format_method(method: str) -> str:
     return method.replace("_", " ")
 
 
-def _legend(canvas: Canvas) -> None:
+def _draw_legend(canvas: Canvas) -> None:
     """Draw the legend above the plot, in as many columns as the names allow."""
     handles, names = canvas.axes.get_legend_handles_labels()
     columns = 4 if sum(map(len, names)) < 42 and len(names) <= 4 else 3
@@ -169,14 +169,14 @@ def lines_svg(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] | 
             )
             x = np.array([place[row.horizon_s or 0] for row in own]) + 0.05 * (shift - (len(methods) - 1) / 2)
             y = np.array([row.value for row in own], float)
-            canvas.axes.plot(x, y, label=_spoken(method), **style)
+            canvas.axes.plot(x, y, label=_format_method(method), **style)
             low = np.array([np.nan if row.low is None else row.low for row in own])
             high = np.array([np.nan if row.high is None else row.high for row in own])
             canvas.axes.vlines(x, low, high, colors=style["color"], linewidth=1.0, alpha=0.55, zorder=style["zorder"])
         canvas.axes.set_xticks(range(len(horizons)), [(ticks or {}).get(at, lead(at)) for at in horizons])
         canvas.axes.set_ylim(bottom=0)
         canvas.axes.margins(x=0.04)
-        _legend(canvas)
+        _draw_legend(canvas)
     return canvas.svg
 
 
@@ -195,7 +195,9 @@ def bars_svg(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) -
             own = [values[metric] for metric in groups if metric in values]
             y = np.array(places, float) + (at - (len(methods) - 1) / 2) * thick
             width = np.array([row.value for row in own], float)
-            canvas.axes.barh(y, width, height=thick * 0.86, color=style_of[method]["color"], label=_spoken(method))
+            canvas.axes.barh(
+                y, width, height=thick * 0.86, color=style_of[method]["color"], label=_format_method(method)
+            )
             low = [width[place] if row.low is None else row.low for place, row in enumerate(own)]
             high = [width[place] if row.high is None else row.high for place, row in enumerate(own)]
             canvas.axes.hlines(y, low, high, colors=INK, linewidth=0.9)
@@ -205,7 +207,7 @@ def bars_svg(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) -
         canvas.axes.grid(visible=True, axis="x")
         canvas.axes.set_xlim(left=0)
         canvas.axes.locator_params(axis="x", nbins=5)
-        _legend(canvas)
+        _draw_legend(canvas)
     return canvas.svg
 
 

@@ -63,17 +63,19 @@ def verdicts(results: Results) -> str:
     """Return HTML boxes of the numbers where ours is better, as good and worse than the best baseline."""
     found = contests(results.rows, MAIN.get(results.task, ()))
     boxes = [
-        _box(f"{len(won(found))} of {len(found)} better", won(found), "than the best baseline"),
-        _box(f"{len(lost(found))} of {len(found)} worse", lost(found), "than the best baseline"),
+        _render_comparisons(f"{len(won(found))} of {len(found)} better", won(found), "than the best baseline"),
+        _render_comparisons(f"{len(lost(found))} of {len(found)} worse", lost(found), "than the best baseline"),
     ]
     if level(found):
         boxes.append(
-            _box(f"{len(level(found))} of {len(found)} as good", level(found), "as the best baseline, within 1 %")
+            _render_comparisons(
+                f"{len(level(found))} of {len(found)} as good", level(found), "as the best baseline, within 1 %"
+            )
         )
     return f'<div class="verdicts">{"".join(boxes)}</div>'
 
 
-def _box(head: str, some: Sequence[Comparison], note: str) -> str:
+def _render_comparisons(head: str, some: Sequence[Comparison], note: str) -> str:
     apart = sum(contest.apart for contest in some)
     note += f"; the intervals of {apart} are apart" if apart else ""
     inner = f'<strong>{head}</strong><p class="quiet">{note}</p>{listed(sentences(some), "Nowhere.")}'

@@ -87,7 +87,7 @@ def table(results: Results) -> list[list[str]]:
         if row.method == "ours" and row.series == "all"
     }
     for key, rows in _pooled(results).items():
-        ours = [f"{row.value:.4g}{_interval(row)}" for row in rows if row.method == "ours"]
+        ours = [f"{row.value:.4g}{_format_interval(row)}" for row in rows if row.method == "ours"]
         others = [f"{row.method} {row.value:.4g}" for row in rows if row.method != "ours"]
         line = [*key, ", ".join(ours) or "–", ", ".join(others) or "–"]
         first = rows[0]
@@ -106,7 +106,7 @@ def _pooled(results: Results) -> dict[tuple[str, str, str, str], list[ResultRow]
     return pooled
 
 
-def _interval(row: ResultRow) -> str:
+def _format_interval(row: ResultRow) -> str:
     return "" if row.low is None else f" ({row.low:.4g} to {row.high:.4g})"
 
 

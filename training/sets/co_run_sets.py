@@ -119,8 +119,8 @@ def _joined(dataset: str, train: list[pd.DataFrame], test: list[pd.DataFrame]) -
     """
     left_out: dict[str, int] = {}
     profiles = _profiles(train[1]) | _profiles(test[1])
-    known = _co_runs(train[0], profiles, left_out)
-    later = {key: speeds for key, speeds in _co_runs(test[0], profiles, left_out).items() if key not in known}
+    known = _read_co_runs(train[0], profiles, left_out)
+    later = {key: speeds for key, speeds in _read_co_runs(test[0], profiles, left_out).items() if key not in known}
     both = {**known, **later}
     if not both:
         raise RecordError("no co-runs", "no row has two speeds and the profiles of both")
@@ -137,7 +137,7 @@ def _need(table: pd.DataFrame, columns: list[str]) -> None:
         raise RecordError("missing column", f"no column {', '.join(missing)}")
 
 
-def _configs(table: pd.DataFrame, suffix: str = "") -> list[Config]:
+def _read_configs(table: pd.DataFrame, suffix: str = "") -> list[Config]:
     columns = [table[part + suffix].astype(str).tolist() for part in PARTS]
     return list(zip(*columns, strict=True))
 
@@ -160,11 +160,11 @@ def _profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, float, fl
         label,
         strict=True,
     )
-    found = zip(_configs(table), loads, strict=True)
+    found = zip(_read_configs(table), loads, strict=True)
     return {config: load for config, load in found if 0 <= load[0] <= 1 and 0 <= load[1] <= 1 and load[2] >= 0}
 
 
-def _co_runs(
+def _read_co_runs(
     table: pd.DataFrame, profiles: dict[Config, Any], left_out: dict[str, int]
 ) -> dict[tuple[Config, Config], tuple[float, float]]:
     """Return the two speeds of each co-run, by the two configurations.
@@ -174,7 +174,7 @@ def _co_runs(
     _need(table, [part + suffix for suffix in "12" for part in (*PARTS, "speed")])
     found: dict[tuple[Config, Config], list[tuple[float, float]]] = {}
     speeds = zip(_numbers(table["speed1"]).tolist(), _numbers(table["speed2"]).tolist(), strict=True)
-    for one, other, pair in zip(_configs(table, "1"), _configs(table, "2"), speeds, strict=True):
+    for one, other, pair in zip(_read_configs(table, "1"), _read_configs(table, "2"), speeds, strict=True):
         if not all(SLOWEST <= speed <= FASTEST for speed in pair):
             reason = f"no speed from {SLOWEST:g} to {FASTEST:g}"
         elif one not in profiles or other not in profiles:

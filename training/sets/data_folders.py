@@ -99,14 +99,16 @@ def split_set(data: Path, name: str, at: str | None, hold_out: HoldOut, out: Pat
         raise ConfigError(f"{name} has no time column: leave out --at and use --hold-out")
     if at is None and not hold_out:
         raise ConfigError("nothing to split by: give --at T, --hold-out KEY=VALUE or both")
-    masks = {path: _in_test(table, time_column(name, table), at, hold_out) for path, table in tables.items()}
+    masks = {path: _find_test_rows(table, time_column(name, table), at, hold_out) for path, table in tables.items()}
     targets = {path: [folder / path.relative_to(source) for folder in folders] for path in files}
     return [_write_split(path, tables.get(path), masks.get(path), targets[path]) for path in files]
 
 
-def _in_test(table: pd.DataFrame, column: str | None, at: str | None, hold_out: HoldOut) -> "pd.Series[bool] | None":
+def _find_test_rows(
+    table: pd.DataFrame, column: str | None, at: str | None, hold_out: HoldOut
+) -> "pd.Series[bool] | None":
     """Return which rows are test rows. None if neither the time nor the hold-out applies to this table."""
-    held = _held_out(table, hold_out)
+    held = _find_held_out_rows(table, hold_out)
     later = None if at is None or column is None else _later(table[column], at)
     if held is None or later is None:
         return later if held is None else held
@@ -153,7 +155,7 @@ def _later(times: "pd.Series[Any]", at: str) -> "pd.Series[bool]":
     return pd.Series(seconds_of(times) >= moment.timestamp(), index=times.index)
 
 
-def _held_out(table: pd.DataFrame, hold_out: HoldOut) -> "pd.Series[bool] | None":
+def _find_held_out_rows(table: pd.DataFrame, hold_out: HoldOut) -> "pd.Series[bool] | None":
     masks = [table[key].astype(str) == value for key, value in hold_out if key in table.columns]
     if not masks:
         return None
@@ -231,10 +233,10 @@ def span_of(name: str, path: Path) -> FileSpan:
     column = time_column(name, table)
     if column is None or table.empty:
         return FileSpan(len(table))
-    return FileSpan(len(table), _in_words(table[column].min()), _in_words(table[column].max()))
+    return FileSpan(len(table), _format_value(table[column].min()), _format_value(table[column].max()))
 
 
-def _in_words(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, str):
         return value[:19]
     if not isinstance(value, pd.Timestamp) and 1e9 < value < 4e9:  # Unix seconds of this age

@@ -141,20 +141,20 @@ def read_panels(
 ) -> list[DemandSet]:
     """Read the wanted sets of both folders, by name and target. `say` reports what is skipped."""
     folders = [folder for folder in (train, test) if folder is not None]
-    names = sorted({name for folder in folders for name in _set_names(folder)})
-    found = [one for name in names if wanted(name) for one in _read_any(name, train, test, say)]
+    names = sorted({name for folder in folders for name in _list_set_names(folder)})
+    found = [one for name in names if wanted(name) for one in _read_set_or_jobs(name, train, test, say)]
     trained = [(one.first_s, one.train_end_s) for one in found if one.train_end_s is not None]
-    return [panel for one in found for panel in _panels(one, _alone_from(one, trained), say)]
+    return [panel for one in found for panel in _panels(one, _find_judging_start(one, trained), say)]
 
 
-def _read_any(name: str, train: Path, test: Path | None, say: Say) -> "Sequence[_Found | JobDemand]":
+def _read_set_or_jobs(name: str, train: Path, test: Path | None, say: Say) -> "Sequence[_Found | JobDemand]":
     if not name.startswith("jobs/"):
         return _read_set(name, train, test, say)
     jobs = read_job_demand(name, train, test, say)
     return [jobs] if jobs is not None else []
 
 
-def _alone_from(one: "_Found | JobDemand", trained: Sequence[tuple[float, float]]) -> float:
+def _find_judging_start(one: "_Found | JobDemand", trained: Sequence[tuple[float, float]]) -> float:
     """Return the time from which a set without a train part is judged.
 
     It comes after some history of the set's own and after the train folder. Train sets that begin after this
@@ -180,7 +180,7 @@ def _last_known(row: Array) -> float:
     return float(known[-1]) if len(known) else float("nan")
 
 
-def _set_names(folder: Path) -> list[str]:
+def _list_set_names(folder: Path) -> list[str]:
     return [
         path.relative_to(folder).as_posix()
         for parent in PARENTS
@@ -235,14 +235,14 @@ def _clean(table: pd.DataFrame | None, layout: DemandColumns, name: str, say: Sa
             rows[called] = pd.to_numeric(table[column], errors="coerce").astype(np.float64)
     numbers = rows[rows.columns.difference(["time_s", "series", "client"])].to_numpy()
     main = next(called for column, called in known.items() if column in layout.needs)
-    bad = _strays(rows["time_s"].to_numpy()) | ~np.isfinite(rows[main].to_numpy())
+    bad = _find_stray_times(rows["time_s"].to_numpy()) | ~np.isfinite(rows[main].to_numpy())
     bad |= np.isinf(numbers).any(axis=1) | (numbers < 0).any(axis=1)
     if bad.any():
         say(f"{name}: {int(bad.sum()):,} of {len(rows):,} rows have no time, no number or a negative one: skipped")
     return rows[~bad]
 
 
-def _strays(time_s: Array) -> NDArray[np.bool_]:
+def _find_stray_times(time_s: Array) -> NDArray[np.bool_]:
     """Return which times are missing, or are among the few that are far from all others.
 
     Such far times come from a clock that was wrong.
@@ -279,13 +279,13 @@ def _series(table: pd.DataFrame) -> "pd.Series[str]":
 
 def _panels(one: "_Found | JobDemand", alone_from_s: float, say: Say) -> list[DemandSet]:
     begin_s = alone_from_s if one.train_end_s is None else one.train_end_s
-    bin_s, shift_s = (BIN_S, 0) if isinstance(one, JobDemand) else _binning(one, begin_s)
+    bin_s, shift_s = (BIN_S, 0) if isinstance(one, JobDemand) else _choose_binning(one, begin_s)
     first, last = (int((time_s + shift_s) // bin_s) for time_s in (one.first_s, one.last_s))
     if last - first > MOST_BINS:
         say(f"skipped {one.dataset}: its times reach from {one.first_s:.0f} s to {one.last_s:.0f} s")
         return []
     begin = max(1, min(int((begin_s + shift_s) // bin_s), last) - first + 1)
-    names, columns = _series_of(one, first, last - first + 1, bin_s, shift_s)
+    names, columns = _make_series_columns(one, first, last - first + 1, bin_s, shift_s)
     sets = []
     for target in TARGETS["flows" if isinstance(one, JobDemand) else one.layout.name]:
         if target in columns:
@@ -297,7 +297,7 @@ def _panels(one: "_Found | JobDemand", alone_from_s: float, say: Say) -> list[De
     return sets
 
 
-def _binning(one: _Found, begin_s: float) -> tuple[int, int]:
+def _choose_binning(one: _Found, begin_s: float) -> tuple[int, int]:
     """Return the seconds of a bin, and by how many seconds the rows come early."""
     early = one.rows[one.rows["time_s"] <= begin_s]
     steps = early.groupby(["series", "client"])["time_s"].diff()
@@ -309,7 +309,7 @@ def _binning(one: _Found, begin_s: float) -> tuple[int, int]:
     )  # a row a bin: one that came a little early is of its bin
 
 
-def _series_of(
+def _make_series_columns(
     one: "_Found | JobDemand", first: int, size: int, bin_s: int, shift_s: int
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
     """Return the names of the series, and column -> (series, bin)."""
@@ -318,12 +318,12 @@ def _series_of(
         return one.names(), columns | {"wanted": columns["running"] + columns["queued"]}
     names = tuple(sorted(one.rows["series"].unique()))
     bins = np.floor((one.rows["time_s"].to_numpy() + shift_s) / bin_s).astype(np.int64)
-    columns = _binned(one.layout, one.rows, bins - first, size, names)
-    _derive(one.layout, columns)
+    columns = _bin_rows(one.layout, one.rows, bins - first, size, names)
+    _add_derived_columns(one.layout, columns)
     return names, columns
 
 
-def _binned(
+def _bin_rows(
     layout: DemandColumns, rows: pd.DataFrame, bins: NDArray[np.int64], size: int, names: tuple[str, ...]
 ) -> dict[str, Array]:
     """Sort the rows into bins. Returns name -> (series, bin), with clients added up.
@@ -345,7 +345,7 @@ def _binned(
     return columns
 
 
-def _derive(layout: DemandColumns, columns: dict[str, Array]) -> None:
+def _add_derived_columns(layout: DemandColumns, columns: dict[str, Array]) -> None:
     """Add the columns that follow from the others, in place.
 
     These are the queue and running GPUs of flows, and what is wanted. Zeros of nodes become unknown.
@@ -355,13 +355,13 @@ def _derive(layout: DemandColumns, columns: dict[str, Array]) -> None:
         return
     if layout.name == "flows":
         if "running" not in columns:
-            columns["running"] = _level(columns["started"] - columns["ended"])
-        columns["queued"] = _level(columns["arriving"] - columns["started"])
+            columns["running"] = _accumulate_changes(columns["started"] - columns["ended"])
+        columns["queued"] = _accumulate_changes(columns["arriving"] - columns["started"])
     if "queued" in columns:
         columns["wanted"] = columns["running"] + columns["queued"]
 
 
-def _level(changes: Array) -> Array:
+def _accumulate_changes(changes: Array) -> Array:
     """Return (series, bin) the level that the changes add up to.
 
     The level at the beginning is unknown, so the lowest level so far counts as 0.

@@ -202,7 +202,7 @@ class _Block:
             kind,
             np.array([metric_row(kind, name) for name in names], np.int16),
             table.column("time_ms").to_numpy(),
-            _entities_of(kind, table, entities),
+            _find_entity_rows(kind, table, entities),
             np.stack(columns) if columns else np.empty((0, table.num_rows)),
         )
 
@@ -217,7 +217,7 @@ class _Block:
         return batch if there.all() else batch.where(there)
 
 
-def _entities_of(kind: EntityKind, table: pa.Table, entities: Entities) -> NDArray[np.int32]:
+def _find_entity_rows(kind: EntityKind, table: pa.Table, entities: Entities) -> NDArray[np.int32]:
     """Return (row,) the row in `entities` of each row of the table."""
     nodes = table.column("node").combine_chunks().dictionary_encode()
     code, names = np.asarray(nodes.indices), nodes.dictionary.to_pylist()

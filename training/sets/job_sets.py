@@ -143,9 +143,9 @@ def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> 
             continue
         after = read_jobs(test / name)
         if name in known:
-            read = _of_both(name, known[name], after)
+            read = _make_joined_history(name, known[name], after)
         else:
-            read = _of_test(name, after, {other: table for other, (table, _) in known.items() if len(table)})
+            read = _make_test_history(name, after, {other: table for other, (table, _) in known.items() if len(table)})
         if isinstance(read, str):
             lines.append(f"{name}: {read}")
         else:
@@ -183,7 +183,9 @@ def layout_of(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs] |
     return None
 
 
-def _of_test(name: str, read: tuple[HistoryJobs, Counter[str]], others: Mapping[str, HistoryJobs]) -> JobHistory | str:
+def _make_test_history(
+    name: str, read: tuple[HistoryJobs, Counter[str]], others: Mapping[str, HistoryJobs]
+) -> JobHistory | str:
     """Return the history of a set that is in the test folder alone, on its own clock.
 
     It follows the newest jobs of the sets that began before it ended. Returns the reason if it cannot be
@@ -193,7 +195,7 @@ def _of_test(name: str, read: tuple[HistoryJobs, Counter[str]], others: Mapping[
     if not len(own):
         return _nothing("test", skipped)
     first_s, last_s = float(own.submit_s[0]), float(own.submit_s[-1])
-    older = [_foreign(other, table) for other, table in others.items() if table.submit_s[0] < last_s]
+    older = [_prefix_newest_jobs(other, table) for other, table in others.items() if table.submit_s[0] < last_s]
     if not older:
         return "not in the train folder, and no set there is older than it"
     table = _joined([*older, own])
@@ -205,7 +207,7 @@ def _of_test(name: str, read: tuple[HistoryJobs, Counter[str]], others: Mapping[
     return found if found.judged.any() else "not in the train folder, and no job of it is later than that folder"
 
 
-def _foreign(name: str, table: HistoryJobs) -> HistoryJobs:
+def _prefix_newest_jobs(name: str, table: HistoryJobs) -> HistoryJobs:
     """Return the newest jobs of another set.
 
     Its names get a prefix, because a user or group of the same name here is another one.
@@ -222,7 +224,7 @@ def _nothing(folder: str, skipped: Counter[str]) -> str:
     return f"no usable job in the {folder} folder" + (f" ({reasons})" if reasons else "")
 
 
-def _of_both(
+def _make_joined_history(
     name: str, train: tuple[HistoryJobs, Counter[str]], test: tuple[HistoryJobs, Counter[str]]
 ) -> JobHistory | str:
     (before, bad), (after, bad_too) = train, test
@@ -275,7 +277,7 @@ def _checked(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
     return good_rows
 
 
-def _table_of(table: pd.DataFrame, names: Mapping[str, str], **columns: Array) -> HistoryJobs:
+def _read_columns(table: pd.DataFrame, names: Mapping[str, str], **columns: Array) -> HistoryJobs:
     """Return a history from columns by their names in the file.
 
     A field with neither a name nor an entry in `columns` is unknown.
@@ -292,7 +294,7 @@ def _swf(table: pd.DataFrame) -> HistoryJobs:
     names = {"job": "job_id", "submit_s": "submit_s", "run_s": "run_s", "user": "user", "group": "group", "name": "exe"}
     names |= {"queue": "queue", "failed": "status"}
     wait, alloc, limit_s = (_numbers(table, name, len(table)) for name in ("wait_s", "procs_alloc", "time_req_s"))
-    found = _table_of(table, {**names, "gpus": "procs_req"}, limit_s=_positive_or_nan(limit_s))
+    found = _read_columns(table, {**names, "gpus": "procs_req"}, limit_s=_positive_or_nan(limit_s))
     start_s = np.where(wait >= 0, found.submit_s + wait, np.nan)
     return replace(found, start_s=start_s, gpus=np.where(alloc > 0, alloc, found.gpus))
 
@@ -301,7 +303,7 @@ def _timed(table: pd.DataFrame) -> HistoryJobs:
     rows = len(table)
     names = {"job": "job_id", "run_s": "service_sec", "gpus": "gpu_count", "user": "user", "group": "slurm_account"}
     names |= {"name": "slurm_jobname", "queue": "vc" if "vc" in table.columns else "slurm_partition", "failed": "state"}
-    found = _table_of(
+    found = _read_columns(
         table,
         names,
         submit_s=_times(table, "submit_time", rows),
@@ -316,13 +318,13 @@ def _timed(table: pd.DataFrame) -> HistoryJobs:
 def _philly(table: pd.DataFrame) -> HistoryJobs:
     names = {"job": "job_id", "run_s": "duration", "gpus": "num_gpus", "queue": "cluster", "failed": "state"}
     names |= {name: name for name in ("user", "group", "name")}
-    return _table_of(table, names, submit_s=_times(table, "timestamp", len(table)))
+    return _read_columns(table, names, submit_s=_times(table, "timestamp", len(table)))
 
 
 def _plain(table: pd.DataFrame) -> HistoryJobs:
     same = ("job", "submit_s", "run_s", "gpus", "user", "group", "name", "queue", "cpus")
     limit_s = _positive_or_nan(_numbers(table, "limit_s", len(table)))
-    return _table_of(table, {name: name for name in (*same, "failed")}, limit_s=limit_s)
+    return _read_columns(table, {name: name for name in (*same, "failed")}, limit_s=limit_s)
 
 
 def slurm_limit_s(text: object) -> float:

@@ -52,7 +52,7 @@ class Rendered:
         return self.truth.period_s < SAMPLES_A_PERIOD * self.truth.interval_s
 
 
-def _rendered(path: Path) -> Rendered:
+def _read_rendered_run(path: Path) -> Rendered:
     """Read a rendered run. Raises one of UNREADABLE."""
     truth = msgspec.json.decode(path.read_bytes(), type=_Truth)
     table = pd.read_parquet(path.parent / "telemetry.parquet")
@@ -66,7 +66,7 @@ def _rendered(path: Path) -> Rendered:
 
 
 def judge_rendered(results: Results, folder: Path, seed: int) -> None:
-    runs = list(readable(results, RENDERED, sorted(folder.glob("*/truth.json")), _rendered))
+    runs = list(readable(results, RENDERED, sorted(folder.glob("*/truth.json")), _read_rendered_run))
     _judge_periods(results, runs, seed)
     _judge_expected(results, [run for run in runs if not run.is_aliased], seed)
 
@@ -82,7 +82,7 @@ def _judge_periods(results: Results, runs: Sequence[Rendered], seed: int) -> Non
         interval_s, period_s = run.truth.interval_s, run.truth.period_s
         said = {
             "ours": find_period(run.channels, interval_s).period_s,
-            "largest_line": _largest_line(run.channels, interval_s),
+            "largest_line": _find_strongest_period(run.channels, interval_s),
         }
         for method, answered_s in said.items():
             near = (
@@ -97,7 +97,7 @@ def _judge_periods(results: Results, runs: Sequence[Rendered], seed: int) -> Non
             results.rows.append(row_of(RENDERED, "period", method, metric, values, seed, series))
 
 
-def _largest_line(channels: Array, interval_s: float) -> float:
+def _find_strongest_period(channels: Array, interval_s: float) -> float:
     """Return the period of the strongest line of the power spectrum. This is the baseline."""
     first = np.nan_to_num(channels[0] - np.nanmean(channels[0]))
     power = np.abs(np.fft.rfft(first)) ** 2
@@ -113,7 +113,7 @@ def _judge_expected(results: Results, runs: Sequence[Rendered], seed: int) -> No
     inside: dict[tuple[str, str], list[float]] = defaultdict(list)
     for run in runs:
         of_run: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-        for series, method, scored in _forecasts(run):
+        for series, method, scored in _score_forecasts(run):
             of_run[series, method].append(scored)
         for key, scores in of_run.items():
             losses[key].append(float(np.mean([loss for loss, _ in scores])))
@@ -124,7 +124,7 @@ def _judge_expected(results: Results, runs: Sequence[Rendered], seed: int) -> No
                 results.rows.append(row_of(RENDERED, "expected", method, metric, values, seed, series))
 
 
-def _forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, float]]]:
+def _score_forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, float]]]:
     """Yield (how far ahead, method, (loss, whether p10..p90 held the value)) for each forecast."""
     many = run.channels.shape[1]
     past = min(many // 2, MOST_PAST)

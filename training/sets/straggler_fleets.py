@@ -103,7 +103,7 @@ def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say
     for (dataset, series), pool in pools.items():
         table = Table(results, dataset, "node")
         if series == "all":
-            _of_faults(table, pool)
+            _add_fault_scores(table, pool)
         for method, one in pool.methods.items():
             time = pool.healthy[method]
             table.rate("false_alarms_per_node_day", method, one.wrong, time.quiet_ms / DAY_MS, series)
@@ -122,7 +122,7 @@ def series_of(run: FaultRun) -> str:
     return "decoys alone" if run.truth else "healthy"
 
 
-def _of_faults(table: Table, pool: Pool) -> None:
+def _add_fault_scores(table: Table, pool: Pool) -> None:
     """Add what each method found. For ours, also add it by kind of fault."""
     for method, one in pool.methods.items():
         table.found(method, one.right, one.wrong, one.missed, spells=one.spells)
@@ -156,10 +156,10 @@ def watch(run: FaultRun) -> FlaggedRun:
         hosts |= {job: hosts.get(job, frozenset()) | own for job, own in running.items()}
         for node, name in _flagged(fleet, run):
             found[OURS].record(node, round.time_ms, name)
-        for node, name in _blamed(fleet, rows):
+        for node, name in _find_blamed_nodes(fleet, rows):
             found[OURS].record(node, round.time_ms, name)
             found[BLAMED].record(node, round.time_ms, name)
-        for job in _stage_blamed(fleet):
+        for job in _find_stage_blames(fleet):
             stages.record(job, round.time_ms)
         gangs = {job: np.array(sorted(rows[host] for host in own if host in rows)) for job, own in running.items()}
         sight = BaselineMoment(frames.gpu, run.nodes, gangs)
@@ -178,7 +178,7 @@ def _flagged(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str, str]]:
             yield run.topology.names[row], top.entity if top else ""
 
 
-def _blamed(fleet: ScoredFleet, rows: Container[str]) -> Iterable[tuple[str, str]]:
+def _find_blamed_nodes(fleet: ScoredFleet, rows: Container[str]) -> Iterable[tuple[str, str]]:
     """Yield (node, culprit) of every slow job that blames a member.
 
     A blamed stage is on no node, and a power cap is no fault, so both are left out.
@@ -190,6 +190,6 @@ def _blamed(fleet: ScoredFleet, rows: Container[str]) -> Iterable[tuple[str, str
             yield node, name
 
 
-def _stage_blamed(fleet: ScoredFleet) -> Iterable[str]:
+def _find_stage_blames(fleet: ScoredFleet) -> Iterable[str]:
     """Yield the slow jobs that blame one of their stages."""
     return (job for job, body in fleet.stragglers.items() if body["slow"] and body["culprit"]["kind"] == "stage")

@@ -271,12 +271,12 @@ def watch(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> None:
     tally.continued.watch(rule(continued(seconds, spells, CONTINUED, rng)), spells)
     for one in draw_slowdowns(seconds, spells, rng):
         made = one.on(continued(seconds, spells, one.last, rng))
-        delay = _delay(rule(made), one.first)
+        delay = _count_steps_to_alarm(rule(made), one.first)
         took_s = float(made[one.first : one.first + int(delay)].sum()) if np.isfinite(delay) else np.nan
         tally.slowdowns.append((delay, took_s, one.factor, quiet))
 
 
-def _delay(slow: Iterator[bool], first: int) -> float:
+def _count_steps_to_alarm(slow: Iterator[bool], first: int) -> float:
     """Return the number of steps from the beginning of a slowdown at `first` to its alarm.
 
     Returns NaN if there is no alarm, or if the rule had already raised one.

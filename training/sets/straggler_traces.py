@@ -67,16 +67,16 @@ def judge_trace(trace: OperationTrace, results: Results, rng: np.random.Generato
 def make_cases(trace: OperationTrace, rng: np.random.Generator) -> list[Case]:
     """Return the trace and its variants."""
     cases = [Case("as recorded", trace.seconds, trace.culprit)]
-    cases += [_relabelled(trace, rng) for _ in range(RELABELLINGS)]
+    cases += [_shuffle_replicas(trace, rng) for _ in range(RELABELLINGS)]
     if trace.culprit is not None:
-        cases.append(Case("scaled back", _scaled_back(trace.seconds, trace.culprit), None))
-        slowed = _scaled_back(trace.seconds, trace.culprit)
+        cases.append(Case("scaled back", _scale_back_culprit(trace.seconds, trace.culprit), None))
+        slowed = _scale_back_culprit(trace.seconds, trace.culprit)
         slowed[len(slowed) // 2 :] *= ALL_SLOWED
         cases.append(Case("all slowed", slowed, None))
     return cases
 
 
-def _relabelled(trace: OperationTrace, rng: np.random.Generator) -> Case:
+def _shuffle_replicas(trace: OperationTrace, rng: np.random.Generator) -> Case:
     """Return a case in which the replicas of each stage have swapped places."""
     seconds, culprit = trace.seconds.copy(), trace.culprit
     for stage in range(seconds.shape[2]):
@@ -87,7 +87,7 @@ def _relabelled(trace: OperationTrace, rng: np.random.Generator) -> Case:
     return Case("relabelled", seconds, culprit)
 
 
-def _scaled_back(seconds: Array, culprit: tuple[int, int]) -> Array:
+def _scale_back_culprit(seconds: Array, culprit: tuple[int, int]) -> Array:
     """Return the times with the culprit's operations scaled to its peers' median, for each type."""
     made = seconds.copy()
     replica, stage = culprit

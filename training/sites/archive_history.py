@@ -111,7 +111,7 @@ def read_history(
     while (left := newest // bin_ms - end_bin) > 0:
         parts.append(_read(replay.fold.demand, end_bin, min(left, BINS[bin_s]), bin_s))
         end_bin += min(left, BINS[bin_s])
-    attempts = sorted(replay.attempts.values(), key=_arrived_ms)
+    attempts = sorted(replay.attempts.values(), key=_arrival_key)
     panels = _panels(parts, first_bin * bin_ms, bin_s, fleet_gpus or gpus_at(files, newest)) if parts else ()
     return ArchiveHistory(panels, tuple(attempts), newest, bad)
 
@@ -135,7 +135,7 @@ def _days(files: ArchiveFiles, span: ArchiveSpan, bad: dict[str, int]) -> Iterat
         yield day, [event for event in events if not isinstance(event, NodeEvent)]
 
 
-def _arrived_ms(attempt: JobAttempt) -> tuple[int, str, int]:
+def _arrival_key(attempt: JobAttempt) -> tuple[int, str, int]:
     times = (attempt.submitted_ms, attempt.started_ms, attempt.ended_ms)
     return min((time_ms for time_ms in times if time_ms is not None), default=0), attempt.job, attempt.attempt
 

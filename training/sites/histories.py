@@ -111,9 +111,9 @@ def job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
     run time only says when they were stopped.
     """
     rows = [row for row in attempts if row.gpus > 0 and _is_whole(row)]
-    rows.sort(key=lambda row: (_came_ms(row) or 0, row.job, row.attempt))
+    rows.sort(key=lambda row: (_arrival_ms(row) or 0, row.job, row.attempt))
     asked = [row.submission for row in rows]
-    submit_s = _numbers([(_came_ms(row) or 0) / 1000 for row in rows])
+    submit_s = _numbers([(_arrival_ms(row) or 0) / 1000 for row in rows])
     start_s = _numbers([np.inf if row.started_ms is None else row.started_ms / 1000 for row in rows])
     end_s = _numbers([None if row.over_ms is None else row.over_ms / 1000 for row in rows])
     over = {"finished": 0.0, "": np.nan}
@@ -136,10 +136,10 @@ def job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
 def _is_whole(attempt: JobAttempt) -> bool:
     begin_ms, end_ms = attempt.started_ms, attempt.over_ms
     backwards = begin_ms is not None and end_ms is not None and end_ms < begin_ms
-    return attempt.outcome != "preempted" and _came_ms(attempt) is not None and not backwards
+    return attempt.outcome != "preempted" and _arrival_ms(attempt) is not None and not backwards
 
 
-def _came_ms(attempt: JobAttempt) -> int | None:
+def _arrival_ms(attempt: JobAttempt) -> int | None:
     return attempt.started_ms if attempt.submitted_ms is None else attempt.submitted_ms
 
 

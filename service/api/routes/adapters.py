@@ -35,7 +35,7 @@ def _asked(adapter: str, verb: str) -> Handler:
     return handle
 
 
-async def _watcher(request: Request, context: Context, query: Query) -> Response:
+async def _answer_watcher(request: Request, context: Context, query: Query) -> Response:
     """Answer the load watcher for all nodes of the newest board, even a stale one.
 
     Trimaran sends no names.
@@ -134,7 +134,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/adapters/trimaran/watcher",
-        _watcher,
+        _answer_watcher,
         "Trimaran's load watcher: how busy each node will be",
         "adapters",
         answer=WatcherMetrics,

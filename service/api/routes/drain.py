@@ -108,7 +108,7 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
     as_of_ms = cache.as_of_ms(board, "gpu.job")
     about = _pool(cache, board, row, context.config.placer)
     jobs = await _jobs(request, context, board, _held(cache, board, row), name, as_of_ms)
-    unknown, promised = _beside_jobs(board, row)
+    unknown, promised = _find_non_job_use(board, row)
     window = describe_window(board, name)
     p_day = np.nan_to_num(board.array("node.risk")[RISK_KINDS.index("fail"), DAY], nan=-1.0)[row]
     body = Drain(
@@ -136,7 +136,7 @@ def _held(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
 
-def _beside_jobs(board: Board, row: int) -> tuple[int, dict[str, int]]:
+def _find_non_job_use(board: Board, row: int) -> tuple[int, dict[str, int]]:
     """Return the GPUs of a node in unknown use, and the requests to which GPUs there are promised."""
     use = use_on(board)
     if row >= len(use):
@@ -176,7 +176,9 @@ async def _jobs(
         facts = part_of(cache, board, "doc.fingerprints", name, CheckpointFacts) if looked else None
         facts = facts or CheckpointFacts()
         asks = (part_of(cache, board, "doc.job", name, Object) or {}).get("asks")
-        start, why = (None, NOT_ASKED) if place >= MOST_ASKED else await _restart(request, context, row, asks, node)
+        start, why = (
+            (None, NOT_ASKED) if place >= MOST_ASKED else await _estimate_restart(request, context, row, asks, node)
+        )
         jobs.append(
             HitJob(
                 job=name,
@@ -187,7 +189,7 @@ async def _jobs(
                 nodes=len(row.nodes),
                 running_s=None if row.started_ms is None else max(0.0, (now_ms - row.started_ms) / 1000),
                 remaining_s=row.remaining_s,
-                last_checkpoint_s=_since_checkpoint(facts.last_checkpoint_ms, now_ms),
+                last_checkpoint_s=_seconds_since_checkpoint(facts.last_checkpoint_ms, now_ms),
                 next_checkpoint_ms=facts.next_checkpoint_ms,
                 restart_ms=start,
                 restart_reason=why,
@@ -196,12 +198,12 @@ async def _jobs(
     return jobs
 
 
-def _since_checkpoint(last_ms: int | None, now_ms: int) -> float | None:
+def _seconds_since_checkpoint(last_ms: int | None, now_ms: int) -> float | None:
     """Return the seconds of work that would be repeated, or None without a known complete checkpoint."""
     return None if last_ms is None else round(max(0.0, (now_ms - last_ms) / 1000), 1)
 
 
-async def _restart(
+async def _estimate_restart(
     request: Request, context: Context, row: JobRow, asks: object, node: str
 ) -> tuple[dict[str, int] | None, str]:
     """Return when a job like this one would start elsewhere if it were submitted now.

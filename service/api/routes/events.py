@@ -49,7 +49,7 @@ async def events(request: Request, context: Context, query: Query) -> Response:
     decoded = await _decode(body, now_ms, dict(request.headers), context)
     response = await accept(request, context, decoded, now_ms)
     if decoded.rejected and not decoded.records:
-        raise _all_refused(msgspec.json.decode(response.body, type=EventsAnswer))
+        raise _make_all_refused_problem(msgspec.json.decode(response.body, type=EventsAnswer))
     return response
 
 
@@ -65,10 +65,10 @@ async def accept(request: Request, context: Context, decoded: DecodedBody, now_m
 
 async def _accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
     writer = context.writer()
-    await _mark_refused(context, decoded)
+    await _mark_refused_promises(context, decoded)
     new = await new_records(decoded.records, context.recent)
     names = context.names.body(caller_of(request))
-    fresh = await _of_known_names(new, names)
+    fresh = await _filter_admitted_records(new, names)
     errors = [error for _, error in decoded.rejected]
     raws = [record.raw for record, _ in fresh]
     if errors:
@@ -82,7 +82,7 @@ async def _accept(request: Request, context: Context, decoded: DecodedBody, now_
             await asyncio.sleep(0)
     body = _count(context, decoded, len(fresh), len(decoded.records) - len(new))
     if names.refused:
-        raise _too_many(context, names, body)
+        raise _make_too_many_problem(context, names, body)
     return Response(encode(body), 202, {"cache-control": NO_STORE}, JSON)
 
 
@@ -132,7 +132,7 @@ async def new_records(
     return [(record, key) for key, record in fresh.items()]
 
 
-async def _of_known_names(
+async def _filter_admitted_records(
     records: Sequence[tuple[DecodedRecord, Identity]], names: NamesOfBody
 ) -> list[tuple[DecodedRecord, Identity]]:
     """Return the records whose names pass the bounds. Other tasks can run in between."""
@@ -145,7 +145,7 @@ async def _of_known_names(
     return fresh
 
 
-async def _mark_refused(context: Context, decoded: DecodedBody) -> None:
+async def _mark_refused_promises(context: Context, decoded: DecodedBody) -> None:
     """Leave a mark for each promise whose own start is among the refused records. Raises SourceError."""
     found = [context.promises.find(job, attempt) for job, attempt in decoded.refused_starts]
     held = [promise.request_id for promise in found if promise is not None and promise.state is IntentState.ACTIVE]
@@ -158,7 +158,7 @@ async def _mark_refused(context: Context, decoded: DecodedBody) -> None:
     logger.warning("%d starts of placed jobs were refused: %s", len(held), ", ".join(held[:5]))
 
 
-def _all_refused(body: EventsAnswer) -> Problem:
+def _make_all_refused_problem(body: EventsAnswer) -> Problem:
     """Return a 422 problem with the fields of the ordinary answer.
 
     A sender that reads only the status must notice that nothing was stored. Routes for programs that resend a
@@ -170,7 +170,7 @@ def _all_refused(body: EventsAnswer) -> Problem:
     return Problem(422, "all_refused", detail, extra=msgspec.to_builtins(body))
 
 
-def _too_many(context: Context, names: NamesOfBody, body: EventsAnswer) -> Problem:
+def _make_too_many_problem(context: Context, names: NamesOfBody, body: EventsAnswer) -> Problem:
     """Count the bounds that a body reached, and return the 429 problem that names them."""
     reasons = []
     for bound, count, why in names.bounds():

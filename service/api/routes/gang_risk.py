@@ -133,7 +133,7 @@ def domains_of(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[st
 def _body(
     asked: GangAsked, found: GangRisk, reasons: dict[str, str], unknown: list[str], as_of_ms: int, model: str
 ) -> GangAnswer:
-    at, p, risk = _weakest(found)
+    at, p, risk = _find_weakest_member(found)
     name = asked.nodes[at]
     why = reasons.get(name, "no evidence against it beyond the ordinary")
     domains = [Domain(row.level, row.name, row.nodes, round(row.share, 3)) for row in found.domains]
@@ -151,7 +151,7 @@ def _body(
     )
 
 
-def _weakest(found: GangRisk) -> tuple[int, float, Literal["interruption", "slowness"]]:
+def _find_weakest_member(found: GangRisk) -> tuple[int, float, Literal["interruption", "slowness"]]:
     """Return the member that adds most to the larger risk, its own probability, and which risk that is."""
     if found.p_slow > found.p_interrupted:
         return found.slowest, float(found.slow[found.slowest]), "slowness"
@@ -168,7 +168,7 @@ def _sentence(asked: GangAsked, found: GangRisk, domains: list[Domain], unknown:
     """
     many = len(asked.nodes)
     who = f"{many} nodes get" if many > 1 else "1 node gets"
-    at, p, risk = _weakest(found)
+    at, p, risk = _find_weakest_member(found)
     does = "slow" if risk == "slowness" else "interrupts"
     said = f"{who} through {age(asked.duration_s)} without interruption with {_percent(1 - found.p_interrupted)}"
     said += f", without a slow node with {_percent(1 - found.p_slow)}"

@@ -44,12 +44,12 @@ async def metrics(request: Request, context: Context, query: Query) -> Response:
     They cover this process, the pipeline and the fleet as the board reports them, the placer, and the adapters.
     """
     adapters = adapters_page(AdapterRecords(context.config.folder).status(), context.clock.now_ms())
-    pages = [context.metrics.page(), _pipeline_page(context), await _placer_page(request, context), adapters]
-    body = merge_pages(*pages).encode() + _fleet_page(context)
+    pages = [context.metrics.page(), _make_pipeline_page(context), await _fetch_placer_page(request, context), adapters]
+    body = merge_pages(*pages).encode() + _read_fleet_page(context)
     return Response(body, media_type=None, headers={"content-type": CONTENT_TYPE})
 
 
-def _pipeline_page(context: Context) -> str:
+def _make_pipeline_page(context: Context) -> str:
     board = context.cache.latest()
     stale_after_s = context.config.stale_after_s(context.clock)
     if board is None:
@@ -62,13 +62,13 @@ def _pipeline_page(context: Context) -> str:
     return pipeline_page(ingestion, age_s, board.sequence, stale_after_s)
 
 
-def _fleet_page(context: Context) -> bytes:
+def _read_fleet_page(context: Context) -> bytes:
     """Return the page that the pipeline rendered. Its families are in no other page."""
     board = context.cache.latest()
     return bytes(board.raw("metrics.fleet")) if board is not None and "metrics.fleet" in board else b""
 
 
-async def _placer_page(request: Request, context: Context) -> str:
+async def _fetch_placer_page(request: Request, context: Context) -> str:
     if context.mirror is not None:  # it is the other api's to tell
         return ""
     try:

@@ -128,7 +128,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     if caller.queues and (row is None or not sees(caller, row)):
         raise UnknownEntity(f"no job {name[:200]!r} of your queues runs, waits or ended within the last hour")
     if row is None:
-        body = {"as_of_ms": as_of_ms, **await _archived(context, name)}
+        body = {"as_of_ms": as_of_ms, **await _read_archived_job(context, name)}
         return answer(context, board, as_of_ms, encode(body))
     name = row.job  # a number stands for the newest job that has it
     detail = part_of(cache, board, "doc.job", name, Object) or {"placement": [], "events": []}
@@ -141,7 +141,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     return answer(context, board, as_of_ms, encode({**body, "reasons": reasons}))
 
 
-async def _archived(context: Context, name: str) -> Object:
+async def _read_archived_job(context: Context, name: str) -> Object:
     """Return the archive's record of a job.
 
     Raises UnknownEntity that says where we searched, and SourceError.
@@ -154,18 +154,18 @@ async def _archived(context: Context, name: str) -> Object:
         raise UnknownEntity(f"{nowhere}; {key}, so those that ended before are not looked for")
     found = await context.archived.find(name)
     if found.attempt is None:
-        raise UnknownEntity(f"{nowhere}, and the archive has no event of it{_as_far_as(found)}")
+        raise UnknownEntity(f"{nowhere}, and the archive has no event of it{_describe_search_range(found)}")
     attempt = found.attempt
     row = job_row(attempt, context.clock.now_ms(), {}, slow=False)
     reasons = _reasons(attempt.state if attempt.over_ms is not None else "ended")
     if attempt.over_ms is None:
-        reasons["ended_ms"] = f"nobody told of its end, or the archive has it not yet{_as_far_as(found)}"
+        reasons["ended_ms"] = f"nobody told of its end, or the archive has it not yet{_describe_search_range(found)}"
     detail: Object = msgspec.to_builtins(job_detail(attempt))
     detail.pop("asks", None)
     return {**msgspec.to_builtins(row), **detail, "start_ms": None, "source": "archive", "reasons": reasons}
 
 
-def _as_far_as(found: Found) -> str:
+def _describe_search_range(found: Found) -> str:
     """Return a phrase that says how far back we searched, or "" if we searched everything."""
     if found.stopped_ms is None:
         return ""

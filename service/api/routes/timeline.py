@@ -158,8 +158,8 @@ def _timeline(past: Shown, from_ms: int, now_ms: int) -> NodeTimeline:
     events = [event for event in past.events if from_ms <= event.time_ms <= now_ms]
     times_ms = {event.time_ms for event in past.events}
     faults = [spell for spell in past.signals if spell.fault and spell.began_ms not in times_ms]
-    happened = [_of_event(event) for event in events]
-    happened += [_of_fault(spell) for spell in faults if spell.began_ms >= from_ms]
+    happened = [_make_event_happening(event) for event in events]
+    happened += [_make_fault_happening(spell) for spell in faults if spell.began_ms >= from_ms]
     actions = [ActionSpan(row.code, row.sentence, row.began_ms, row.ended_ms, False) for row in past.actions]
     actions += _drains(past.events)
     return NodeTimeline(
@@ -205,14 +205,14 @@ def _stay(row: Stay) -> JobStay:
     return JobStay(row.job, row.attempt, row.gpus, row.began_ms, row.ended_ms, row.outcome)
 
 
-def _of_fault(row: Spell) -> Happening:
+def _make_fault_happening(row: Spell) -> Happening:
     last = row.entity.rpartition("/")[2]
     gpu = int(last) if "/" in row.entity and last.isdigit() else None
     code = int(row.points[-1][1]) if row.feature == "xid" else None
     return Happening(row.began_ms, "fault", row.sentence, "telemetry", gpu, code)
 
 
-def _of_event(event: NodeEvent) -> Happening:
+def _make_event_happening(event: NodeEvent) -> Happening:
     what = f"XID {event.code}" if event.type == "xid" else WORDS.get(event.type) or event.check or event.type
     if event.type in ("withhold", "release") and event.check:
         what = f"{what} ({event.check.replace('_', ' ')})"

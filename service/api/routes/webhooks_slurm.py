@@ -135,10 +135,10 @@ def _rows_by_number(context: Context) -> dict[str, list[KnownAttempt]]:
     board, cache = context.cache.latest(), context.cache
     if board is None or "doc.jobs" not in board:
         return {}
-    return cache.derived(board, "attempts_by_number", lambda: _by_number(known_attempts(context).values()))
+    return cache.derived(board, "attempts_by_number", lambda: _group_by_number(known_attempts(context).values()))
 
 
-def _by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[KnownAttempt]]:
+def _group_by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[KnownAttempt]]:
     found: dict[str, list[KnownAttempt]] = {}
     for row in rows:
         if row.submitted_ms is not None:
@@ -194,11 +194,11 @@ def read_attempt_numbers(context: Context) -> dict[str, list[tuple[int, int]]]:
         return {}
     cache = context.cache
     return cache.derived(
-        board, "submissions", lambda: _submissions(cache.document(board, "doc.jobs", list[KnownAttempt]))
+        board, "submissions", lambda: _group_submissions_by_job(cache.document(board, "doc.jobs", list[KnownAttempt]))
     )
 
 
-def _submissions(rows: list[KnownAttempt]) -> dict[str, list[tuple[int, int]]]:
+def _group_submissions_by_job(rows: list[KnownAttempt]) -> dict[str, list[tuple[int, int]]]:
     found: dict[str, list[tuple[int, int]]] = {}
     for row in rows:
         if row.submitted_ms is not None:

@@ -157,7 +157,7 @@ class DemandForecasts(Capability):
             await self._caught_up.wait()
         self._on_disk = state.counts.past_events
         while True:
-            await self._wait_for_forecast(state)
+            await self._wait_for_past_events(state)
             began = time.monotonic()
             await self.forecast(state)
             took_s = time.monotonic() - began
@@ -166,7 +166,7 @@ class DemandForecasts(Capability):
                 rest_s = min(rest_s, BEHIND_REST * took_s)
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))
 
-    async def _wait_for_forecast(self, state: FleetState) -> None:
+    async def _wait_for_past_events(self, state: FleetState) -> None:
         """Wait once for a fleet's past events, if they are still arriving.
 
         With half of the events, levels would be wrong. The past is complete once no more old events arrive and the

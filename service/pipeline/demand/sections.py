@@ -104,14 +104,14 @@ def demand_keys(board: Board) -> DemandKeys:
 
 @lru_cache(2)
 def _keys(encoded: bytes) -> DemandKeys:
-    rows = [_whole_key(key) for key in msgspec.json.decode(encoded, type=list[list[str]])]
+    rows = [_complete_key(key) for key in msgspec.json.decode(encoded, type=list[list[str]])]
     by_queue: dict[str, list[int]] = {}
     for row, key in enumerate(rows):
         by_queue.setdefault(key[0], []).append(row)
     return DemandKeys(rows, by_queue, frozenset(key[2] for key in rows), frozenset(key[4] for key in rows))
 
 
-def _whole_key(key: Sequence[str]) -> Key:
+def _complete_key(key: Sequence[str]) -> Key:
     """Return a row's complete key. The keys of an older version have no pool, which becomes "all"."""
     queue, class_, group, target, pool = (*key, "all")[: len(KEYS)]
     return queue, class_, group, target, pool

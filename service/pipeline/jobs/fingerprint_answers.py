@@ -141,7 +141,7 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
     attempt, window, now_ms = seen.attempt, seen.whole, seen.now_ms
     found = _find_period(window, seen.past) if window else Period(None, seen.unheard)
     rhythm = seen_pauses(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.unheard)
-    odds = _odds(window, found) if window else None
+    odds = _compute_class_odds(window, found) if window else None
     likely = max(odds, key=lambda name: odds[name]) if odds else None
     basis: Literal["steps", "telemetry"] = "steps"
     period_s = _step_period(attempt)
@@ -165,7 +165,7 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
         period_reason="" if period_s is not None else f"{TIMELESS if attempt.steps else ''}{found.reason}",
         phase=phase,
         phase_since_ms=since_ms,
-        phase_ends_ms=_phase_ends(phase, since_ms, pauses, now_ms),
+        phase_ends_ms=_predict_phase_end(phase, since_ms, pauses, now_ms),
         next_checkpoint_ms=_quantiles(pauses.checkpoint),
         last_checkpoint_ms=pauses.last_ms,
         checkpoint_every_s=pauses.every_s,
@@ -175,11 +175,11 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
         checkpoint_cost_s=cost_s,
         checkpoint_cost_basis=cost_basis,
         next_evaluation_ms=_quantiles(pauses.evaluation),
-        expected=expected_of(window, _cycle_s(window, found, pauses)) if window else [],
+        expected=expected_of(window, _choose_period_s(window, found, pauses)) if window else [],
     )
 
 
-def _cycle_s(window: JobWindow, found: Period, pauses: Pauses) -> float | None:
+def _choose_period_s(window: JobWindow, found: Period, pauses: Pauses) -> float | None:
     """Return the period of the job's readings.
 
     It is the period that the readings show. Otherwise it is the interval of the checkpoints, if that is long
@@ -288,7 +288,7 @@ def _channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
     return (channels[:, heard[0] :] if len(heard) else channels), averaged
 
 
-def _exchange(window: JobWindow) -> Array:
+def _exchange_bytes_per_s(window: JobWindow) -> Array:
     """Return (slot,) bytes/s that a GPU sends to others, over NVLink and its share of the node's ports."""
     nvlink, ports = window.mean("nvlink_tx_bytes_per_s"), window.sent / max(window.gpus, 1)
     known = np.isfinite(nvlink) | np.isfinite(ports)
@@ -299,11 +299,13 @@ def _host(window: JobWindow) -> Array:
     return window.mean("pcie_tx_bytes_per_s") + window.mean("pcie_rx_bytes_per_s")
 
 
-def _odds(window: JobWindow, period: Period) -> dict[str, float] | None:
+def _compute_class_odds(window: JobWindow, period: Period) -> dict[str, float] | None:
     activity = window.mean("sm_active")
     if not np.isfinite(activity).any():
         return None
-    return class_of(shape_of(activity, window.mean("tensor_active"), _exchange(window), _host(window), period))
+    return class_of(
+        shape_of(activity, window.mean("tensor_active"), _exchange_bytes_per_s(window), _host(window), period)
+    )
 
 
 def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, int | None]:
@@ -317,14 +319,16 @@ def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, i
         return None, None
     age_s = (window.first_ms - (attempt.started_ms or window.first_ms)) / 1000
     memory = window.mean("fb_used_bytes") / GIB
-    levels = JobLevels(window.interval_s, window.mean("sm_active"), memory, _exchange(window), _host(window), age_s)
+    levels = JobLevels(
+        window.interval_s, window.mean("sm_active"), memory, _exchange_bytes_per_s(window), _host(window), age_s
+    )
     codes = PhaseRule().phases(levels)
     other = np.flatnonzero(codes != codes[-1])
     first = int(other[-1]) + 1 if len(other) else 0
     return PHASES[codes[-1]], window.first_ms + round(first * window.interval_s * 1000) if len(other) else None
 
 
-def _phase_ends(phase: str | None, since_ms: int | None, pauses: Pauses, now_ms: int) -> TimeQuantiles | None:
+def _predict_phase_end(phase: str | None, since_ms: int | None, pauses: Pauses, now_ms: int) -> TimeQuantiles | None:
     """Return when the phase ends. Returns None if that is unknown.
 
     A checkpoint ends as earlier ones did. Steady work ends at the next pause.

@@ -102,9 +102,9 @@ class Fingerprints(Capability):
         return self.latest
 
     def page(self, tick: Tick) -> bytes:
-        return self._metrics.page(tick, self.latest, self._print_of)
+        return self._metrics.page(tick, self.latest, self._find_fingerprint)
 
-    def _print_of(self, attempt: JobAttempt) -> Fingerprint | None:
+    def _find_fingerprint(self, attempt: JobAttempt) -> Fingerprint | None:
         """Return the fingerprint of an attempt, or None. Looks it up by key.
 
         A thread may be renewing the answers, so this must not iterate over them.

@@ -164,7 +164,7 @@ class Sharing(Capability):
         running, waiting = tick.events.running, tick.open.waiting
         places = tick.events.placements
         keys = tick.memory.recall("keys", (places,), lambda: self.co_runs.keys_of(running))
-        divided = tick.mig.keys() | _unheard(self.co_runs.divided - tick.mig.keys(), tick)
+        divided = tick.mig.keys() | _find_silent_gpus(self.co_runs.divided - tick.mig.keys(), tick)
         self.co_runs.observe(running, keys, divided, loads_of(tick), tick.now_ms, self._wiring, places)
         waiting_keys = self._waiting_keys(waiting)
         jobs = tick.memory.recall("jobs by key", (keys, *waiting), lambda: _jobs_table(keys | waiting_keys))
@@ -206,7 +206,7 @@ class Sharing(Capability):
         for share in sorted({row.share for row in (*past, *found.values())}):
             rows = {pair: row for pair, row in found.items() if row.share == share}
             before = [row for row in past if row.share == share]
-            of = taught[share] = _taught([*before, *rows.values()], alone)
+            of = taught[share] = _learn_co_runs([*before, *rows.values()], alone)
             speed, errors = np.array([row.speed for row in rows.values()]), np.array(of.errors)[len(before) :]
             bounds = np.clip(speed - errors + np.minimum(margins_without(errors), 0.0), 0.0, None)
             self._bounds |= dict(zip(rows, bounds.tolist(), strict=True))
@@ -272,7 +272,7 @@ def loads_of(tick: Tick) -> Array:
     return mean_loads(gpu, number, tick.gpu_rows[seen].astype(np.intp), len(tick.events.running))
 
 
-def _unheard(gpus: Collection[str], tick: Tick) -> set[str]:
+def _find_silent_gpus(gpus: Collection[str], tick: Tick) -> set[str]:
     """Return those of these GPUs about which telemetry reports nothing now. Their last known state holds."""
     if not gpus:
         return set()
@@ -287,7 +287,7 @@ def _unheard(gpus: Collection[str], tick: Tick) -> set[str]:
     return found
 
 
-def _taught(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> LearntCoRuns:
+def _learn_co_runs(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> LearntCoRuns:
     parties = [
         [_make_party(keys, [alone[key] for key in keys if key in alone]) for keys in (row.keys, row.partner_keys)]
         for row in rows
@@ -334,7 +334,7 @@ def residuals_of(taught: LearntCoRuns | None) -> Residuals:
 def prior_of(a: Party, b: Party, share: str) -> float:
     """Return the predicted speed of a next to b before any co-run is counted. NaN if unknown."""
     if share == "gpu":
-        return _gpu_rule(a.load[0], b.load[0])
+        return _apply_gpu_prior(a.load[0], b.load[0])
     if share == "mig":
         return 1.0 if a.known or b.known else math.nan
     if a.turns is None or b.turns is None:
@@ -345,7 +345,7 @@ def prior_of(a: Party, b: Party, share: str) -> float:
 _meets = lru_cache(4096)(overlap)
 
 
-def _gpu_rule(own: float, other: float) -> float:
+def _apply_gpu_prior(own: float, other: float) -> float:
     """Apply `gpu_prior` to one pair."""
     if math.isnan(own) and math.isnan(other):
         return math.nan

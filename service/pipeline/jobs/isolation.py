@@ -120,7 +120,7 @@ def isolation_sections(tick: Tick) -> list[Section]:
     holders, somewhere = tick.memory.recall(
         "isolation",
         (tick.events.placements,),
-        lambda: (msgspec.Raw(encode(holders_of(running))), msgspec.Raw(encode(_somewhere(running)))),
+        lambda: (msgspec.Raw(encode(holders_of(running))), msgspec.Raw(encode(_find_unnamed_gpu_jobs(running)))),
     )
     data: dict[str, NDArray[Any] | bytes] = {
         READINGS: gpu_readings(tick),
@@ -147,7 +147,7 @@ def holders_of(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
     return found
 
 
-def _somewhere(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
+def _find_unnamed_gpu_jobs(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
     """Return node -> the jobs that run there on GPUs that no event names."""
     found: dict[str, list[str]] = {}
     for attempt in running:

@@ -127,16 +127,18 @@ class RunForecasts(Capability):
         async with self.free:
             now_ms, record = self._clock.now_ms(), self.record
             live = {_key(row): row for row in (*state.jobs.running(), *state.jobs.queued())}
-            closed, retained = state.runs.closed(), self._retained(state, live, now_ms)
+            closed, retained = state.runs.closed(), self._find_retained_forecasts(state, live, now_ms)
             taken = {key: state.runs.taken(*key) for key in live if key not in retained}
-            new = await _sliced([*taken], lambda key: self._new_of(state, live[key], taken[key], now_ms))
-            over = await _sliced(closed, lambda run: self._over(run, now_ms))
+            new = await _make_in_slices(
+                [*taken], lambda key: self._make_forecast_inputs(state, live[key], taken[key], now_ms)
+            )
+            over = await _make_in_slices(closed, lambda run: self._over(run, now_ms))
             new += [row for row in over if row is not None]
             self._polled_ms = now_ms
             due = record.due(MOST_DUE)
-            kinds = await _sliced(due, lambda row: state.runs.features(row[1], now_ms))
-            aging = self._aging(live, retained, now_ms)
-            old = await _sliced(aging, lambda row: _features_now(state, row, now_ms))
+            kinds = await _make_in_slices(due, lambda row: state.runs.features(row[1], now_ms))
+            aging = self._choose_running_attempts(live, retained, now_ms)
+            old = await _make_in_slices(aging, lambda row: _find_features(state, row, now_ms))
             inputs = ForecastInputs(new, [shape for _, shape in due], kinds, aging, old, state.demand.durations())
             run_s, issued = await in_thread(lambda: self._issue(inputs, retained, now_ms))
             record.issued = issued
@@ -157,7 +159,7 @@ class RunForecasts(Capability):
             return []
         return [*table_sections(RUN, keys, run_s, now_ms, self.record.model), Section(RUNS_SEEN, runs, now_ms)]
 
-    def _retained(self, state: FleetState, live: Rows, now_ms: int) -> dict[Attempt, IssuedRunTime]:
+    def _find_retained_forecasts(self, state: FleetState, live: Rows, now_ms: int) -> dict[Attempt, IssuedRunTime]:
         """Return the issued forecasts, without those of attempts that ended long ago."""
         retained = {}
         for key, issued in self.record.issued.items():
@@ -166,7 +168,7 @@ class RunForecasts(Capability):
                 retained[key] = issued if issued.is_over or row.over_ms is None else issued.over()
         return retained
 
-    def _new_of(self, state: FleetState, row: JobAttempt, features: Array | None, now_ms: int) -> New:
+    def _make_forecast_inputs(self, state: FleetState, row: JobAttempt, features: Array | None, now_ms: int) -> New:
         """Make the forecast's inputs from a waiting or running attempt.
 
         features: as of its submission, if known.
@@ -174,7 +176,7 @@ class RunForecasts(Capability):
         shape = shape_of(row)
         self.record.mark_due(shape)
         if features is None:
-            return New(_key(row), shape, _features_now(state, row, now_ms), in_time=False)
+            return New(_key(row), shape, _find_features(state, row, now_ms), in_time=False)
         return New(_key(row), shape, features, self._is_in_time(shape))
 
     def _is_in_time(self, shape: JobShape) -> bool:
@@ -198,7 +200,9 @@ class RunForecasts(Capability):
     def _score(self, issued: IssuedRunTime, run: ClosedRun) -> None:
         self.record.score(issued, run.shape, run.run_s, run.ended_ms)
 
-    def _aging(self, live: Rows, retained: Mapping[Attempt, IssuedRunTime], now_ms: int) -> list[JobAttempt]:
+    def _choose_running_attempts(
+        self, live: Rows, retained: Mapping[Attempt, IssuedRunTime], now_ms: int
+    ) -> list[JobAttempt]:
         """Return the running attempts to forecast: all of them once a minute, else those without a forecast."""
         is_all = now_ms - self._all_ms >= PERIOD_S * 1000
         if is_all:
@@ -231,7 +235,9 @@ class RunForecasts(Capability):
         keys = [*map(_key, inputs.aging)]
         issued_s = np.array([issued[key].run_s for key in keys], np.float64).reshape(len(keys), len(LEVELS))
         elapsed_s = np.array([now_ms - (row.started_ms or now_ms) for row in inputs.aging], np.float64).clip(0) / 1000
-        ended_s = np.array([_ended_s(inputs.ended, row.gpus) for row in inputs.aging]).reshape(len(keys), len(LEVELS))
+        ended_s = np.array([_find_finished_run_times(inputs.ended, row.gpus) for row in inputs.aging]).reshape(
+            len(keys), len(LEVELS)
+        )
         left_s = self._left_s(_stacked(inputs.old), elapsed_s, issued_s, ended_s)
         return run_s[len(new) :], issued | with_left(issued, keys, left_s, now_ms)
 
@@ -250,7 +256,7 @@ class RunForecasts(Capability):
         return np.where(ahead_s > 0, np.minimum(left_s, ahead_s), left_s).astype(np.float32)
 
 
-def _ended_s(ended: Mapping[str, Any], gpus: int) -> Sequence[float]:
+def _find_finished_run_times(ended: Mapping[str, Any], gpus: int) -> Sequence[float]:
     """Return (LEVELS,) run times of finished jobs of this size, NaN if there are none.
 
     If few jobs of this size have finished, return those of all jobs.
@@ -276,13 +282,13 @@ def young(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
     return left_s
 
 
-def _features_now(state: FleetState, row: JobAttempt, now_ms: int) -> Array:
+def _find_features(state: FleetState, row: JobAttempt, now_ms: int) -> Array:
     """Return the features of a waiting or running attempt, even if its submission never arrived."""
     found = state.runs.features_of(*_key(row), now_ms)
     return state.runs.features(shape_of(row), now_ms) if found is None else found
 
 
-async def _sliced(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
+async def _make_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
     """Return `make` of each row. Events are folded in between."""
     made = []
     for at, row in enumerate(rows):

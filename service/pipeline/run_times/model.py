@@ -112,9 +112,9 @@ class ServedRunModel:
                 self._fall_back(str(error))
             else:
                 if answer.shape == (jobs, levels) and np.isfinite(answer).all() and (answer >= least).all():
-                    return _not_falling(answer)
+                    return _make_non_decreasing(answer)
                 self._fall_back(f"{self.name} gives run times that are none")
-        answer = _not_falling(ask(self._baseline))
+        answer = _make_non_decreasing(ask(self._baseline))
         answer[np.isnan(features[:, _SIMILAR]).any(axis=1)] = np.nan
         return answer
 
@@ -128,7 +128,7 @@ class ServedRunModel:
         self._model, self.name, self.fitted_until_ms = model, name, fitted_until_ms
 
 
-def _not_falling(answer: Array) -> Array:
+def _make_non_decreasing(answer: Array) -> Array:
     """Return (job, level) values, each raised to the highest value at a lower level."""
     sorted_up: Array = np.maximum.accumulate(answer, axis=1)
     return sorted_up

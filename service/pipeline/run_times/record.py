@@ -155,7 +155,7 @@ class RunTimeRecord(Stateful):
         """Mark the kinds of a shape as due, because such a job arrived or ended."""
         for kind, key in kinds(shape).items():
             before = self._shapes.pop(key, None)
-            self._shapes[key] = _of_kind(shape, kind, before)
+            self._shapes[key] = _drop_unshared_fields(shape, kind, before)
             self._due[key] = None
             self._bare.pop(key, None)
             if is_over:
@@ -245,7 +245,7 @@ def _loss(issued: NDArray[np.float64], log_run: float) -> float:
     return float(np.maximum(_levels * error, (_levels - 1) * error).mean())
 
 
-def _of_kind(shape: JobShape, kind: Kind, before: JobShape | None) -> JobShape:
+def _drop_unshared_fields(shape: JobShape, kind: Kind, before: JobShape | None) -> JobShape:
     """Return the newest job of a kind, without the fields that the kind's jobs do not share.
 
     before: the previous shape of the kind. The limits of several users differ widely, so the kind has a

@@ -151,12 +151,12 @@ def test_a_path_where_nothing_is_is_said_once(
     monkeypatch.setattr(kernel_log, "SCAN_S", 0.0)
     followed = source(str(tmp_path / "kern.log"))
     for _ in range(3):
-        followed._scan()
+        followed._follow_new_files()
     assert [record.getMessage() for record in caplog.records] == [
         f"kernel_log: no file {tmp_path / 'kern.log'}, looking for it every 0 s"
     ]
     (tmp_path / "kern.log").write_text(line(79))
-    followed._scan()
+    followed._follow_new_files()
     assert (followed.health()["files"], len(caplog.records)) == (1, 1)
     asyncio.run(followed.close())
 
@@ -168,7 +168,7 @@ def test_a_folder_that_is_no_node_is_said_once(tmp_path: Path, monkeypatch: pyte
         (tmp_path / name / "kern.log").write_text(line(79))
     followed = source(str(tmp_path / "{node}" / "kern.log"))
     for _ in range(3):
-        followed._scan()
+        followed._follow_new_files()
     assert (followed.health()["bad"], followed.health()["files"]) == (1, 1)
     asyncio.run(followed.close())
 

@@ -109,10 +109,10 @@ def test_the_mean_follows_who_is_right_and_shadows_have_no_part_in_it():
         gate.mature(origin, np.array([50 + outcome]))
         raw[1:] = 50 + outcomes[origin + 1] + spread[None, :, None, None] / 10
         gate.issue(origin, raw)
-    last = gate._candidates(raw)[-1, 3, 0, 0]
+    last = gate._make_candidates(raw)[-1, 3, 0, 0]
     assert abs(last - raw[1, 3, 0, 0]) < 0.05
     raw[1:] = np.nan
-    assert np.array_equal(gate._candidates(raw)[-1], raw[0])
+    assert np.array_equal(gate._make_candidates(raw)[-1], raw[0])
 
 
 def test_what_comes_later_moves_no_earlier_forecast():

@@ -6,7 +6,7 @@ from statsmodels.tsa.forecasting.theta import ThetaModel
 from statsmodels.tsa.holtwinters import SimpleExpSmoothing
 from statsmodels.tsa.stattools import acf
 
-from fleetcast.features.period import _correlated
+from fleetcast.features.period import _correlate_at_lags
 from fleetcast.models.demand.theta import slope, smoothed
 
 
@@ -40,12 +40,12 @@ def test_the_autocorrelation_is_the_one_that_allows_for_fewer_pairs() -> None:
     rng = np.random.default_rng(2)
     rows = np.sin(np.arange(400) * 2 * np.pi / 37) + rng.normal(0, 0.3, (2, 400))
     rows -= rows.mean(axis=1, keepdims=True)
-    found = _correlated(rows, 100)
+    found = _correlate_at_lags(rows, 100)
     np.testing.assert_allclose(found, np.mean([acf(row, adjusted=True, nlags=100) for row in rows], axis=0), atol=1e-9)
 
 
 def test_of_one_channel_each_shuffled_copy_has_its_own() -> None:
     rows = np.random.default_rng(3).normal(0, 1, (4, 1, 120))
     rows -= rows.mean(axis=-1, keepdims=True)
-    for mine, row in zip(_correlated(rows, 30), rows[:, 0], strict=True):
+    for mine, row in zip(_correlate_at_lags(rows, 30), rows[:, 0], strict=True):
         np.testing.assert_allclose(mine, acf(row, adjusted=True, nlags=30), atol=1e-9)

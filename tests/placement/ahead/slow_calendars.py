@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.ahead.calendars import SHORTEST_GAP_S, Array, Calendar, Rooms
-from fleetcast.placement.ahead.slot_times import Place, _nowhere
+from fleetcast.placement.ahead.slot_times import Place, _make_empty_place
 from fleetcast.placement.machines.fit import widest_level
 
 
@@ -26,7 +26,7 @@ def earliest(
     slots = _slots(ready, np.minimum(room, 1) if request.spread else room, each)
     paths, n, s = slots.shape
     if not n * s:
-        return _nowhere(paths)
+        return _make_empty_place(paths)
     if level is None or level is Level.NODE:
         among = slots.reshape(paths, 1, n * s)
         rows = np.arange(n)[None, :]
@@ -34,7 +34,7 @@ def earliest(
         rows = rooms.block(level)
         among = np.where(rows[None, :, :, None] >= 0, slots[:, rows], np.inf).reshape(paths, len(rows), -1)
     if among.shape[2] < members:
-        return _nowhere(paths)
+        return _make_empty_place(paths)
     last = among.min(axis=2) if members == 1 else np.partition(among, members - 1, axis=2)[:, :, members - 1]
     best = last.argmin(axis=1)
     start_s = last[np.arange(paths), best]

@@ -90,12 +90,12 @@ def test_domains_whose_bound_is_low_need_not_be_filled(
             feasible = offer.members >= gang
             if not feasible.any():
                 continue
-            every = search._fill_only(np.ones(np.count_nonzero(feasible), bool), offer, feasible)
+            every = search._fill_wanted_domains(np.ones(np.count_nonzero(feasible), bool), offer, feasible)
             some = search.fits(offer)
             if scores.is_alone:
                 bounds = search.bounds(offer, feasible)
                 for alone, bound in zip(np.eye(np.count_nonzero(feasible), dtype=bool), bounds, strict=True):
-                    (fit,) = search._fill_only(alone, offer, feasible)
+                    (fit,) = search._fill_wanted_domains(alone, offer, feasible)
                     assert fit.score <= bound
             assert [_plain(fit) for fit in some] == [_plain(fit) for fit in every]
             among = search.fits(offer, above=every[-1].score)

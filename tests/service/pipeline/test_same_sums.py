@@ -66,7 +66,7 @@ def _check_gpus(site: Site, board: Board) -> None:
     for row, node in enumerate(fleet["nodes"]):
         answer = msgspec.json.decode(answers.scored(row))
         assert [gpu.get("held_by") or ("job" if gpu["job"] else "") for gpu in answer["gpus"]] == on_map[row]
-        unknown, promised = drain._beside_jobs(board, row)
+        unknown, promised = drain._find_non_job_use(board, row)
         assert (unknown, sum(promised.values())) == (on_map[row].count("unknown"), on_map[row].count("promise"))
         assert sum(drain._held(site.cache, board, row).values()) == on_map[row].count("job")
         is_kept = any(use in ("window", "reservation") for use in on_map[row])

@@ -132,8 +132,8 @@ def test_a_blame_on_a_stage_is_no_node_s_whatever_the_node_is_called() -> None:
 
     bodies = {"a": body("stage", "2"), "b": body("link", "2/mlx5_0/1"), "c": body("nobody", "None", slow=False)}
     fleet = SimpleNamespace(stragglers=bodies)
-    assert list(straggler_fleets._blamed(fleet, {"2"})) == [("2", "2/mlx5_0/1")]
-    assert list(straggler_fleets._stage_blamed(fleet)) == ["a"]
+    assert list(straggler_fleets._find_blamed_nodes(fleet, {"2"})) == [("2", "2/mlx5_0/1")]
+    assert list(straggler_fleets._find_stage_blames(fleet)) == ["a"]
 
 
 def test_a_blame_on_a_power_cap_is_no_finding_of_a_fault() -> None:
@@ -142,7 +142,7 @@ def test_a_blame_on_a_power_cap_is_no_finding_of_a_fault() -> None:
         for cause in ("power_cap", "compute")
     }
     fleet = SimpleNamespace(stragglers=bodies)
-    assert list(straggler_fleets._blamed(fleet, set(bodies))) == [("compute", "compute")]
+    assert list(straggler_fleets._find_blamed_nodes(fleet, set(bodies))) == [("compute", "compute")]
 
 
 def test_a_run_that_cannot_be_read_is_left_out_with_the_reason(tmp_path: Path) -> None:

@@ -362,13 +362,13 @@ def test_the_first_forecast_waits_while_the_past_is_told(tmp_path: Path, monkeyp
             it.state.apply(Batch(events=(Submitted(job="new", sequence=1, time_ms=NOW_MS),)), NOW_MS)
 
     monkeypatch.setattr(forecasts.asyncio, "sleep", sleep)
-    asyncio.run(made._wait_for_forecast(it.state))
+    asyncio.run(made._wait_for_past_events(it.state))
     assert pauses == []  # nobody has told anything
     it.state.apply(Batch(events=(Submitted(job="old", sequence=1, time_ms=NOW_MS - 90 * MINUTE_MS),)), NOW_MS)
-    asyncio.run(made._wait_for_forecast(it.state))
+    asyncio.run(made._wait_for_past_events(it.state))
     assert len(pauses) == 3  # what is told ends long ago; then more comes; then it is quiet
     tell(it.state, jobs=80)
-    asyncio.run(made._wait_for_forecast(it.state))
+    asyncio.run(made._wait_for_past_events(it.state))
     assert len(pauses) == 3  # later events do not hold up forecasts
 
 
@@ -382,5 +382,5 @@ def test_a_fleet_whose_history_ended_long_ago_is_forecast_all_the_same(
 
     monkeypatch.setattr(forecasts.asyncio, "sleep", sleep)
     it.state.apply(Batch(events=(Submitted(job="old", sequence=1, time_ms=NOW_MS - 90 * MINUTE_MS),)), NOW_MS)
-    asyncio.run(DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))._wait_for_forecast(it.state))
+    asyncio.run(DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))._wait_for_past_events(it.state))
     assert len(pauses) == forecasts.MOST_PAUSES
