@@ -53,7 +53,7 @@ class _Request:
     data: bytes
 
 
-@lru_cache(maxsize=8_192)
+@lru_cache(maxsize=32_768)
 def _plain_request(url: str) -> _Request | None:
     """Return the request for a URL of plain HTTP. Returns None if the URL needs aiohttp."""
     if not _PLAIN_URL.fullmatch(url) or "/." in url:
