@@ -127,7 +127,10 @@ class ScontrolCommands:
         return found[0] if [one.id for one in found] == [job] else None
 
     async def _jobs(self, *which: str) -> list[ControlledJob]:
-        """Read facts and texts in two calls, so that no text can look like a fact."""
+        """Return the jobs that squeue lists. `which`: further arguments of squeue.
+
+        Slurm's own fields and the users' texts come from two calls, so that no text can pass for Slurm's field.
+        """
         end = f"|{secrets.token_hex(16)}|"
         listed = ("squeue", "-h", "-a", "-t", "PD,R,CG", *which)
         facts = await self._run(*listed, f"--Format={_format_columns(_FACTS, _SEPARATOR)}")

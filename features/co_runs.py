@@ -96,7 +96,7 @@ class CoRun:
 
 @dataclass(slots=True)
 class _Watched:
-    """A running attempt: the hardware that it shares, its partner, since when, and its paces."""
+    """A running attempt with its partner, the hardware that they share since `since_ms`, and its step times."""
 
     keys: Keys
     company: Attempt | None  # None: several, or nobody

@@ -169,7 +169,10 @@ def _exclude_downtime(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> N
 
 
 def _frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return (entity,) how long samples arrived without any new value, in seconds. NaN if there are none."""
+    """Return (entity,) for how many seconds samples have arrived without a new value.
+
+    It is NaN for entities without samples.
+    """
     changed = ring.changed_ms[:, : ring.size].max(axis=0, initial=0)
     return np.where(last < 0, np.nan, (last - changed) / 1000)
 

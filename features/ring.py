@@ -99,7 +99,7 @@ class Ring:
 
     @property
     def end(self) -> int:
-        """The slot at which windows end: the one that held the latest `now`."""
+        """The slot at which windows end: the slot that contains the latest `now`."""
         return self.closed + OPEN_SLOTS
 
     def advance(self, now_ms: int, newest_ms: int | None = None) -> None:

@@ -104,7 +104,8 @@ def host_pod(labels: Mapping[str, str]) -> tuple[str, str] | None:
 def _is_exporter(pod: str, container: str) -> bool:
     """Return whether a pod is the exporter's own.
 
-    If a Prometheus adds the labels of its targets, it writes that pod on each series without another pod.
+    Prometheus may add the labels of its targets. It then writes the exporter's pod on each series that names
+    no other pod.
     """
     return "exporter" in pod or "exporter" in container
 

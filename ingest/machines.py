@@ -149,9 +149,9 @@ class _Kernel:
 
 
 class MachineNames:
-    """The boards on all pages of a process.
+    """The names of machines, decided by the GPU boards on all pages that a process reads.
 
-    `clashes`: name → addresses of two targets that gave it to two machines.
+    `clashes`: name → addresses of two targets that report different machines under this name.
     """
 
     def __init__(self, entities: Entities) -> None:

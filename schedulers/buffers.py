@@ -84,9 +84,10 @@ def least(values: Mapping[str, str]) -> int:
 
 
 class CapacityBuffers:
-    """Adapter `buffers`: the key is namespace/name, its values are the annotations of ours and REPLICAS.
+    """The adapter `buffers`. A key is namespace/name, and its values are our annotations and REPLICAS.
 
-    REPLICAS is there while the field is ours and not at the minimum; None brings it back there.
+    A buffer has the value REPLICAS only while we own the field and it is above the minimum. Writing None resets
+    the field to the minimum.
     """
 
     verbs: Mapping[str, Verb] = {}
@@ -102,7 +103,7 @@ class CapacityBuffers:
 
 
 def _wanted_replicas(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, int | None, int]:
-    """Return the sentence, the replicas (None: the minimum), and the GPUs wanted beyond those of now."""
+    """Return the reason in words, the replicas (None for the minimum), and the GPUs wanted above the present demand."""
     try:
         ask = asked(values)
     except RequestError as error:

@@ -150,7 +150,10 @@ class KubeExtender:
         return self._scored[gpus].join(rows)
 
     def preempt(self, body: bytes) -> bytes:
-        """PreemptionResult: the same nodes with the same victims, less the nodes that are of no use without them."""
+        """Return the PreemptionResult: the request's nodes and victims, less the nodes that the pod cannot use.
+
+        Preempting jobs on an unusable node would not help. The victims on the other nodes do not change.
+        """
         args = _decode(_read_preemption, body)
         unusable = self.ratings.unusable(args.pod.limit_s if args.pod else None).why
         asked = args.node_name_to_meta_victims

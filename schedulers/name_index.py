@@ -107,6 +107,6 @@ class NameIndex:
 
 
 def _make_byte_masks(width: int) -> Words:
-    """(width + 1, word) ones in the bytes of a name of each length."""
+    """Return (width + 1, word) masks. In row k, the first k bytes are all ones and the others zero."""
     ones = np.arange(width)[None, :] < np.arange(width + 1)[:, None]
     return np.where(ones, np.uint8(255), np.uint8(0)).view(np.uint64)

@@ -55,7 +55,7 @@ def announce_ready(folder: Path, role: str) -> None:
 
 
 def clear_exit_reason(folder: Path, role: str) -> None:
-    """Remove the reason of an earlier end."""
+    """Remove the recorded reason for an earlier exit of a role."""
     with contextlib.suppress(OSError):
         _path(folder, role).unlink(missing_ok=True)
 

@@ -58,7 +58,7 @@ def api_file(state: Path) -> Path:
 
 
 class ListeningReader:
-    """A reader of the newest statements, for the placer."""
+    """The placer's reader of the newest statements about when each source could receive job starts."""
 
     def __init__(self, state: Path) -> None:
         self._path = api_file(state)

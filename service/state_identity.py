@@ -25,9 +25,9 @@ LEDGER, BOARD, SNAPSHOT, INBOX = "ledger", "board", "snapshot", "inbox"
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """The reason why nothing is placed.
+    """A reason not to place anything: one part of the state is gone, old, or from another site.
 
-    `since_ms`: when the part was last seen to be whole, in Unix ms, 0 if unknown.
+    `since_ms`: when that part was last known to be complete, in Unix ms, 0 if unknown.
     """
 
     part: str

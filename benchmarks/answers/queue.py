@@ -131,7 +131,10 @@ def _fill(port: int, nodes: int) -> None:
 
 
 def board_sections(view: ClusterView) -> list[Section]:
-    """Return a board of that fleet with the whole free nodes in use, too: jobs of one node each."""
+    """Return the sections of a board on which no node is completely free.
+
+    A job of one node holds every GPU, except the free GPUs of nodes that are partly in use in `view`.
+    """
     nodes = len(view)
     whole = np.all(view.free, axis=1, keepdims=True)
     holders = np.where(view.free & ~whole, -1, np.arange(nodes)[:, None]).astype(np.int32)

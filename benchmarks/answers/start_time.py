@@ -1,8 +1,9 @@
-"""Start times at 1,000 nodes of 8 GPUs that are all busy, with 10,000 requests that wait.
+"""The speed of start-time estimates for 1,000 nodes of 8 GPUs, all of them busy, with 10,000 waiting requests.
 
-`estimate`: p99 of a request that inserts itself into sampled paths; its constraints are left out in turn, too.
-`refresh`: sampling those paths anew, in the background. `answer`: p99 of `POST /v1/jobs/estimate` of a real api and
-placer from when each was due, in an open loop. `cpu_s` is the placer's.
+`estimate`: p99 of estimating one request on sampled paths, including the estimates without each of its
+constraints. `refresh`: the time to sample the paths again, which the service does in the background. `answer`:
+p99 of `POST /v1/jobs/estimate` with a real api and placer, in an open loop, counted from when each request was
+due. The `cpu_s` of `answer` is the placer's CPU time.
 """
 
 import tempfile

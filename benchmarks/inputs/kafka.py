@@ -213,7 +213,10 @@ def _measure_from_broker(brokers: list[str], nodes: int) -> Iterator[dict[str, A
 
 
 async def _read(topic: _Topic, records: int, rings: bool) -> float:
-    """CPU seconds of this process to read them all."""
+    """Read all records, and return the CPU seconds that this process used.
+
+    rings: also write the samples to a window store.
+    """
     source = topic.source()
     store = WindowStore(source.decoder._columnar.entities)
     began, samples = time.process_time(), 0

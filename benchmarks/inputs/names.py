@@ -1,10 +1,11 @@
-"""Names by the thousand: what a flood of new jobs and unknown nodes costs all roles, as real processes on loopback.
+"""The cost of a flood of new job and node names to all roles, as real processes on loopback.
 
-REQUESTS bodies tell of `size` unknown jobs and as many unknown nodes with a failed GPU, beside placements and a job of
-the fleet:
+REQUESTS requests report `size` unknown jobs, and as many unknown nodes with a failed GPU. Meanwhile, other
+requests ask for placements and report events of a known job.
 
-    flood       the bounds as they are
-    at bounds   a caller may tell of any number of names, so that live jobs and unknown nodes are at their bounds
+    flood       with the default limits
+    at bounds   without a limit on the names that a caller may report, so that the numbers of live jobs and of
+                unknown nodes reach their own limits
 """
 
 import contextlib

@@ -74,10 +74,10 @@ def wish(value: float, target: float, replicas: int) -> int:
 
 
 def autoscaled(rates: Rates, forecasts: Rates | None, per_replica: float, headroom: float = 1.0) -> Autoscaled:
-    """Play an autoscaler. rates: (minute,) requests/s.
+    """Simulate the autoscaler on request rates, and return what it costs.
 
-    forecasts: (minute,) as issued at the end of each minute. None: reactive alone, as if `headroom` times as much were
-    asked.
+    rates: (minute,) requests/s. forecasts: (minute,) requests/s, each issued at the end of that minute. Without
+    forecasts, the autoscaler follows the observed rates alone. headroom: a factor on the observed rates.
     """
     target, start = TARGET * per_replica, max(1, math.ceil(rates[0] / (TARGET * per_replica)))
     replicas = ReplicaSet([0.0] * start)

@@ -32,7 +32,10 @@ class Ask:
 
 @dataclass(slots=True)
 class LoadResult:
-    """The result of a load. latency_s: of every answer; checked: how many bodies were looked at."""
+    """The result of a load.
+
+    latency_s: one value for each answer. checked: the number of answers whose body was checked.
+    """
 
     seconds: float = 0.0
     latency_s: list[float] = field(default_factory=list)

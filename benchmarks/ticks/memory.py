@@ -44,7 +44,7 @@ KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of one process."""
+    """The memory of one process in bytes, and its CPU time."""
 
     resident: int
     peak: int

@@ -1,13 +1,14 @@
-"""A tick of a fleet at work, and what each part of it takes in CPU time of the thread that does it.
+"""The CPU time of each part of a tick, on a fleet at work. It is measured in the thread that runs the part.
 
     python -m fleetcast.benchmarks.ticks.working_tick                      10,000 GPUs, a table
     python -m fleetcast.benchmarks.ticks.working_tick --json -             the same as one JSON object
     python -m fleetcast.benchmarks.ticks.working_tick --gpus 2000 --ranks 8 --step-s 2
 
-Between two ticks every node is scraped (GPUs, ports, the node itself) and every job tells the steps that it made;
-some tell checkpoints and evaluations. A tenth of the nodes had a fault in the last week, some jobs share their GPUs,
-some have nodes in common, and all nodes lie in racks, power domains and rail groups. Then the service does what it
-does each tick: extract, score, publish; and beside it a pass of fingerprints and, each minute, a snapshot.
+Before each tick, every node is scraped (GPUs, ports, the node itself), and every job reports its steps. Some
+jobs also report checkpoints and evaluations. A tenth of the nodes had a fault in the last week. Some jobs share
+GPUs with another job, and others share only nodes. All nodes lie in racks, power domains and rail groups.
+Then the service runs its usual tick: extract, score, publish. Outside the tick, the benchmark also measures a
+pass of fingerprints, and a snapshot each minute.
 """
 
 import argparse
@@ -298,7 +299,10 @@ class WorkingJob:
 
 
 def placements(nodes: int) -> Iterator[tuple[RankPlacement, ...]]:
-    """Gangs of whole nodes; on the last ones pairs of jobs that share GPUs, and pairs that meet on two nodes."""
+    """Yield the placement of each job: gangs on whole nodes, then pairs of jobs on the last nodes.
+
+    The jobs of a pair share GPUs of one node, or each of them has half of the GPUs of the same two nodes.
+    """
     rng = np.random.default_rng(2)
     alone = nodes - max(2, round(SHARED * nodes)) // 2 * 2
     node, all_gpus = 0, tuple(range(GPUS_PER_NODE))

@@ -52,9 +52,9 @@ def _format_moment(time_ms: int | None) -> str:
 
 
 def print_card(card: "Card", document: Mapping[str, Any]) -> None:
-    """Print a card.
+    """Print a model's card: its facts, training data, metrics and calibration.
 
-    document: the card with `serves`, `damage` and `promotions`.
+    document: the card as JSON, with the additional keys `serves`, `damage` and `promotions`.
     """
     gate = card.gate.sentence if card.gate else "nobody has judged it against a baseline"
     facts = {

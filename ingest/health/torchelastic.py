@@ -48,7 +48,7 @@ class Metadata(msgspec.Struct):
 
 
 class ElasticRecord(msgspec.Struct):
-    """One record of any of the three kinds. Its keys show which kind it is."""
+    """One record: a torchelastic Event, an RdzvEvent, or a cycle of NVRx. Its keys show which kind it is."""
 
     name: str = ""
     source: str = ""

@@ -26,7 +26,10 @@ PREFIX = "read."
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """The position in the older snapshot of pipeline `instance` of `instances`."""
+    """The inbox position that one of several pipelines records, taken from the older of its snapshots.
+
+    instance: the pipeline's number. instances: the number of pipelines when it recorded the position.
+    """
 
     instance: int
     instances: int

@@ -236,7 +236,7 @@ class Judgement:
             track.go_on(track.attempt + 1)
 
     def _has_new_pod(self) -> bool:
-        """Return whether a new or restarted pod exists after an end."""
+        """Return whether the job has a new or restarted pod after its attempt ended."""
         rows = self.current.values() if not self.workload.elastic else self.members.values()
         known = {place.uid: place.restarts for place in self.track.began.values()}
         return any(

@@ -63,7 +63,7 @@ class JobNumbers:
         return replace(job, id=job.id + found.suffix) if found.suffix else job
 
     def current(self, name: str) -> str:
-        """Return the name of the last job that has the number of `name`."""
+        """Return the name of the newest job that has the same Slurm number as `name`."""
         rows = self.known.get(number_of(name))
         return name + rows[-1].suffix if rows else name
 
@@ -86,7 +86,10 @@ class JobNumbers:
         return found
 
     def _row(self, rows: Sequence[NumberedJob], job: SlurmJob) -> int | None:
-        """Return the place of the record's job among the jobs of its number, or None for a new job."""
+        """Return the index of the record's job in `rows`, or None if it is a new job.
+
+        rows: the known jobs that have the record's job number.
+        """
         if not rows:
             return None
         if job.submit_ms is None:

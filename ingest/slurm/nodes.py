@@ -105,7 +105,10 @@ def node_specs(nodes: Iterable[SlurmNode]) -> dict[str, NodeSpec]:
 
 
 def numbered_gpus(nodes: Iterable[SlurmNode]) -> dict[str, int]:
-    """Return node → number of GPUs that job records number, or 0 if they number MIG instances."""
+    """Return node → how many GPUs a job record can refer to by number.
+
+    It is 0 for a node whose job records number MIG instances instead of GPUs.
+    """
     return {node.name: 0 if node.gres.has_mig else node.gres.gpus for node in nodes if node.gres.gpus}
 
 

@@ -112,7 +112,10 @@ def _find_nearest_gpus(codes: list[str]) -> tuple[int, ...]:
 
 
 def _assign_rails(found: list[tuple[str, tuple[int, ...]]]) -> tuple[Device, ...]:
-    """Return devices with rails from (name, nearest GPUs), in that order."""
+    """Return the network adapters with their rails, in the given order.
+
+    found: the name and the nearest GPUs of each adapter.
+    """
     first = sorted({gpus[0] for _, gpus in found if gpus})
     rails = {gpu: rail for rail, gpu in enumerate(first)}
     shared: dict[tuple[int, ...], int] = {}

@@ -88,7 +88,7 @@ class RepairLog:
         return signals.where(keep)
 
     def _find_new_returns(self, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
-        """Return node or GPU -> when it came back, for those that did by events since the last call."""
+        """Return node or GPU -> when it came back, in Unix ms, for returns reported since the last call."""
         found: dict[str, int] = {}
         for name, record in nodes.items():
             if not record.events:

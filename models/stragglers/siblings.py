@@ -116,7 +116,7 @@ def _sibling_median(values: Array, by_node: Groups, by_gang: Groups) -> tuple[Ar
 
 
 def _find_group_maximum(values: Array, groups: Groups) -> Array:
-    """Return (port,) the largest known value of its group, at least 0. It is NaN for members of no group."""
+    """Return (port,) the largest known value in the port's group, at least 0. It is NaN for ports without a group."""
     greatest = np.zeros(groups.count)
     inside = groups.of >= 0
     np.maximum.at(greatest, groups.of[inside], np.nan_to_num(values[inside]))

@@ -130,9 +130,9 @@ def _dropped(sending: SendingGpus) -> Mapping[str, int]:
 
 @reports("link_drops")
 def _find_repeated_drops(dropped: Mapping[str, int], drops: dict[str, list[int]], now_ms: int) -> list[Signal]:
-    """Return the GPUs that are behind a dropped link now, and not for the first time in half an hour.
+    """Return a signal for each GPU whose link is down now and dropped repeatedly in the last half hour.
 
-    Writes `drops`.
+    Adds the present drops to `drops`, and removes those older than half an hour.
     """
     for name in dropped:
         drops.setdefault(name, []).append(now_ms)

@@ -57,7 +57,8 @@ class Coverage(msgspec.Struct, frozen=True):
 class TargetVerdict(msgspec.Struct, frozen=True):
     """The gate's answer for one target.
 
-    ratio: our loss divided by the best baseline's, less is better. why: empty if it won.
+    ratio: our loss divided by the best baseline's. Lower is better. why: the reason why the model did not win,
+    empty if it won.
     """
 
     target: str

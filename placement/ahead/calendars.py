@@ -111,9 +111,9 @@ class Bars:
         return ready
 
     def later(self, place: Place) -> Array | None:
-        """Return (path,) the times before which it may not start, if one of its nodes is closed at its start.
+        """Return (path,) the next `allowed_s` to try if a closure bars the gang from `place`.
 
-        Returns None if it may start as it stands.
+        Returns None if no closure bars it.
         """
         barred = np.zeros(len(place.start_s), bool)
         for one in self.closures:

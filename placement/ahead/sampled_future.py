@@ -201,7 +201,7 @@ class Future:
         return None
 
     def _is_allowed_by_queue(self, ask: GangAsk) -> bool:
-        """Return whether the queue of this ask may have it now."""
+        """Return whether the gang's queue allows it to start now."""
         return self.queues is None or ask.hold is None or self.queues.allows(ask.hold)
 
     def _start(self, one: Arrival, place: tuple[Ints, Ints]) -> None:

@@ -92,7 +92,7 @@ def estimate_start(
 
     A newcomer goes behind all waiting requests of its priority. Raises RequestError.
 
-    told: function that corrects sampled times for the users. Its arguments are the request_id of a waiting
+    adjust: function that corrects sampled times for the users. Its arguments are the request_id of a waiting
     request (None for a newcomer) and the sampled quantiles.
     """
     check_request(request)

@@ -45,7 +45,7 @@ class ChargeTable:
         self._cached = None
 
     def load(self) -> None:
-        """Read the rows into memory again. Raises LedgerError for rows that are not what was written."""
+        """Read the rows from the file into memory again. Raises LedgerError if a row is corrupt."""
         self._cached = self._load()
 
     @property

@@ -128,9 +128,9 @@ class LedgerFile:
             self._db.execute(statement)
 
     def close(self) -> None:
-        """Close the file.
+        """Write the pending marks if possible, then close the file.
 
-        Marks that no transaction has written yet are written first, if possible.
+        Pending marks are those that no transaction has written yet.
         """
         try:
             if self._unwritten:

@@ -48,7 +48,10 @@ def fragmented(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> 
 
 
 def stranded(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
-    """Return (k,) thousandths of free GPUs beyond what the free CPUs can feed, smoothed."""
+    """Return (k,) free thousandths of GPUs that the free CPUs cannot feed.
+
+    A softplus replaces the kink at zero, so the result is smooth.
+    """
     if demand.cpus_per_gpu <= 0:
         return np.zeros(len(milli))
     over = milli.sum(axis=1, dtype=np.int64) / WHOLE - np.nan_to_num(cpus, nan=np.inf) / demand.cpus_per_gpu

@@ -56,7 +56,7 @@ class QueueTurns(Protocol):
         """Return the keys by which a sampled future sorts these entries and the newcomers."""
 
     def take(self, request: PlacementRequest, decision: Decision) -> None:
-        """Count a placement."""
+        """Count a placement's GPUs against its queue's quota, for the rest of this pass."""
 
     def want(self, request: PlacementRequest) -> bool:
         """Count a request that waits for GPUs.

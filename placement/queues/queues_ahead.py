@@ -48,7 +48,7 @@ class Closure:
     name: str = ""
 
     def bars(self, start_s: float, run_s: float) -> bool:
-        """Return whether a job that should run for `run_s` may not start there at `start_s`."""
+        """Return whether the closure bars a job that would start at `start_s` and run for `run_s`."""
         return self.from_s < start_s + run_s and start_s < self.to_s
 
 

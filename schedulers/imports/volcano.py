@@ -1,7 +1,8 @@
-"""Queues of Volcano (scheduling.volcano.sh/v1beta1) as queues: volcano.sh/docs, "Queue Resource Management".
+"""Import of Volcano's queues (scheduling.volcano.sh/v1beta1): volcano.sh/docs, "Queue Resource Management".
 
-`deserved` is what a queue gets back from others, and what it lends while it idles: `guaranteed`. `guarantee` is kept
-for it even while it idles: what it does not `lend`. `capability` is the limit; without one the parent's counts.
+`deserved` becomes `guaranteed`: a queue gets that much back from others, and lends it while it idles. A queue
+never lends its `guarantee`, so `lend` is `deserved` less `guarantee`. `capability` becomes `limit`. For a queue
+without `capability`, the limit of its parent applies.
 """
 
 from fleetcast.schedulers.imports.draft import (

@@ -25,9 +25,10 @@ REFUSED = "refused"  # stands for a source where the start itself was refused
 
 
 class Expiry:
-    """The rule by which intents expire. It records where the inbox ended.
+    """The rule that expires intents. It records where the inbox ended when an intent was first found overdue.
 
-    After a restart it records later ends, which is as good.
+    A restart loses these records. The ends recorded after it lie later in the inbox, which may delay an expiry but
+    never expires an intent too early.
     """
 
     def __init__(self, config: Config) -> None:

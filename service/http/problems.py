@@ -125,7 +125,7 @@ _STATUS: tuple[tuple[type[FleetcastError], int, str], ...] = (
 
 
 def as_problem(error: FleetcastError) -> Problem:
-    """Return the problem of an error of our own classes.
+    """Return the problem details for an error that Fleetcast raised.
 
     An error that no request can cause is a bug and is raised again.
 

@@ -310,7 +310,7 @@ def _merge_node_readings(inputs: TickInputs, reports: list[Report], rows: Mappin
 
 
 def _places(report: Report, rows: Mapping[str, int]) -> NDArray[np.int32]:
-    """Return the row in the topology of each node of the report, -1 if the topology has no such name."""
+    """Return each reported node's row in the topology, or -1 for a node that the topology does not contain."""
     return np.array([rows.get(name, -1) for name in report.local.nodes], np.int32)
 
 

@@ -67,7 +67,10 @@ class StateMonitor:
         self.judge_occupancy()
 
     def _parts(self) -> StateParts:
-        """Return the parts on disk. An accepted part counts as part of the new identity."""
+        """Return the parts of the state that are on disk.
+
+        A part that an operator has accepted counts as a part of the new identity.
+        """
         saved, inbox = self._saved, inbox_part(self._config.inbox)
         there = saved.number > 0 or any(map(str.isdecimal, files.listing(self._config.home(0) / "snapshot")))
         folded = saved.positions.get("inbox", {})

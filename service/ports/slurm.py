@@ -248,7 +248,11 @@ class SlurmPort:
 
 
 class _Call(NamedTuple):
-    """One change, and the places in the batch of the writes that it covers."""
+    """One call to Slurm: a change, and the writes of the batch that it carries out.
+
+    places: the indices of these writes in the batch. names: their nodes, empty for a job. write: the write of a
+    job, None for nodes.
+    """
 
     places: tuple[int, ...]
     names: tuple[str, ...]

@@ -208,7 +208,7 @@ class Day:
         self._schedule_end(work)
 
     def _update_progress(self, work: _Work, now_ms: int) -> None:
-        """Account for the work done since the last call, and for what slowness cost."""
+        """Account for the work since the last call, and for the GPU-hours lost to restarts and slowness."""
         dt_s = (now_ms - work.last_ms) / 1000
         work.last_ms = now_ms
         gpu_hours = work.row.job.gpus / 3600

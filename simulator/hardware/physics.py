@@ -65,7 +65,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The work of each GPU now, (n, g), between the jobs' demands and the sensors."""
+    """The present work of each GPU, (n, g). Jobs and faults determine it, and the sensor readings follow from it."""
 
     phase: NDArray[np.int64]
     work: NDArray[np.float64]  # share of the steady work per second that gets done

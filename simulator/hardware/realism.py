@@ -161,9 +161,9 @@ def simulated_ports(kind: str, seed: int) -> Values:
 
 
 def _largest_over_mean(rates: Values) -> Values:
-    """Return (second,) the largest traffic over the mean, of the ports that carry traffic.
+    """Return the busiest port's traffic divided by the mean of the ports, for each second with traffic.
 
-    rates: (second, port).
+    Ports without traffic are left out. rates: (second, port).
     """
     active = rates[:, np.median(rates, axis=0) > ACTIVE_BYTES_PER_S]
     if not active.shape[1]:

@@ -116,7 +116,7 @@ def judge_demand(window: BacktestWindow) -> Results:
 
 
 def judge_duration(window: BacktestWindow) -> Results:
-    """Fit on what came before the window, and evaluate on the window."""
+    """Fit the run-time model on the history before the window, and evaluate it on the window."""
     from fleetcast.training.judges.duration import evaluate_sets
 
     return evaluate_sets(window.jobs, window.seed, _print_nothing, windows=1)

@@ -27,7 +27,10 @@ def events_of(days: SiteDays, until_ms: int) -> dict[str, int]:
 
 
 def fit_site(days: SiteDays, until_ms: int, notes: dict[str, Any] | None = None) -> SiteFit:
-    """Fit the kinds that had FEWEST_EVENTS by then, on rows whose outcome was known by then."""
+    """Fit each kind of fault that has at least FEWEST_EVENTS events before `until_ms`.
+
+    The fit uses only rows whose outcome was known at `until_ms`.
+    """
     counts = events_of(days, until_ms)
     kinds = {}
     for kind, count in counts.items():

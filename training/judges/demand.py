@@ -153,9 +153,9 @@ class Models:
 
 
 def windows_of(sets: Sequence[DemandSet], count: int = 0) -> tuple[RollingWindow, ...]:
-    """Return the windows of the sets of one folder.
+    """Return the rolling windows over the sets of one folder.
 
-    They reach from where the first set is judged to where the last set ends.
+    They cover the time from the earliest judged bin of any set to the latest bin of any set.
     """
     begins = [one.panel.end_ms(one.begin - 1) for one in sets]
     ends = [one.panel.end_ms(one.panel.bins - 1) for one in sets]

@@ -1,10 +1,9 @@
 """`fleetcast evaluate duration`: run times and remaining times of jobs, compared with fair baselines.
 
-Run times are predicted at submission, and remaining times while jobs run. Trees are fitted before each
-rolling window, on all that was known by then. Jobs that still ran are right-censored. The baselines of
-the train folder move on in the same way. A new fit begins with a new tracker, as in the service. Within
-a window, history features and the tracker move on with the jobs that ended (submission + wait, where
-known, + run time).
+Run times are predicted at submission, and remaining times while jobs run. Before each rolling window, the
+trees and the baselines of the train folder are fitted again on everything known by then. Jobs that are still
+running are right-censored. Each fit begins with a new tracker, as in the service. Within a window, the
+history features and the tracker are updated as jobs end (submission + wait, where known, + run time).
 """
 
 import math

@@ -119,7 +119,10 @@ def trace_of(table: HistoryJobs, limited: bool = True) -> Trace:
 
 
 def play(scene: QueueScene, method: str) -> Floats:
-    """Return (job,) start times by a method. NaN for jobs larger than the fleet."""
+    """Play the scene's jobs by a scheduling method, and return (job,) their start times.
+
+    The start time is NaN for jobs larger than the fleet.
+    """
     if method == "conservative_limits":
         return conservative(scene.trace, scene.capacity)
     return Replay(scene.trace, peer(scene.trace, method, scene.machine, scene.ask, scene.max_wait_s)).play()

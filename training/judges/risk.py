@@ -204,9 +204,9 @@ def evaluate_log(path: Path, nodes: int, seed: int, say: Say) -> Results:
 
 
 def set_of(log: FaultLogFile) -> FaultSet:
-    """Split a log at the beginning of its last share.
+    """Split one fault log by time: its last part, LOG_SHARE of its days, is judged.
 
-    Raises RecordError if it is too short to fit on and to judge.
+    Raises RecordError if the log is too short to fit on and to judge.
     """
     start, ends = log.history.start_day, log.history.end_day
     first, end = math.floor(start.min()), math.floor(max(start.max(), np.nanmax(ends, initial=-np.inf)))

@@ -51,9 +51,9 @@ class Wear:
 
 @dataclass(frozen=True, slots=True)
 class YearPlan:
-    """The rates of one site.
+    """The size of a simulated site, and the rates at which its nodes wear, fail and are drained.
 
-    sudden: faults without a sign, for each node and day. drains: planned drains, for each node and day.
+    sudden: faults without a warning sign, per node and day. drains: planned drains, per node and day.
     """
 
     nodes: int
@@ -79,7 +79,7 @@ def plan_of(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 1.
     rng = np.random.default_rng(seed)
 
     def about(value: float, spread: float = 1.6) -> float:
-        """Up to `spread` times more or less."""
+        """Return a random value that is at most `spread` times larger or smaller than `value`."""
         return float(value * spread ** rng.uniform(-1, 1))
 
     wears = (

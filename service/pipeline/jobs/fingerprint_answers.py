@@ -137,7 +137,7 @@ def seen_pauses(past: JobPast | None, interval_s: float) -> SeenPauses:
 
 
 def fingerprint_of(seen: JobCopy) -> Fingerprint:
-    """Return the body of the fingerprint's answer for one job."""
+    """Return the response body of `/v1/jobs/{id}/fingerprint` for one job."""
     attempt, window, now_ms = seen.attempt, seen.whole, seen.now_ms
     found = _find_period(window, seen.past) if window else Period(None, seen.unheard)
     rhythm = seen_pauses(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.unheard)
