@@ -172,6 +172,12 @@ class Checking:
         found: str = self.until("its workload", lambda: self._workload_of(name))
         return found
 
+    def set_stop_policy(self, queue: str, policy: str) -> None:
+        """Let a ClusterQueue give no quota ("Hold"), or give it again ("None")."""
+        path = f"/apis/{GROUP}/v1beta2/clusterqueues/{queue}"
+        answer = self.plane.http.patch(path, json={"spec": {"stopPolicy": policy}}, headers=MERGE)
+        assert answer.status_code == 200, answer.text
+
     def _workload_of(self, job: str) -> str:
         owned = (
             (row["metadata"]["name"], row["metadata"].get("ownerReferences", []))

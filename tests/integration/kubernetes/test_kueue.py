@@ -121,7 +121,14 @@ def test_with_the_gate_the_quota_is_given_back_until_the_hold_ends(cleared: Kueu
         checking.publish(risk=0.6)
         checking.until("the risk is seen", lambda: '"board": 2' in checking.cli("list", "--json"))
         risky = checking.submit_job("risky")
-        checking.until("a note", lambda: checking.check(risky)["message"].startswith("forecast: held back, 1 so far"))
+        checking.until("it is held", lambda: checking.check(risky)["state"] == "Retry")
+        checking.set_stop_policy("plain", "Hold")  # else the note is gone as soon as the quota is there again
+        try:
+            checking.until(
+                "a note", lambda: checking.check(risky)["message"].startswith("forecast: held back, 1 so far")
+            )
+        finally:
+            checking.set_stop_policy("plain", "None")
         assert checking.until_ready(risky).endswith("held for 8 s, which is the limit")
         status = checking.workload(risky)["status"]
         assert [(row["reason"], row["count"]) for row in status["schedulingStats"]["evictions"]] == [
