@@ -57,20 +57,20 @@ async def _measure(urls: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
 
         pairs: dict[str, list[tuple[float, float]]] = {"burst": [], "one at a time": []}
         for way in (ours, other):
-            await _cpu_us(way, urls, at_once=True)  # connections are open from here on
+            await _measure_cpu_us(way, urls, at_once=True)  # connections are open from here on
         for _ in range(PAIRS):
             for case, found in pairs.items():
                 found.append(
                     (
-                        await _cpu_us(ours, urls, at_once=case == "burst"),
-                        await _cpu_us(other, urls, at_once=case == "burst"),
+                        await _measure_cpu_us(ours, urls, at_once=case == "burst"),
+                        await _measure_cpu_us(other, urls, at_once=case == "burst"),
                     )
                 )
         await client.close()
         return pairs
 
 
-async def _cpu_us(way: Fetch, urls: Sequence[str], *, at_once: bool) -> float:
+async def _measure_cpu_us(way: Fetch, urls: Sequence[str], *, at_once: bool) -> float:
     """Return the CPU microseconds of this process for a page."""
     began = time.process_time()
     pages: list[bytes] = []

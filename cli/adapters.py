@@ -172,10 +172,10 @@ def _withdraw_or_wait(
     Returns whether everything is undone, and the adapter's status if known.
     """
     from fleetcast.service.adapters import AdapterHost
-    from fleetcast.service.state_folder import StateError, role_lock
+    from fleetcast.service.state_folder import StateError, lock_role
 
     try:
-        with role_lock(config, "adapters", patience_s=0.0):
+        with lock_role(config, "adapters", patience_s=0.0):
             host = AdapterHost(config, config.make_clock())
             status = asyncio.run(host.withdraw(name))
             return status.withdrawn, status

@@ -130,7 +130,7 @@ class SlowClient:
 
 def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s: float) -> "tuple[Taken, Archive]":
     from fleetcast.clients.prometheus import PrometheusClient
-    from fleetcast.fleet.decode_faults import explain_json
+    from fleetcast.fleet.decode_faults import explain_json_error
     from fleetcast.fleet.entities import Entities
     from fleetcast.fleet.topology import Topology
     from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
@@ -148,7 +148,7 @@ def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s
         progress = Progress(config.folder / DONE, wish.key)
     except ValueError as error:
         raise ConfigError(
-            f"{config.folder / DONE} is not ours: {explain_json(error)}; delete it to begin anew"
+            f"{config.folder / DONE} is not ours: {explain_json_error(error)}; delete it to begin anew"
         ) from None
     work = PrometheusBackfill(SlowClient(client, wish.url, timeout_s), archive, entities, align(named, entities))
     windows = wish.windows()

@@ -20,10 +20,10 @@ def check_config_file(
     Example:  fleetcast check-config config.toml
     """
     from fleetcast.fleet.entities import Entities
-    from fleetcast.fleet.redaction import redacted
+    from fleetcast.fleet.redaction import redact_secrets
     from fleetcast.ingest.archive.files import ArchiveFiles
     from fleetcast.ingest.topology.load import load_topology
-    from fleetcast.service.config import load_config, naming_lines
+    from fleetcast.service.config import add_lines_to_errors, load_config
     from fleetcast.service.doors import open_doors
     from fleetcast.service.http.access import load_access
     from fleetcast.service.http.tls import Tls
@@ -31,13 +31,13 @@ def check_config_file(
     from fleetcast.service.start_checks import check_start
 
     config = load_config(path)
-    with naming_lines(path):
+    with add_lines_to_errors(path):
         check_start(config)
         access = load_access(config.api.host, subjects=config.access.subjects)
         tls = Tls(config.api) if config.api.tls_cert else None
         sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
         doors = [f"{door.name} ({door.row.mode})" for door in open_doors(config.adapters)]
-    archive = redacted(ArchiveFiles(config.archive_url).url) if config.archive.enabled else "none"
+    archive = redact_secrets(ArchiveFiles(config.archive_url).url) if config.archive.enabled else "none"
     echo(f"{path}: fine")
     if config.fleet.topology:
         topology = load_topology(Path(config.fleet.topology))
@@ -49,13 +49,13 @@ def check_config_file(
     echo(f"api: {config.url}  placer: port {config.placer.port}")
     if config.api.grpc_port:
         echo(f"grpc: {config.api.host}:{config.api.grpc_port}")
-    echo(f"tls: {tls_line(config, tls)}")
+    echo(f"tls: {describe_tls(config, tls)}")
     echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")
     echo(f"pipelines: {config.pipeline.instances}  archive: {archive}")
     echo(f"state: {config.folder}  adapters: {', '.join(doors) or 'none'}")
 
 
-def tls_line(config: "Config", tls: "Tls | None") -> str:
+def describe_tls(config: "Config", tls: "Tls | None") -> str:
     """Return which certificate is used, until when, and whether client certificates may replace tokens."""
     from fleetcast.service.http.tls import date_of
 

@@ -15,7 +15,7 @@ import typer
 from fleetcast.cli.backfill import time_of
 from fleetcast.cli.kit.options import ConfigOption, configured
 from fleetcast.cli.kit.screen import echo
-from fleetcast.fleet.redaction import redacted
+from fleetcast.fleet.redaction import redact_secrets
 
 if TYPE_CHECKING:
     from fleetcast.ingest.archive.files import ArchiveFiles, FileName
@@ -73,10 +73,10 @@ def show(
     span = ArchiveSpan(first_ms, time_of("--to", to, now_ms) if to else LAST_MS, block or None)
     if metric or entity:
         series = read_series(files, span, metric, entity, _each("reading"))
-        _write(json_path, [_row_of(one) for one in series], lambda: _echo_series(series, redacted(files.url)))
+        _write(json_path, [_row_of(one) for one in series], lambda: _echo_series(series, redact_secrets(files.url)))
         return
     rows = _days(files, span)
-    _write(json_path, rows, lambda: _echo_days(rows, redacted(files.url)))
+    _write(json_path, rows, lambda: _echo_days(rows, redact_secrets(files.url)))
 
 
 @app.command("compact")
@@ -121,9 +121,9 @@ def compact_files(
         finally:
             give_back()
     if done["made"]:
-        echo(f"{redacted(files.url)}: {done['was']:,} files with {done['rows']:,} rows are {done['made']:,} now")
+        echo(f"{redact_secrets(files.url)}: {done['was']:,} files with {done['rows']:,} rows are {done['made']:,} now")
     else:
-        echo(f"{redacted(files.url)}: nothing to compact, no hour that is over has several files")
+        echo(f"{redact_secrets(files.url)}: nothing to compact, no hour that is over has several files")
 
 
 @app.command("prune")
@@ -142,16 +142,16 @@ def prune_days(
 
       fleetcast history prune --keep-days 30
     """
-    from fleetcast.ingest.archive.compact import old_days, prune
+    from fleetcast.ingest.archive.compact import list_old_days, prune
 
     files = _files(config, state, url)
-    days = old_days(files, _now_ms(), keep_days)
+    days = list_old_days(files, _now_ms(), keep_days)
     for day in days:
         echo(f"{'would delete' if dry_run else 'deleting'} {day}")
     if not dry_run:
         for day in _each("deleting")(days):
             prune(files, [day])
-    echo(f"{redacted(files.url)}: {len(days)} days {'would be' if dry_run else 'were'} deleted")
+    echo(f"{redact_secrets(files.url)}: {len(days)} days {'would be' if dry_run else 'were'} deleted")
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
@@ -197,10 +197,10 @@ def _read_size(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
     """Return the bytes and rows of a file. Both are 0 if it is damaged, or was compacted in the meantime."""
     import pyarrow.parquet as pq
 
-    from fleetcast.ingest.archive.read import log_damaged
+    from fleetcast.ingest.archive.read import log_damaged_file
 
     try:
-        with log_damaged(name), files.open(name) as file:
+        with log_damaged_file(name), files.open(name) as file:
             return files.size(name), int(pq.read_metadata(file).num_rows)
     except FileNotFoundError:
         pass

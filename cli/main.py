@@ -14,7 +14,7 @@ import typer
 from fleetcast.cli import adapters, audit, backfill, check, history, produce, queues, run, state, state_backup, topology
 from fleetcast.cli.demo import demo
 from fleetcast.cli.kit import logs
-from fleetcast.cli.kit.checked_command import check_all
+from fleetcast.cli.kit.checked_command import use_checked_commands
 from fleetcast.cli.kit.screen import echo
 from fleetcast.cli.lab import backtest, bench, data, drift, evaluate, models, play, simulate, train
 from fleetcast.fleet.errors import ConfigError, FleetcastError
@@ -55,7 +55,7 @@ app.command("play")(play.play)
 app.command("evaluate")(evaluate.evaluate)
 app.command("backtest")(backtest.backtest)
 app.command("drift")(drift.drift)
-check_all(app)
+use_checked_commands(app)
 
 
 def _print_version(asked: bool) -> None:
@@ -80,7 +80,7 @@ def main() -> NoReturn:
     """
     watch_parent()
     try:
-        keep_files_private()
+        set_private_umask()
         logs.configure()
         app()
     except FleetcastError as error:
@@ -89,7 +89,7 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def keep_files_private() -> None:
+def set_private_umask() -> None:
     """Set the umask of this process, so that only its own user can read its files.
 
     FLEETCAST_UMASK replaces the default. The files say who ran what, and may hold passwords. Raises

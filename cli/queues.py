@@ -75,9 +75,9 @@ def show(
 def _read(path: Path, topology: Path | None) -> "QueueTree":
     """Read a file of queues. Raises ConfigError if it is refused."""
     from fleetcast.ingest.topology.load import load_topology
-    from fleetcast.placement.queues.queues_file import installed_gpus
+    from fleetcast.placement.queues.queues_file import count_installed_gpus
 
-    return read_tree(path, None if topology is None else installed_gpus(load_topology(topology).nodes))
+    return read_tree(path, None if topology is None else count_installed_gpus(load_topology(topology).nodes))
 
 
 def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":

@@ -62,10 +62,10 @@ def run(
 
       fleetcast run --config config.toml --role pipeline --instance 1    the second of [pipeline] instances = 2
     """
-    from fleetcast.service.config import check_config, load_config, naming_lines, override
+    from fleetcast.service.config import add_lines_to_errors, check_config, load_config, override
     from fleetcast.service.start_checks import check_start
 
-    logs.configure(log_format, log_level, _process_name(role, instance))
+    logs.configure(log_format, log_level, _format_process_name(role, instance))
     loaded = override(
         load_config(config),
         scrape_targets=tuple(scrape) if scrape else None,
@@ -78,16 +78,16 @@ def run(
     if role is None:
         launched = _start_launcher(loaded)
         if not isinstance(launched, str):
-            with naming_lines(config):
+            with add_lines_to_errors(config):
                 check_start(loaded)
-            raise typer.Exit(asyncio.run(_supervise(loaded, launched)))
+            raise typer.Exit(asyncio.run(_supervise_roles(loaded, launched)))
         logs.configure(log_format, log_level, launched)
-        role, instance = next(pair for pair in _list_roles(loaded) if _process_name(*pair) == launched)
-    _spare_memory()
+        role, instance = next(pair for pair in _list_roles(loaded) if _format_process_name(*pair) == launched)
+    _limit_memory()
     _run_role(role, loaded, instance or 0)
 
 
-def _spare_memory() -> None:
+def _limit_memory() -> None:
     """Set the options that keep the memory of a role's process small."""
     from fleetcast.service.process_memory import use_one_heap
     from fleetcast.service.withheld_imports import withhold_imports
@@ -109,7 +109,7 @@ def _start_launcher(config: "Config") -> "Launcher | str | None":
     return fork_launcher(["uvloop", "fleetcast.service.supervise", "fleetcast.service.state_folder", *modules])
 
 
-def _process_name(role: RoleName | None, instance: int | None) -> str:
+def _format_process_name(role: RoleName | None, instance: int | None) -> str:
     """Return the name of a process in its log lines and in `pids`."""
     return role.value + ("" if instance is None else f"-{instance}") if role else "supervisor"
 
@@ -137,31 +137,35 @@ def _list_roles(config: "Config") -> list[tuple[RoleName, int | None]]:
     return [*pipelines, *((role, None) for role in others)]
 
 
-async def _supervise(config: "Config", launcher: "Launcher | None") -> int:
+async def _supervise_roles(config: "Config", launcher: "Launcher | None") -> int:
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.service.config import save_config
     from fleetcast.service.start_checks import check_ports
-    from fleetcast.service.state_folder import folder_lock, prepare
-    from fleetcast.service.supervise import SupervisedRole, Supervisor, role_command
+    from fleetcast.service.state_folder import lock_state_folder, prepare
+    from fleetcast.service.supervise import SupervisedRole, Supervisor, make_role_command
 
     prepare(config)
-    with folder_lock(config):
-        roles = [(_process_name(role, number), role, number) for role, number in _list_roles(config)]
-        check_ports(config, (_state_name(role, number, config) for _, role, number in roles))
+    with lock_state_folder(config):
+        roles = [(_format_process_name(role, number), role, number) for role, number in _list_roles(config)]
+        check_ports(config, (_choose_state_name(role, number, config) for _, role, number in roles))
         path = config.folder / "config.toml"
         try:
             save_config(config, path)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
         supervised = [
-            SupervisedRole(name, role_command(role, path, *_instance_option(number)), _state_name(role, number, config))
+            SupervisedRole(
+                name,
+                make_role_command(role, path, *_make_instance_option(number)),
+                _choose_state_name(role, number, config),
+            )
             for name, role, number in roles
         ]
         logger.info("%s; console at %s", ", ".join(role.name for role in supervised), config.url)
         return await Supervisor(supervised, config.folder, launcher=launcher).run()
 
 
-def _instance_option(number: int | None) -> list[str]:
+def _make_instance_option(number: int | None) -> list[str]:
     return [] if number is None else ["--instance", str(number)]
 
 
@@ -172,18 +176,18 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
     import uvloop
 
     from fleetcast.service.exit_reason import record_exit_reason
-    from fleetcast.service.state_folder import role_lock
+    from fleetcast.service.state_folder import lock_role
 
-    name = _state_name(role, instance, config)
-    with role_lock(config, name), record_exit_reason(config.folder, name):
+    name = _choose_state_name(role, instance, config)
+    with lock_role(config, name), record_exit_reason(config.folder, name):
         serve = importlib.import_module(MODULES[role]).serve
         uvloop.run(serve(config, instance) if role is RoleName.PIPELINE else serve(config))
 
 
-def _state_name(role: RoleName, instance: int | None, config: "Config") -> str:
+def _choose_state_name(role: RoleName, instance: int | None, config: "Config") -> str:
     """Return the name of a role's files in the state folder: its lock, and the reason for its end."""
-    from fleetcast.service.exit_reason import api_name, pipeline_name
+    from fleetcast.service.exit_reason import make_api_name, make_pipeline_name
 
     if role is RoleName.PIPELINE:
-        return pipeline_name(instance or 0)
-    return api_name(config) if role is RoleName.API else role.value
+        return make_pipeline_name(instance or 0)
+    return make_api_name(config) if role is RoleName.API else role.value

@@ -69,7 +69,7 @@ class Pin:
         return f"pkg:pypi/{re.sub(r'[-_.]+', '-', self.name).lower()}@{self.version}"
 
 
-def pins_of(lock: str) -> Iterator[Pin]:
+def parse_pins(lock: str) -> Iterator[Pin]:
     """Yield the pinned packages of a lock file with hashes, in its order."""
     for block in re.split(r"\n(?=\S)", lock):
         first, _, _ = block.partition("\n")
@@ -78,7 +78,7 @@ def pins_of(lock: str) -> Iterator[Pin]:
             yield Pin(name, version, marker or "", tuple(sorted(set(HASH.findall(block)))))
 
 
-def licence_of(name: str) -> str:
+def find_licence(name: str) -> str:
     """Return the licence of a package as an SPDX expression, or "BSD License".
 
     Returns "unknown" if the package is not installed, or declares none.
@@ -110,7 +110,7 @@ def document(runtime: Iterable[Pin], development: Iterable[Pin], project: dict[s
     """Return the bill of materials. A package that only development needs has the scope "excluded"."""
     needed = {pin.purl: pin for pin in runtime}
     every = needed | {pin.purl: pin for pin in development if pin.purl not in needed}
-    components = [_component(every[purl], purl in needed) for purl in sorted(every)]
+    components = [_make_component(every[purl], purl in needed) for purl in sorted(every)]
     body = {
         "metadata": {
             "lifecycles": [{"phase": "pre-build"}],
@@ -119,7 +119,7 @@ def document(runtime: Iterable[Pin], development: Iterable[Pin], project: dict[s
                 "bom-ref": project["name"],
                 "name": project["name"],
                 "version": project["version"],
-                "licenses": _licences(project["license"]),
+                "licenses": _make_licences(project["license"]),
             },
         },
         "components": components,
@@ -129,7 +129,7 @@ def document(runtime: Iterable[Pin], development: Iterable[Pin], project: dict[s
     return {"bomFormat": "CycloneDX", "specVersion": SPEC_VERSION, "serialNumber": serial, "version": 1, **body}
 
 
-def _component(pin: Pin, is_needed: bool) -> dict[str, Any]:
+def _make_component(pin: Pin, is_needed: bool) -> dict[str, Any]:
     return {
         "type": "library",
         "bom-ref": pin.purl,
@@ -137,21 +137,21 @@ def _component(pin: Pin, is_needed: bool) -> dict[str, Any]:
         "version": pin.version,
         "scope": "required" if is_needed else "excluded",
         "hashes": [{"alg": "SHA-256", "content": digest} for digest in pin.hashes],
-        "licenses": _licences(licence_of(pin.name)),
+        "licenses": _make_licences(find_licence(pin.name)),
         "purl": pin.purl,
     } | ({"properties": [{"name": "fleetcast:marker", "value": pin.marker}]} if pin.marker else {})
 
 
-def _licences(licence: str) -> list[dict[str, Any]]:
+def _make_licences(licence: str) -> list[dict[str, Any]]:
     if licence in NO_SPDX_ID:
         return [{"license": {"name": licence}}]
     return [{"expression": licence}] if " " in licence else [{"license": {"id": licence}}]
 
 
-def of_folder(root: Path) -> dict[str, Any]:
+def make_folder_sbom(root: Path) -> dict[str, Any]:
     """Return the bill of materials of a checkout, from its two lock files and its pyproject.toml."""
     runtime, development = (
-        pins_of((root / name).read_text(encoding="utf-8")) for name in ("requirements.lock", "requirements-dev.lock")
+        parse_pins((root / name).read_text(encoding="utf-8")) for name in ("requirements.lock", "requirements-dev.lock")
     )
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return document(runtime, development, project)
@@ -162,7 +162,7 @@ def write(
     root: Annotated[Path, typer.Option(help="The checkout with the lock files.")] = Path(),
 ) -> None:
     """Write the bill of materials of what the lock files install."""
-    found = of_folder(root)
+    found = make_folder_sbom(root)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     echo(f"{out}: {len(found['components'])} packages")

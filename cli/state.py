@@ -47,10 +47,10 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
     import msgspec
 
     from fleetcast.service.state_identity import doubts
-    from fleetcast.service.state_parts import survey
+    from fleetcast.service.state_parts import read_state_parts
 
     check_outputs(Path(json_path) if json_path else None)
-    parts = survey(settings_of(config, state))
+    parts = read_state_parts(settings_of(config, state))
     body = report(parts, doubts(parts))
     if json_path is None:
         print_body(body)
@@ -73,10 +73,10 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
     Example:  fleetcast state accept
     """
     from fleetcast.service.state_identity import doubts, sentence
-    from fleetcast.service.state_parts import survey
+    from fleetcast.service.state_parts import read_state_parts
 
     settings = settings_of(config, state)
-    parts = survey(settings)
+    parts = read_state_parts(settings)
     found = doubts(parts)
     if not found:
         echo("the parts of the state agree: there is nothing to accept")
@@ -105,7 +105,7 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
     import uuid
 
     from fleetcast.placement.ledger.rows import LedgerError
-    from fleetcast.service.state_parts import Accepted, StateFile, glances, write_identity
+    from fleetcast.service.state_parts import Accepted, StateFile, read_snapshot_headers, write_identity
 
     if parts.ledger is None:
         raise LedgerError(f"{config.ledger} cannot be read: move it away, or restore a copy, and accept then")
@@ -117,7 +117,9 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
         by=getpass.getuser(),
         sentence=f"the state, {was} before, is accepted as it is, and is {file.identity} from now on: {why}",
         ledger=(parts.ledger.identity, parts.ledger.position),
-        snapshots=[(number, row.saved_ms) for number, row in glances(config.home(0) / "snapshot").items()],
+        snapshots=[
+            (number, row.saved_ms) for number, row in read_snapshot_headers(config.home(0) / "snapshot").items()
+        ],
         expect_head=config.placer.expect_head,
     )
     write_identity(config.inbox, StateFile(file.identity, accepted))
@@ -129,11 +131,11 @@ def _write_ledger_identity(config: "Config") -> None:
     """Write the identity into the ledger. If a placer runs, it does so itself."""
     from fleetcast.placement.ledger.ledger import Ledger
     from fleetcast.service.placer.state_watch import adopt_identity
-    from fleetcast.service.state_folder import StateError, role_lock
+    from fleetcast.service.state_folder import StateError, lock_role
     from fleetcast.service.state_parts import read_identity
 
     try:
-        with role_lock(config, "placer", patience_s=0.0):
+        with lock_role(config, "placer", patience_s=0.0):
             ledger, file = Ledger(config.ledger), read_identity(config.inbox)
             if file is not None:
                 adopt_identity(ledger, file, [], config.make_clock().now_ms())
@@ -147,10 +149,10 @@ def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
 
     A position is a number. For the inbox it is segment -> offset in bytes.
     """
-    from fleetcast.ingest.inbox.segments import segment_name
+    from fleetcast.ingest.inbox.segments import format_segment_name
 
     doubts, rows = {doubt.part: doubt for doubt in found}, []
-    end = {segment_name(writer, number): offset for writer, (number, offset) in parts.inbox.end.items()}
+    end = {format_segment_name(writer, number): offset for writer, (number, offset) in parts.inbox.end.items()}
     for name in ("ledger", "snapshot", "board", "inbox"):
         part, doubt = getattr(parts, name), doubts.get(name)
         claimed = {other: getattr(seen, name) for other, seen in parts.claims().items()}

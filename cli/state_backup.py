@@ -38,9 +38,9 @@ def backup(
       fleetcast state backup /backup/monday.tar.gz --config fleet.toml
     """
     from fleetcast.cli.state import settings_of
-    from fleetcast.service.state_backup import back_up
+    from fleetcast.service.state_backup import back_up_state
 
-    _summarise(back_up(settings_of(config, state), to.absolute(), _say), f"{to} is a backup")
+    _print_summary(back_up_state(settings_of(config, state), to.absolute(), _say), f"{to} is a backup")
 
 
 def verify(
@@ -56,7 +56,7 @@ def verify(
     from fleetcast.service.state_backup import verify_backup
 
     with tempfile.TemporaryDirectory(prefix="fleetcast-verify-") as scratch:
-        _summarise(
+        _print_summary(
             verify_backup(configured(config, None), backup, Path(scratch), _say), f"{backup} is what was written"
         )
 
@@ -79,14 +79,14 @@ def restore(
     from fleetcast.service.state_backup import restore as restore_state
 
     settings = configured(config, state)
-    _summarise(restore_state(settings, backup, _say), f"{settings.folder} is restored")
+    _print_summary(restore_state(settings, backup, _say), f"{settings.folder} is restored")
 
 
 def _say(step: str) -> None:
     echo(f"{step} …", err=True)
 
 
-def _summarise(manifest: "Manifest", done: str) -> None:
+def _print_summary(manifest: "Manifest", done: str) -> None:
     from fleetcast.fleet.clock import moment
 
     size = sum(row.bytes for row in manifest.files)

@@ -62,10 +62,10 @@ def show(
 
 def _print_host_count(path: Path) -> None:
     """Print a note if a dump of NCCL holds several hosts: they share one wiring."""
-    from fleetcast.ingest.topology.host_wiring import count_hosts, is_nccl
+    from fleetcast.ingest.topology.host_wiring import count_hosts, is_nccl_xml
 
     text = path.read_text(encoding="utf-8")
-    if is_nccl(text) and (hosts := count_hosts(text)) > 1:
+    if is_nccl_xml(text) and (hosts := count_hosts(text)) > 1:
         echo(f"{hosts} hosts in this file, told apart by host_hash; all are wired alike")
 
 

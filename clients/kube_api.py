@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from fleetcast.clients.kubernetes import ExpiredError
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import FleetcastError, SourceError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -149,7 +149,7 @@ class KubeApi:
         """
         return await self._ask("PATCH", path, {"fieldManager": manager, "force": "false"}, APPLY, thing)
 
-    async def json_patch(self, path: str, steps: list[dict[str, Any]], manager: str) -> bytes:
+    async def send_json_patch(self, path: str, steps: list[dict[str, Any]], manager: str) -> bytes:
         return await self._ask("PATCH", path, {"fieldManager": manager}, JSON_PATCH, steps)
 
     async def close(self) -> None:
@@ -173,12 +173,12 @@ class KubeApi:
         if self._session is None:
             secure = self._account.context() if self._account.url.startswith("https:") else False
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=secure, limit=16))
-        headers = {"authorization": f"Bearer {self._fresh_token()}", "accept": "application/json"}
+        headers = {"authorization": f"Bearer {self._refresh_token()}", "accept": "application/json"}
         headers |= more.pop("headers", {})
         url = self._account.url + path
         return self._session.request(method, url, params=query, headers=headers, allow_redirects=False, **more)
 
-    def _fresh_token(self) -> str:
+    def _refresh_token(self) -> str:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._token_s >= TOKEN_S:
             self._token, self._token_s = self._account.token(), now_s
@@ -208,5 +208,5 @@ def _decoded(decode: Any, body: Any) -> Any:
         return decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise SourceError(
-            f"an API server does not answer like that: {explain_bytes(error, decode, body)}", 5.0
+            f"an API server does not answer like that: {explain_decode_error(error, decode, body)}", 5.0
         ) from None

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.event_wait import wait_for_event
 
@@ -54,7 +54,7 @@ class Collection:
     decode: Callable[[bytes], Any]
     others: tuple[str, ...] = ()
 
-    def next_version(self) -> "Collection":
+    def rotate_paths(self) -> "Collection":
         """Return the same collection with the next path first."""
         return replace(self, path=self.others[0], others=(*self.others[1:], self.path)) if self.others else self
 
@@ -227,7 +227,9 @@ def list_all(server: Server, what: Collection) -> Listing:
         try:
             page = _page(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise SourceError(f"{what.path} is no list: {explain_bytes(error, _page, body)}", RETRY_MOST_S) from None
+            raise SourceError(
+                f"{what.path} is no list: {explain_decode_error(error, _page, body)}", RETRY_MOST_S
+            ) from None
         objects += [what.decode(bytes(item)) for item in page.items or ()]
         token = page.metadata.token
         if not token:
@@ -302,7 +304,7 @@ def _change(line: bytes) -> tuple[_WatchEvent, str]:
         head = _head(event.object)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise SourceError(
-            f"the watch sent what is none of its events: {explain_bytes(error, _decode_event, line)}", RETRY_S
+            f"the watch sent what is none of its events: {explain_decode_error(error, _decode_event, line)}", RETRY_S
         ) from None
     if event.type == "ERROR":
         raise _refusal(head.code, bytes(event.object))
@@ -399,7 +401,7 @@ class Follower:
                     self._closed.wait(RETRY_S * failures)
             except AbsentError as error:  # a server that starts says so, too, before it knows its roles
                 absent += 1
-                what, version = what.next_version(), "" if what.others else version
+                what, version = what.rotate_paths(), "" if what.others else version
                 if absent % (len(what.others) + 1):
                     continue
                 failures += 1

@@ -13,7 +13,7 @@ import requests
 from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
 from urllib3.util.retry import Retry
 
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import ConfigError, SourceError
 
 TOKEN, USER, PASSWORD = (f"FLEETCAST_PROMETHEUS_{word}" for word in ("TOKEN", "USER", "PASSWORD"))
@@ -118,7 +118,7 @@ class PrometheusClient:
             answer = _decode(response.content.replace(b'"+Inf"', b'"Inf"'))
         except msgspec.MsgspecError as error:
             raise _refusal(
-                response.status_code, f"{explain_bytes(error, _decode, response.content)}: {response.text[:200]}"
+                response.status_code, f"{explain_decode_error(error, _decode, response.content)}: {response.text[:200]}"
             ) from None
         if answer.status != "success":
             raise _refusal(response.status_code, answer.error)

@@ -115,7 +115,7 @@ class SlurmCommands:
         facts = await self._run(*command, f"--format={_ACCOUNTING}")
         if facts.count(b"\n") < 2:
             return [facts]
-        end = _random_delimiter()
+        end = _make_random_delimiter()
         texts = [f"--delimiter={end}", "--noheader", f"--format=JobID,Submit,{','.join(_ACCOUNTING_TEXTS)}"]
         return [joined(facts, await self._run(*command, *texts), end, 2, _ACCOUNTING_TEXTS)]
 
@@ -124,7 +124,7 @@ class SlurmCommands:
 
         `texts`: columns that people write, and their headings.
         """
-        end = _random_delimiter()
+        end = _make_random_delimiter()
         table = await self._run(*command, f"--Format={_columns(facts, '|')}")
         printed = await self._run(*command, "--noheader", f"--Format={_columns((facts[0], *texts), end)}")
         return joined(table, printed, end, 1, (*texts.values(),))
@@ -176,7 +176,7 @@ def _columns(names: Sequence[str], end: str) -> str:
     return ",".join(f"{name}:{end}" for name in names)
 
 
-def _random_delimiter() -> str:
+def _make_random_delimiter() -> str:
     return f"|{secrets.token_hex(16)}|"
 
 

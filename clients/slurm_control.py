@@ -112,7 +112,7 @@ class ScontrolCommands:
         self._shell, self._timeout_s = list(shell), timeout_s
 
     async def nodes(self) -> list[ControlledNode]:
-        return node_lines(await self._run("scontrol", "show", "node", "-o"))
+        return parse_node_lines(await self._run("scontrol", "show", "node", "-o"))
 
     async def jobs(self) -> list[ControlledJob]:
         return await self._jobs()
@@ -139,7 +139,7 @@ class ScontrolCommands:
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
         words = list(_settings(change))
-        for part in hostlists(names):
+        for part in format_hostlists(names):
             await self._run("scontrol", "update", f"NodeName={part}", *words)
 
     async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
@@ -191,7 +191,7 @@ def _replace_unprintable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def node_lines(text: str) -> list[ControlledNode]:
+def parse_node_lines(text: str) -> list[ControlledNode]:
     """Parse the lines of `scontrol show node -o`, one for each node.
 
     Texts that people write come last, so the first match is Slurm's own.
@@ -266,10 +266,10 @@ def _format_columns(names: Sequence[str], end: str) -> str:
     return ",".join(f"{name}:{end}" for name in names)
 
 
-def hostlists(names: Iterable[str]) -> list[str]:
+def format_hostlists(names: Iterable[str]) -> list[str]:
     """Write names as few texts in Slurm's notation, none longer than LONGEST.
 
-    >>> hostlists(["n3", "n1", "n2", "gpu07", "login", "gpu08", "gpu10"])
+    >>> format_hostlists(["n3", "n1", "n2", "gpu07", "login", "gpu08", "gpu10"])
     ['gpu[07-08,10],login,n[1-3]']
     """
     by_form: dict[tuple[str, int], set[int]] = {}

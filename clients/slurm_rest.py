@@ -17,7 +17,14 @@ import aiohttp
 import msgspec
 
 from fleetcast.clients.slurm import MAX_BYTES
-from fleetcast.clients.slurm_control import ControlledJob, ControlledNode, NodeChange, SlurmRefused, hostlists, refusal
+from fleetcast.clients.slurm_control import (
+    ControlledJob,
+    ControlledNode,
+    NodeChange,
+    SlurmRefused,
+    format_hostlists,
+    refusal,
+)
 from fleetcast.fleet.errors import SourceError
 
 FIRST_WITH_NODES = (0, 0, 40)
@@ -118,8 +125,8 @@ class SlurmRestControl:
         return found[0] if [one.id for one in found] == [job] else None
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
-        body = _node_body(change)
-        for part in hostlists(names):
+        body = _make_node_body(change)
+        for part in format_hostlists(names):
             await self._ask("POST", f"node/{quote(part, safe='')}", body)
 
     async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
@@ -159,7 +166,7 @@ class SlurmRestControl:
         data = None if body is None else json.dumps(body)
         try:
             async with self._session.request(
-                method, self._url + path, data=data, headers=self._fresh_headers()
+                method, self._url + path, data=data, headers=self._refresh_headers()
             ) as response:
                 read = await response.content.read(MAX_BYTES)
                 while len(read) < MAX_BYTES and (part := await response.content.read(MAX_BYTES - len(read))):
@@ -170,7 +177,7 @@ class SlurmRestControl:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise SourceError(f"slurmrestd: {str(error)[:200]}") from None
 
-    def _fresh_headers(self) -> dict[str, str]:
+    def _refresh_headers(self) -> dict[str, str]:
         """Return the headers. Reads the token again if its file has changed. Raises SourceError."""
         file = self._account.token_file
         try:
@@ -201,7 +208,7 @@ def _checked(status: int, body: bytes) -> _Answer:
     raise refusal(words)
 
 
-def _node_body(change: NodeChange) -> dict[str, Any]:
+def _make_node_body(change: NodeChange) -> dict[str, Any]:
     body: dict[str, Any] = {}
     if change.available is not None:
         body["features"] = list(change.available)
@@ -236,7 +243,7 @@ def _node(row: _RestNode) -> ControlledNode:
 def _job(row: _RestJob) -> ControlledJob:
     states = _words(row.job_state)
     return ControlledJob(
-        id=_job_id(row),
+        id=_format_job_id(row),
         state=states[0].upper() if states else "",
         restarts=row.restart_cnt or 0,
         comment=row.comment or "",
@@ -244,7 +251,7 @@ def _job(row: _RestJob) -> ControlledJob:
     )
 
 
-def _job_id(row: _RestJob) -> str:
+def _format_job_id(row: _RestJob) -> str:
     """Return the id of a job. An array that waits as a whole has brackets, as squeue writes it."""
     whole, task = _number(row.array_job_id), _number(row.array_task_id)
     if whole and row.array_task_string:

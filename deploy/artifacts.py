@@ -34,7 +34,7 @@ def names(version: str) -> tuple[str, ...]:
     )
 
 
-def build_all(root: Path, out: Path, version: str, epoch: int) -> None:
+def build_release_files(root: Path, out: Path, version: str, epoch: int) -> None:
     """Build every file of a release into `out`. Raises ReleaseError with the output of the step that failed."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -42,7 +42,7 @@ def build_all(root: Path, out: Path, version: str, epoch: int) -> None:
         for target in ("wheel", "sdist"):
             build_distribution(folder, out, target, epoch)
     _, _, _, _, image, chart, site, _ = names(version)
-    tracked = _tracked(root)
+    tracked = _list_tracked_files(root)
     pack(out / image, "", root, (path for path in tracked if path.split("/")[0] not in NOT_IN_IMAGE), epoch)
     within = "deploy/helm/fleetcast/"
     files = [path.removeprefix(within) for path in tracked if path.startswith(within)]
@@ -87,7 +87,7 @@ def pack(target: Path, prefix: str, folder: Path, files: Iterable[str], epoch: i
                 archive.addfile(member)
 
 
-def _tracked(root: Path) -> list[str]:
+def _list_tracked_files(root: Path) -> list[str]:
     done = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)
     return [name for name in done.stdout.split("\0") if name]
 

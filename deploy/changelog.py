@@ -47,7 +47,7 @@ def cut(changelog: str, fragments: Mapping[str, str], version: str, date: str) -
         raise ReleaseError(f"CHANGELOG.md has no heading `{HEAD}`: add it above the newest version")
     following = _SECTION.search(rest)
     unreleased, older = (rest[: following.start()], rest[following.start() :]) if following else (rest, "")
-    entries = _entries(unreleased)
+    entries = _parse_entries(unreleased)
     for name, text in fragments.items():
         entries[name.split(".")[-2]].append("- " + "\n  ".join(text.splitlines()))
     if not any(entries.values()):
@@ -65,7 +65,7 @@ def date_of(changelog: str, version: str) -> str:
     raise ReleaseError(f"CHANGELOG.md has no dated section of {version}: release it first")
 
 
-def _entries(unreleased: str) -> dict[str, list[str]]:
+def _parse_entries(unreleased: str) -> dict[str, list[str]]:
     """Return type → entries that stand under `Unreleased` already."""
     entries: dict[str, list[str]] = {kind: [] for kind in TYPES}
     untitled, *parts = re.split(r"^### ", unreleased, flags=re.MULTILINE)

@@ -88,7 +88,7 @@ def _install(root: Path) -> str:
     return f"{path} checks the subjects of commits"
 
 
-def check_range(root: Path, commits: str) -> list[str]:
+def check_commit_range(root: Path, commits: str) -> list[str]:
     """Return `commit: problem` for each commit of a range whose message is wrong."""
     found = []
     for commit in _git(root, "rev-list", "--no-merges", commits).split():
@@ -102,7 +102,7 @@ def _git(root: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def comment_of(root: Path) -> str:
+def find_comment_prefix(root: Path) -> str:
     """Return what begins the lines of a message that git leaves out."""
     try:
         found = _git(root, "config", "--default", "#", "--get", "core.commentChar")
@@ -119,11 +119,11 @@ def main(words: list[str]) -> int:
             return 0
         case ["--range", commits]:
             try:
-                problems = check_range(root, commits)
+                problems = check_commit_range(root, commits)
             except (OSError, subprocess.CalledProcessError) as error:
                 problems = [f"the range {commits!r} cannot be read: {getattr(error, 'stderr', '') or error}"]
         case [file] if not file.startswith("-"):
-            problem = problem_of(Path(file).read_text(encoding="utf-8"), comment_of(Path.cwd()))
+            problem = problem_of(Path(file).read_text(encoding="utf-8"), find_comment_prefix(Path.cwd()))
             problems = [problem] if problem else []
         case _:
             print(__doc__, file=sys.stderr)

@@ -49,7 +49,7 @@ def check(root: Path, version: str) -> None:
         raise ReleaseError(f"the tag v{version} exists: choose the next version")
 
 
-def new_texts(root: Path, version: str, date: str) -> dict[str, str]:
+def make_release_texts(root: Path, version: str, date: str) -> dict[str, str]:
     """Return file → text of each file that the release changes."""
     texts = {}
     for place, pattern in PLACES.items():
@@ -64,7 +64,7 @@ def new_texts(root: Path, version: str, date: str) -> dict[str, str]:
 def release(root: Path, version: str, date: str, dry_run: bool = False) -> None:
     """Release this version of this tree. Raises ReleaseError, and then changes nothing."""
     check(root, version)
-    texts = new_texts(root, version, date)
+    texts = make_release_texts(root, version, date)
     fragments = [f"{FOLDER}/{name}" for name in read_fragments(root / FOLDER)]
     if dry_run:
         _print_plan(texts, fragments, version)
@@ -76,7 +76,7 @@ def release(root: Path, version: str, date: str, dry_run: bool = False) -> None:
         for name in fragments:
             (root / name).unlink()
         _git(root, "add", "--", *texts, *fragments)
-        artifacts.build_all(root, root / "dist" / version, version, epoch_of(date))
+        artifacts.build_all(root, root / "dist" / version, version, compute_epoch(date))
         _git(root, "commit", "--quiet", "-m", f"release: publish Fleetcast {version}")
         _git(root, "tag", "--annotate", "-m", f"Fleetcast {version}", f"v{version}")
     except BaseException:
@@ -89,10 +89,10 @@ def rebuild(root: Path) -> None:
     """Build the version of this tree again, as of its date in the changelog."""
     version = current_version(root)
     date = date_of((root / CHANGELOG).read_text(encoding="utf-8"), version)
-    artifacts.build_all(root, root / "dist" / version, version, epoch_of(date))
+    artifacts.build_all(root, root / "dist" / version, version, compute_epoch(date))
 
 
-def epoch_of(date: str) -> int:
+def compute_epoch(date: str) -> int:
     """Return the SOURCE_DATE_EPOCH of a release: midnight UTC of its date, in seconds."""
     return int(dt.datetime.combine(dt.date.fromisoformat(date), dt.time(), dt.UTC).timestamp())
 

@@ -44,7 +44,7 @@ NOWHERE = Wiring()
 NOT_ALONE = 0  # the level of those that share a GPU
 
 
-def mean_loads(gpu: FeatureFrame, number: NDArray[np.intp], rows: NDArray[np.intp], attempts: int) -> Array:
+def compute_mean_loads(gpu: FeatureFrame, number: NDArray[np.intp], rows: NDArray[np.intp], attempts: int) -> Array:
     """Return (attempts, 3) compute, bandwidth and memory: means over each attempt's GPUs, NaN if unknown.
 
     number, rows: (held,) the attempt and the GPU's row, now or in the last two minutes.

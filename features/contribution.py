@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fleetcast.features.delta_bins import MOST
 from fleetcast.features.pool_inventory import EVERYTHING, PoolInventory, Weights, divide
-from fleetcast.fleet.held_gpus import wanted_milli
+from fleetcast.fleet.held_gpus import count_wanted_milli
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import WHOLE_GPU
 from fleetcast.fleet.wait_reasons import waits_for_quota
@@ -88,7 +88,7 @@ class Contribution:
         """Return whether it waits and more machines would not start it."""
         return self.names_quota and self.started_ms is None and self.ended_ms is None and self.submitted_ms is not None
 
-    def in_pools(self) -> Iterator[tuple[DemandScope, "Contribution"]]:
+    def split_by_pool(self) -> Iterator[tuple[DemandScope, "Contribution"]]:
         """Yield its part in each of its pools.
 
         Only the first pool counts the jobs, so that pools add up to all.
@@ -138,7 +138,7 @@ def _scopes(queues: tuple[str, ...], class_: str, group: str) -> tuple[DemandSco
     return tuple(found)
 
 
-def edges_between(old: Contribution, new: Contribution) -> Iterator[tuple[int, Edge]]:
+def find_changed_edges(old: Contribution, new: Contribution) -> Iterator[tuple[int, Edge]]:
     """Yield (sign, edge) for each change from old to new. Edges that are the same in both are omitted."""
     before, after = old.edges(), new.edges()
     same = 0
@@ -153,7 +153,7 @@ def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) ->
 
     Returns None if it is no demand for GPUs, or its arrival is not known yet. inventory: the pools of machines.
     """
-    milli, stated = min(wanted_milli(attempt), MOST), attempt.submission
+    milli, stated = min(count_wanted_milli(attempt), MOST), attempt.submission
     if milli <= 0 or (attempt.eligible_ms is None and attempt.started_ms is None):
         return None
     if attempt.tasks != 1 and attempt.over_ms is not None:
@@ -180,12 +180,12 @@ def over_quota(changes: Iterable[Contribution]) -> dict[DemandScope, float]:
     found: Counter[DemandScope] = Counter()
     for change in changes:
         if change.waits_for_quota:
-            for scope in (*change.scopes(), *(scope for scope, _ in change.in_pools())):
+            for scope in (*change.scopes(), *(scope for scope, _ in change.split_by_pool())):
                 found[scope] += change.milli
     return {scope: milli / WHOLE_GPU for scope, milli in found.items()}
 
 
-def allowed_pools(changes: Iterable[Contribution]) -> dict[str, frozenset[str]]:
+def find_allowed_pools(changes: Iterable[Contribution]) -> dict[str, frozenset[str]]:
     """Return queue → the pools that its attempts may run in.
 
     Omits queues with an attempt that may run anywhere.

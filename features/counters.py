@@ -38,7 +38,7 @@ WRAPS_AT: dict[str, float] = {
 }
 
 
-def increments(
+def compute_increments(
     before: NDArray[np.float64],
     now: NDArray[np.float64],
     saturates: NDArray[np.float64],
@@ -51,7 +51,7 @@ def increments(
     other fall is a reset.
 
     >>> inf = np.inf
-    >>> increments(np.array([5.0, 9.0, 255.0]), np.array([8.0, 2.0, 255.0]), np.array([inf, inf, 255.0]),
+    >>> compute_increments(np.array([5.0, 9.0, 255.0]), np.array([8.0, 2.0, 255.0]), np.array([inf, inf, 255.0]),
     ...            np.array([inf, inf, inf]))
     array([ 3.,  2., nan])
     """

@@ -35,7 +35,7 @@ class DeltaBins:
 
     def dump(self) -> tuple[dict[str, Any], NDArray[np.int32] | NDArray[np.int64]]:
         """Return a copy for a snapshot: JSON-able parts, and the bins (row, bin)."""
-        self._fold_waiting()
+        self._fold_waiting_changes()
         about = {"head": self.head, "floor": self.floor, "before": self.before.tolist(), "waiting": [*self._waiting]}
         return about, self.bins.copy()
 
@@ -56,9 +56,9 @@ class DeltaBins:
         """Add (ROWS,) amounts to the bin of a time. Negative amounts subtract what was added."""
         self._waiting.append((time_ms // self.bin_ms, *amounts))
         if len(self._waiting) > self._patience:
-            self._fold_waiting()
+            self._fold_waiting_changes()
 
-    def _fold_waiting(self) -> None:
+    def _fold_waiting_changes(self) -> None:
         """Sum waiting changes by bin, and add them to their bins."""
         if not self._waiting:
             return
@@ -96,7 +96,7 @@ class DeltaBins:
             self.before += self.bins[:, leaving].sum(axis=1)
             self.bins[:, leaving] = 0
         self.head = head if self.head is None else max(self.head, head)
-        self._fold_waiting()
+        self._fold_waiting_changes()
 
     def _order_bins(self, row: int) -> NDArray[Any]:
         assert self.head is not None, "advance first"
@@ -119,7 +119,7 @@ class DeltaBins:
             cut[bins - (stop - start) :] = values[start:stop]
         return cut
 
-    def oldest_bin(self) -> int:
+    def compute_first_stored_bin(self) -> int:
         """Return the first bin that is stored separately."""
         assert self.head is not None
         return max(self.head - self.size, -1 if self.floor is None else self.floor) + 1
@@ -128,7 +128,7 @@ class DeltaBins:
         """Return the first bin with anything in it, or the oldest stored one if there was something before."""
         assert self.head is not None
         if self.before[MARKS] > 0:
-            return self.oldest_bin()
+            return self.compute_first_stored_bin()
         marked = np.flatnonzero(self._order_bins(MARKS) > 0)
         return self.head - self.size + 1 + int(marked[0]) if len(marked) else self.head + 1
 

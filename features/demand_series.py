@@ -26,7 +26,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.contribution import OTHER, Contribution, DemandScope, Edge, Key, contribution, edges_between
+from fleetcast.features.contribution import (
+    OTHER,
+    Contribution,
+    DemandScope,
+    Edge,
+    Key,
+    contribution,
+    find_changed_edges,
+)
 from fleetcast.features.delta_bins import ARRIVING, ARRIVING_JOBS, QUEUED, RUNNING, DeltaBins
 from fleetcast.features.finished_runs import FinishedRuns
 from fleetcast.features.gpu_residency import GpuResidency
@@ -35,7 +43,7 @@ from fleetcast.features.open_demand import OpenDemand
 from fleetcast.features.pool_inventory import EVERYTHING, PoolInventory
 from fleetcast.features.request_series import RequestSeries
 from fleetcast.features.shown_sizes import NO_KEYS, AttemptOf, ShownSizes
-from fleetcast.features.whole_gpu_dumps import UNIT, in_thousandths
+from fleetcast.features.whole_gpu_dumps import UNIT, convert_to_milli_gpus
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import WHOLE_GPU
 from fleetcast.fleet.stateful import Dump, Stateful
@@ -78,7 +86,7 @@ class DemandSeries(Stateful):
         self._runs.update(attempt)
         self.records.update(attempt, received_ms)
         key = (attempt.job, attempt.attempt)
-        self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
+        self._change(key, self.open.apply_promise(key, self.shown.contribution(attempt, self.inventory)))
 
     def set_sizes(self, sizes: Mapping[Key, int], attempt_of: AttemptOf, displaced: Set[Key] = NO_KEYS) -> None:
         """Set the GPUs of running attempts whose occupancy differs from their events.
@@ -86,10 +94,10 @@ class DemandSeries(Stateful):
         sizes: thousandths of GPUs, by occupancy. If a running attempt is not in `sizes`, its events now name its
         GPUs. displaced: as in `ShownSizes`.
         """
-        for key in self.shown.outdated(sizes, self._known):
+        for key in self.shown.find_outdated_attempts(sizes, self._known):
             if (attempt := attempt_of(*key)) is not None:
                 self.shown.drop(key)
-                self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
+                self._change(key, self.open.apply_promise(key, self.shown.contribution(attempt, self.inventory)))
         for key, change in self.shown.record(sizes, displaced, self._known):
             self._change(key, change)
 
@@ -115,8 +123,8 @@ class DemandSeries(Stateful):
             left_out = self._left_out.get(key, frozenset())
             held = [scope for scope in old.scopes() if scope in self and scope not in left_out]
         if old is not None and new is not None and list(new.scopes()) == held:
-            self._add_edges(edges_between(old, new), held)
-            self._move_pools(old, new)
+            self._add_edges(find_changed_edges(old, new), held)
+            self._update_pool_contributions(old, new)
             self._drop_contribution(key)
             self._add_contribution(key, new, frozenset())
             return
@@ -131,21 +139,21 @@ class DemandSeries(Stateful):
             self._add_to_pools(new, 1)
             self._add_contribution(key, new, frozenset(scopes) - frozenset(kept))
 
-    def _move_pools(self, old: Contribution, new: Contribution) -> None:
+    def _update_pool_contributions(self, old: Contribution, new: Contribution) -> None:
         """Change the contribution of an attempt to its pools."""
         if (old.weights, old.milli, old.jobs) != (new.weights, new.milli, new.jobs):
             self._add_to_pools(old, -1)
             self._add_to_pools(new, 1)
             return
-        for (scope, before), (_, after) in zip(old.in_pools(), new.in_pools(), strict=True):
+        for (scope, before), (_, after) in zip(old.split_by_pool(), new.split_by_pool(), strict=True):
             if self._has(scope):
-                self._add_edges(edges_between(before, after), [scope])
+                self._add_edges(find_changed_edges(before, after), [scope])
 
     def _add_to_pools(self, change: Contribution, sign: int) -> None:
-        for scope, part in change.in_pools():
+        for scope, part in change.split_by_pool():
             self._add(part, sign, [scope] if self._has(scope) else [])
 
-    def use_inventory(self, inventory: PoolInventory, attempts: Iterable[JobAttempt], now_ms: int = 0) -> None:
+    def apply_inventory(self, inventory: PoolInventory, attempts: Iterable[JobAttempt], now_ms: int = 0) -> None:
         """Divide demand among pools. attempts: those that are awake.
 
         now_ms: the first pools have no known demand before this time.
@@ -156,7 +164,7 @@ class DemandSeries(Stateful):
             self.inventory = inventory
             for attempt in attempts:
                 if (key := (attempt.job, attempt.attempt)) in self._known:
-                    self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
+                    self._change(key, self.open.apply_promise(key, self.shown.contribution(attempt, self.inventory)))
         for pool in inventory.models:
             self._has(DemandScope(pool=pool))
 
@@ -245,7 +253,7 @@ class DemandSeries(Stateful):
         return tuple(sorted(found | {pool for pool in self.inventory.models if DemandScope(pool=pool) in self}))
 
     @property
-    def lists_no_more_queues(self) -> bool:
+    def is_queue_list_full(self) -> bool:
         """Return whether demand of further queues counts in "all" only."""
         return self._listed["queue"] >= MOST["queue"]
 
@@ -291,7 +299,9 @@ class DemandSeries(Stateful):
         values = _READ[target](chosen, last, bins)
         first = last - bins + 1 if target not in ("arriving", "arriving_jobs") else last - bins
         since = self._since.get(scope, 0) // (bin_s * 1000)
-        values[np.arange(first, first + bins) < max(everything.first_bin(), chosen.oldest_bin(), since)] = np.nan
+        values[
+            np.arange(first, first + bins) < max(everything.first_bin(), chosen.compute_first_stored_bin(), since)
+        ] = np.nan
         return values
 
     def _subtract_listed_groups(
@@ -304,7 +314,7 @@ class DemandSeries(Stateful):
                 rest -= np.nan_to_num(self._amounts(DemandScope(queue, group=scope.group), target, now_ms, bin_s, bins))
         return np.maximum(rest, 0.0)
 
-    def rank_groups(self, now_ms: int) -> None:
+    def replace_small_groups(self, now_ms: int) -> None:
         """Let a few groups with clearly more GPUs replace the smallest ones.
 
         The new groups start with only their awake attempts.
@@ -396,7 +406,7 @@ class DemandSeries(Stateful):
 
         Skips scopes that are unused in all of their bins.
         """
-        about, arrays = in_thousandths(about, arrays)
+        about, arrays = convert_to_milli_gpus(about, arrays)
         for number, row in enumerate(about["bins"]):
             scope = DemandScope.from_row(row)
             bins = _empty(row["seconds"])

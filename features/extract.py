@@ -17,7 +17,7 @@ from fleetcast.features.layout import SUMMED, layout_of
 from fleetcast.features.ring import NEVER, Ring
 from fleetcast.features.store import WindowStore
 from fleetcast.features.sums import mean, spread
-from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.metrics import METRICS, find_metric_row
 from fleetcast.fleet.samples import EntityKind
 
 STALE_S = 120.0
@@ -43,7 +43,7 @@ AGES: dict[EntityKind, tuple[str, ...]] = {
     EntityKind.NODE: ("age_s", "first_seen_s"),
 }
 SUMMED_FEATURES = {
-    kind: tuple(METRICS[kind][metric_row(kind, name)].feature for name in names) for kind, names in SUMMED.items()
+    kind: tuple(METRICS[kind][find_metric_row(kind, name)].feature for name in names) for kind, names in SUMMED.items()
 }
 
 
@@ -80,8 +80,8 @@ def extract(store: WindowStore, now_ms: int, topology_generation: int = 0) -> Fr
     store.advance(now_ms)
     gpu = _Columns(store, EntityKind.GPU, GPU_FEATURES, now_ms)
     gpu.fill()
-    gpu["frozen_s"] = _frozen_s(gpu.ring, gpu.last_ms)
-    gpu["silent_s"] = _silent_s(store, gpu.last_ms, now_ms)
+    gpu["frozen_s"] = _compute_frozen_s(gpu.ring, gpu.last_ms)
+    gpu["silent_s"] = _compute_silent_s(store, gpu.last_ms, now_ms)
     port = _Columns(store, EntityKind.PORT, PORT_FEATURES, now_ms)
     port.fill()
     node = _Columns(store, EntityKind.NODE, NODE_FEATURES, now_ms)
@@ -110,7 +110,7 @@ class _Columns:
     def fill(self) -> None:
         """Compute the features that all kinds have."""
         ring = self.ring
-        ring.finish_slots()
+        ring.recompute_sums()
         self._newest()
         self._windows()
         self._counts()
@@ -147,7 +147,7 @@ class _Columns:
             self[f"{feature}_10m"], self[f"{feature}_30m"] = np.where(never, np.nan, counts)
 
     def _find_open_slots(self) -> NDArray[np.intp]:
-        return self.ring.opened_slots(self.ring.closed + 1, self.ring.end) % self.ring.span.slots
+        return self.ring.list_open_slots(self.ring.closed + 1, self.ring.end) % self.ring.span.slots
 
     def frame(self, topology_generation: int) -> FeatureFrame:
         return FeatureFrame(
@@ -168,7 +168,7 @@ def _exclude_downtime(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> N
     return last
 
 
-def _frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64]:
+def _compute_frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return (entity,) for how many seconds samples have arrived without a new value.
 
     It is NaN for entities without samples.
@@ -177,7 +177,7 @@ def _frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(last < 0, np.nan, (last - changed) / 1000)
 
 
-def _silent_s(store: WindowStore, last: NDArray[np.int64], now_ms: int) -> NDArray[np.float64]:
+def _compute_silent_s(store: WindowStore, last: NDArray[np.int64], now_ms: int) -> NDArray[np.float64]:
     """Return (gpu,) seconds for which a GPU was missing from its exporter's pages, otherwise 0.
 
     A page was served if `gpus_reported` or another GPU of the node arrived. If neither can show this, it was

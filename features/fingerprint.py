@@ -46,14 +46,14 @@ def shape_of(activity: Array, tensor: Array, exchange: Array, host: Array, perio
     )
 
 
-def class_of(shape: Shape) -> dict[str, float]:
+def estimate_class_odds(shape: Shape) -> dict[str, float]:
     """Return the odds of CLASSES as probabilities that add up to 1.
 
     Training keeps SMs busy, mostly with tensor work, exchanges gradients and is periodic. Inference decodes:
     it is memory bound, with little tensor work and no period. The weights are ours, set on eight recorded
     runs, which are too few to calibrate them.
 
-    >>> odds = class_of(Shape(1.0, 0.65, 0.3, 0.95, 100.0, 0.9))
+    >>> odds = estimate_class_odds(Shape(1.0, 0.65, 0.3, 0.95, 100.0, 0.9))
     >>> max(odds, key=odds.get)
     'training'
     """

@@ -46,7 +46,7 @@ class JobFold:
 
         Forgets what ended before `forget_before_ms`.
         """
-        self.jobs.forget_ended_before(forget_before_ms)
+        self.jobs.drop_ended_before(forget_before_ms)
         rested = self.jobs.rest(before_ms, most_over)
         for attempt in rested:
             self.demand.forget(attempt)
@@ -55,10 +55,10 @@ class JobFold:
     def _learn(self, attempt: JobAttempt, event: JobEvent | None = None, received_ms: int | None = None) -> None:
         self.demand.update(attempt, received_ms)
         if self._learns_runs and not isinstance(event, Step | Phase | Checkpoint | Queued | NodeLost):
-            learn_run(self.runs, attempt)
+            record_attempt(self.runs, attempt)
 
 
-def learn_run(runs: PastRuns, attempt: JobAttempt) -> None:
+def record_attempt(runs: PastRuns, attempt: JobAttempt) -> None:
     """Record an attempt. Repeating it changes nothing.
 
     An end that a later attempt implies is a preemption. The end of an attempt without a known start is one, too: its

@@ -36,7 +36,7 @@ def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
     It begins with its first reading. The window's slots win, because late samples reach the rings. A past that
     does not touch the window is dropped.
     """
-    watts, is_mean = watts_of(window)
+    watts, is_mean = compute_watts(window)
     newest = np.stack([watts, activity_of(window)])
     averaged = np.array([is_mean, False])
     first_ms, values = window.first_ms, np.clip(newest, -LARGEST, LARGEST).astype(np.float16)
@@ -50,7 +50,7 @@ def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
     return JobPast(first_ms + round(spare * window.interval_s * 1000), values[:, spare:].copy(), averaged)
 
 
-def watts_of(window: JobWindow) -> tuple[NDArray[np.float64], bool]:
+def compute_watts(window: JobWindow) -> tuple[NDArray[np.float64], bool]:
     """Return (slot,) watts per GPU, and whether they are means.
 
     Means come from the energy counter, which misses no pause between scrapes.

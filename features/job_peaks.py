@@ -104,7 +104,7 @@ class JobPeaks(Stateful):
     def _keep(self, key: int, peaks: Array) -> None:
         row = self._rows.pop(key, None)
         if row is None:
-            row = self._new_row()
+            row = self._allocate_row()
         self._rows[key] = row
         self._runs[row, self._count[row] % MAX_RUNS] = peaks
         self._count[row] += 1
@@ -113,7 +113,7 @@ class JobPeaks(Stateful):
             known = known[np.isfinite(known)]
             self._likely[row, what] = np.quantile(known, QUANTILE) if len(known) else np.nan
 
-    def _new_row(self) -> int:
+    def _allocate_row(self) -> int:
         """Return an empty row: a new one, or that of the least recently used kind if there are MOST_KINDS."""
         if len(self._rows) >= MOST_KINDS:
             row = self._rows.pop(next(iter(self._rows)))

@@ -91,7 +91,7 @@ class JobRows:
     nodes: int
 
 
-def gpu_rows_of(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
+def find_gpu_rows(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
     """Return the rows of the GPUs that an attempt holds.
 
     If it does not name the GPUs of a node, return all of that node.
@@ -101,14 +101,14 @@ def gpu_rows_of(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
     for rank in attempt.ranks:
         rows += [table.row(f"{rank.node}/{gpu}") for gpu in rank.gpus]
     found = [row for row in rows if row is not None]
-    whole = _whole_nodes(attempt)
+    whole = _list_whole_nodes(attempt)
     return np.unique(np.concatenate([np.array(found, np.intp), _of_nodes(entities, EntityKind.GPU, whole)]))
 
 
 def job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]) -> JobRows:
     """Return the rows of an attempt. gpus_of: node -> its number of GPUs in the topology."""
-    gpu = gpu_rows_of(attempt, entities)
-    whole = _whole_nodes(attempt)
+    gpu = find_gpu_rows(attempt, entities)
+    whole = _list_whole_nodes(attempt)
     named = sum(len(rank.gpus) for rank in attempt.ranks)
     gpus = max(named + sum(gpus_of.get(node, 0) for node in whole), len(gpu), 0 if whole else attempt.gpus)
     port = _of_nodes(entities, EntityKind.PORT, attempt.hosts)
@@ -168,7 +168,7 @@ def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
     return nothing
 
 
-def _whole_nodes(attempt: JobAttempt) -> list[str]:
+def _list_whole_nodes(attempt: JobAttempt) -> list[str]:
     """Return the nodes whose GPUs the attempt does not name. It counts as holding all of them."""
     return [rank.node for rank in attempt.ranks if not rank.gpus] or ([] if attempt.ranks else list(attempt.nodes))
 
@@ -181,7 +181,7 @@ def _of_nodes(entities: Entities, kind: EntityKind, nodes: Sequence[str]) -> NDA
 def _copy_slots(ring: Ring, names: Sequence[str], first: int, last: int, rows: NDArray[np.intp]) -> Array:
     """Copy some fine slots of a ring: (metric, slot, row), NaN for slots that the ring has not opened."""
     values = ring.layout.value[[ring.layout.metrics.index(name) for name in names]]
-    opened = ring.opened_slots(first, last)
+    opened = ring.list_open_slots(first, last)
     copied = np.full((len(values), last - first + 1, len(rows)), np.nan, np.float32)
     copied[:, opened - first] = ring.fine[np.ix_(values, opened % ring.span.slots, rows)]
     return copied

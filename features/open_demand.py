@@ -27,7 +27,7 @@ class OpenDemand(Stateful):
         self._left: dict[Key, int] = {}  # requested before → when it left the queue without a start
         self.promised: dict[Key, int] = {}
 
-    def with_promise(self, key: Key, change: Contribution | None) -> Contribution | None:
+    def apply_promise(self, key: Key, change: Contribution | None) -> Contribution | None:
         """Return an attempt's contribution by its events.
 
         It runs since its promise if no event shows its start.

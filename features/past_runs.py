@@ -77,7 +77,7 @@ class JobShape:
         return self.group or self.queue
 
 
-def shape_of_request(request: PlacementRequest) -> JobShape:
+def make_request_shape(request: PlacementRequest) -> JobShape:
     """Return the shape of the job that a request asks for, at its full size."""
     return JobShape(
         user=request.user,
@@ -202,7 +202,7 @@ class PastRuns(Stateful):
         """Return (feature,) in order of FEATURES, from the events so far."""
         return _features(job, [None if key is None else self._pasts.get(key) for key in _keys(job)], now_ms)
 
-    def features_of(self, job: str, attempt: int, now_ms: int) -> Features | None:
+    def compute_job_features(self, job: str, attempt: int, now_ms: int) -> Features | None:
         """Return the current features of a job that waits or runs. It counts among its similar jobs.
 
         Returns None if its submission is unknown.
@@ -210,7 +210,7 @@ class PastRuns(Stateful):
         live = self._live.get((job, attempt))
         return None if live is None or live.shape is None else _features(live.shape, live.pasts, now_ms)
 
-    def group_runs(self, job: JobShape) -> RunPast | None:
+    def find_group_runs(self, job: JobShape) -> RunPast | None:
         """Return the runs of the job's group with as many GPUs.
 
         If these are too few, return those of its group, then those of all jobs.

@@ -15,7 +15,7 @@ def find_peaks(curve: NDArray[np.float64], height: float, prominence: float) -> 
     """
     tops = _find_tops(curve)
     tops = tops[curve[tops] >= height]
-    return np.array([top for top in tops.tolist() if _prominence(curve, top) >= prominence], np.intp)
+    return np.array([top for top in tops.tolist() if _compute_prominence(curve, top) >= prominence], np.intp)
 
 
 def _find_tops(curve: NDArray[np.float64]) -> NDArray[np.intp]:
@@ -29,7 +29,7 @@ def _find_tops(curve: NDArray[np.float64]) -> NDArray[np.intp]:
     return np.asarray((first[inner] + last[inner]) // 2, np.intp)
 
 
-def _prominence(curve: NDArray[np.float64], top: int) -> float:
+def _compute_prominence(curve: NDArray[np.float64], top: int) -> float:
     """Return the prominence of a peak."""
     higher = np.flatnonzero(~(curve <= curve[top]))  # an unknown value ends the stretch, too
     at = int(np.searchsorted(higher, top))

@@ -73,7 +73,7 @@ def find_period(channels: Array, interval_s: float, averaged: NDArray[np.bool_] 
     if not usable.any() or channels.shape[1] < FEWEST_SAMPLES:
         return Period(None, f"fewer than {FEWEST_SAMPLES} samples in a row")
     rows = bridge_gaps(channels[usable])
-    found = find_swing(rows, interval_s)
+    found = find_swing_period(rows, interval_s)
     if found.period_s is not None:
         return found
     means = np.zeros(len(rows), bool) if averaged is None else averaged[usable]
@@ -86,7 +86,7 @@ def find_period(channels: Array, interval_s: float, averaged: NDArray[np.bool_] 
     return Period(rhythm.period * interval_s)
 
 
-def find_swing(rows: Array, interval_s: float) -> Period:
+def find_swing_period(rows: Array, interval_s: float) -> Period:
     """Find the period of series that swing for much of the time."""
     level, swings = _remove_drift(rows)
     if swings.max() < LEAST_SWING:
@@ -94,8 +94,8 @@ def find_swing(rows: Array, interval_s: float) -> Period:
         unseen = "it does not repeat, or faster than the samples can show, or more seldom"
         return Period(None, f"nothing swings in {span_min:.0f} min: {unseen}")
     lively = level[swings > CHANNEL_SWING]
-    curve = _autocorrelation(lively)
-    lag = _first_hill(curve, max(HILL, _bound_chance_correlation(lively, len(curve) // FINE)))
+    curve = _compute_autocorrelation(lively)
+    lag = _find_first_hill(curve, max(HILL, _bound_chance_correlation(lively, len(curve) // FINE)))
     if lag is None:
         return Period(None, "nothing repeats")
     fine = _refine_period(curve, lag) / FINE
@@ -103,7 +103,7 @@ def find_swing(rows: Array, interval_s: float) -> Period:
         return Period(None, TOO_FAST)
     strength = min(float(curve[lag]), 1.0)
     if strength < REGULAR and fine >= SAMPLES_AN_EDGE:
-        fine = _usual_cycle(lively, fine)
+        fine = _find_usual_cycle(lively, fine)
     return Period(fine * interval_s, "", strength)
 
 
@@ -139,7 +139,7 @@ def _correlate_at_lags(rows: Array, lags: int) -> Array:
     return np.asarray(np.fft.irfft(power, length)[..., : lags + 1] / left)
 
 
-def _autocorrelation(rows: Array) -> Array:
+def _compute_autocorrelation(rows: Array) -> Array:
     """Return the mean of the channels' autocorrelations, at FINE lags per sample.
 
     Hills lie between samples, too.
@@ -165,7 +165,7 @@ def _bound_chance_correlation(rows: Array, lags: int) -> float:
     return highest * float(np.sqrt(part / many))  # its spread falls with the root of the samples
 
 
-def _first_hill(curve: Array, height: float) -> int | None:
+def _find_first_hill(curve: Array, height: float) -> int | None:
     hills = find_peaks(curve, height=height, prominence=height / 2)
     hills = hills[(hills >= SAMPLES_A_PERIOD * FINE) | (curve[hills] >= NEAR_HILL)]
     if not len(hills):
@@ -188,7 +188,7 @@ def _is_beat(rows: Array, period: float) -> bool:
     return bool((power[:, frequency > 1 / SAMPLES_A_PERIOD].max(axis=1) > power[:, own].max(axis=1, initial=0.0)).all())
 
 
-def _usual_cycle(rows: Array, period: float) -> float:
+def _find_usual_cycle(rows: Array, period: float) -> float:
     """Return the usual time between rises, else `period`.
 
     If steps vary, the long ones stretch the autocorrelation.

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetcast.fleet.held_gpus import share_of
+from fleetcast.fleet.held_gpus import find_rank_share
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.topology import Topology
 from fleetcast.fleet.wait_reasons import waits_for_quota
@@ -73,7 +73,7 @@ class PoolInventory:
         return ((UNASSIGNED if len(allowed) != 1 or is_over_quota else allowed[0], 1),)
 
     def _compute_pool_weights(self, attempt: JobAttempt) -> Weights:
-        amounts = [(rank.node, len(rank.gpus) * share_of(attempt, rank)) for rank in attempt.ranks if rank.gpus]
+        amounts = [(rank.node, len(rank.gpus) * find_rank_share(attempt, rank)) for rank in attempt.ranks if rank.gpus]
         found: Counter[str] = Counter()
         for node, amount in amounts or [(node, 1) for node in attempt.hosts]:
             found[self.pools.get(node, UNASSIGNED)] += amount

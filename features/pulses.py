@@ -69,7 +69,7 @@ def find_rhythm(channels: Array, averaged: NDArray[np.bool_], interval_s: float)
     """
     found, best, least, most, short = Rhythm(None), CHANCE, 1.0, -1, False
     for row, is_mean in zip(channels, averaged.tolist(), strict=True):
-        pulses = pulses_of(row, is_mean)
+        pulses = find_pulses(row, is_mean)
         if pulses is None:
             continue
         most = max(most, len(pulses.centers), len(pulses.begins), len(pulses.ends))
@@ -85,9 +85,9 @@ def find_rhythm(channels: Array, averaged: NDArray[np.bool_], interval_s: float)
     return Rhythm(None, _reason(most, short, least < 1.0, channels.shape[1] * interval_s, interval_s))
 
 
-def pulses_of(row: Array, is_mean: bool) -> Pulses | None:
+def find_pulses(row: Array, is_mean: bool) -> Pulses | None:
     """Return the excursions of row (sample,) from its usual level, or None if it never leaves it."""
-    split = _usual_level(row)
+    split = _find_usual_level(row)
     if split is None:
         return None
     usual, edge, sign = split
@@ -121,7 +121,7 @@ def _find_pulse_edges(away: Array, begins: NDArray[np.intp], ends: NDArray[np.in
     return begins + 1 - np.minimum(first / full, 2.0), ends - 1 + np.minimum(last / full, 2.0)
 
 
-def _usual_level(row: Array) -> tuple[float, float, int] | None:
+def _find_usual_level(row: Array) -> tuple[float, float, int] | None:
     """Return the usual level, the distance from it at which outside begins, and the side.
 
     Returns None for a series that stays at its usual level.
@@ -169,7 +169,7 @@ def _find_even_times(times: Array, blurred: float) -> tuple[float | None, tuple[
         if period < SHORTEST_SAMPLES or any(abs(period / other - 1) < JITTER / 2 for other in seen):
             continue
         seen.append(period)
-        on, turns = _longest_chain(times, period)
+        on, turns = _find_longest_chain(times, period)
         chance = _compute_chance(len(times), times[on], turns, blurred)
         if chance < found[2]:
             found = float(np.polyfit(turns, times[on], 1)[0]), tuple(times[on].tolist()), chance
@@ -178,7 +178,7 @@ def _find_even_times(times: Array, blurred: float) -> tuple[float | None, tuple[
     return found if found[0] is not None and found[0] >= SHORTEST_SAMPLES else (None, (), 1.0)
 
 
-def _longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+def _find_longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
     """Return the most pulses whose neighbours are whole periods apart, and each one's period number."""
     apart = centers[:, None] - centers[None, :]
     turns = np.rint(apart / period).astype(np.int64)

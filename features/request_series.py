@@ -134,7 +134,7 @@ class RequestSeries:
             rings.instances = instances.copy()
 
 
-def request_rates(instances: Iterable[ServedInstance]) -> dict[Key, tuple[float, int]]:
+def sum_request_rates(instances: Iterable[ServedInstance]) -> dict[Key, tuple[float, int]]:
     """Return (pool, model) -> requests per second of the last minute, and the instances that report them."""
     rates: dict[Key, tuple[float, int]] = {}
     for one in instances:

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.counters import increments
+from fleetcast.features.counters import compute_increments
 from fleetcast.features.layout import BUCKET_MS, BUCKETS, OPEN_SLOTS, Layout, RingSpan
-from fleetcast.features.ring_arrays import runs, widened, widened_runs
+from fleetcast.features.ring_arrays import runs, widen_array, widen_open_slots
 from fleetcast.features.sums import EventSums, ValueSums, largest
 
 NEVER = np.iinfo(np.int64).max
@@ -74,11 +74,11 @@ class Ring:
             grown = max(size, self.capacity + self.capacity // 8)
             self.capacity = -(-grown // 16) * 16
             for name, fill in FILLS.items():
-                setattr(self, name, widened(getattr(self, name), self.capacity, fill))
+                setattr(self, name, widen_array(getattr(self, name), self.capacity, fill))
             slots = runs(self.first_slot, self.head + 1, self.span.slots)
-            self.fine = widened_runs(self.fine, self.capacity, np.nan, slots)
-            self.events = widened_runs(self.events, self.capacity, 0, slots)
-            self.coarse = widened_runs(self.coarse, self.capacity, np.nan, self._opened_buckets())
+            self.fine = widen_open_slots(self.fine, self.capacity, np.nan, slots)
+            self.events = widen_open_slots(self.events, self.capacity, 0, slots)
+            self.coarse = widen_open_slots(self.coarse, self.capacity, np.nan, self._list_open_buckets())
             self.value_sums.widen(self.capacity)
             self.event_sums.widen(self.capacity)
         self.size = max(self.size, size)
@@ -94,7 +94,7 @@ class Ring:
     def newest_bucket(self) -> int:
         return self.head * self.span.interval_ms // BUCKET_MS
 
-    def forget_touched(self) -> None:
+    def reset_touched_range(self) -> None:
         self.touched_slot, self.touched_bucket = self.head + 1, self.newest_bucket + 1
 
     @property
@@ -113,7 +113,7 @@ class Ring:
         if self.head < 0:
             self.head = head
             self.first_slot, self.first_bucket = head + 1, self.newest_bucket + 1
-            self.open_from(head, self.newest_bucket)
+            self.open_earlier_slots(head, self.newest_bucket)
             return
         if head == self.head:
             return
@@ -124,7 +124,7 @@ class Ring:
             self.touched_bucket = min(self.touched_bucket, was_bucket + 1)
             self._clear_buckets(was_bucket + 1, self.newest_bucket + 1)
 
-    def open_from(self, slot: int, bucket: int) -> None:
+    def open_earlier_slots(self, slot: int, bucket: int) -> None:
         """Open earlier slots and buckets for a late sample, as far as they are within the ring."""
         slot, bucket = max(slot, self.head - self.span.slots + 1), max(bucket, self.newest_bucket - BUCKETS + 1)
         if slot < self.first_slot:
@@ -143,10 +143,10 @@ class Ring:
         for run in runs(first, end, BUCKETS):
             self.coarse[:, run] = np.nan
 
-    def _opened_buckets(self) -> list[slice]:
+    def _list_open_buckets(self) -> list[slice]:
         return runs(self.first_bucket, self.newest_bucket + 1, BUCKETS)
 
-    def opened_slots(self, first: int, last: int) -> NDArray[np.intp]:
+    def list_open_slots(self, first: int, last: int) -> NDArray[np.intp]:
         """Return the open slots among `first … last`."""
         return np.arange(max(first, self.first_slot, self.head - self.span.slots + 1), min(last, self.head) + 1)
 
@@ -165,7 +165,7 @@ class Ring:
             self.dirty[first : (slot % STRIPES + 1) * self.size // STRIPES] = True
         self.closed = closed
 
-    def finish_slots(self) -> None:
+    def recompute_sums(self) -> None:
         """Recompute the sums of entities whose closed slots were written, or that are due."""
         columns = np.flatnonzero(self.dirty[: self.size])
         if len(columns):
@@ -217,7 +217,7 @@ class Ring:
         oldest = int(slot.min())
         self.touched_slot = min(self.touched_slot, oldest)
         if oldest < self.first_slot:
-            self.open_from(int(slot[inside].min(initial=self.first_slot)), self.first_bucket)
+            self.open_earlier_slots(int(slot[inside].min(initial=self.first_slot)), self.first_bucket)
         self.dirty[entity[inside & (slot <= self.closed)]] = True
         stored = self._count(metric, entity, time_ms, value, before, raw, slot, inside)
         self._store(metric, entity, time_ms, stored, before, slot, inside)
@@ -241,7 +241,7 @@ class Ring:
         at = np.flatnonzero(counter >= 0)
         if len(at):
             rows = metric[at]
-            moved = increments(raw[at], value[at], layout.saturates[rows], layout.wraps[rows])
+            moved = compute_increments(raw[at], value[at], layout.saturates[rows], layout.wraps[rows])
             rate = moved / ((time_ms[at] - before[at]) / 1000.0)
             stored[at] = rate
             self.rate[counter[at], entity[at]] = rate
@@ -326,7 +326,7 @@ class Ring:
         if done.any():
             oldest = int(bucket[done].min())
             self.touched_bucket = min(self.touched_bucket, oldest)
-            self.open_from(self.first_slot, oldest)
+            self.open_earlier_slots(self.first_slot, oldest)
         mean = self.bucket_total[row[done], entity[done]] / count[done]
         self.coarse[row[done], bucket[done] % BUCKETS, entity[done]] = mean
         self.bucket_total[row, entity] = 0.0
@@ -344,13 +344,13 @@ class Ring:
         metric = self.layout.metrics.index(name)
         day, fine = self.layout.day[metric], self.fine[self.layout.value[metric]]
         assert day >= 0, f"{name} is none of {self.layout.days}"
-        slots = self.opened_slots(self.end - self.span.fine_slots + 1, self.end)
-        parts = [self.coarse[day][run] for run in self._opened_buckets()]
+        slots = self.list_open_slots(self.end - self.span.fine_slots + 1, self.end)
+        parts = [self.coarse[day][run] for run in self._list_open_buckets()]
         parts += [fine[run] for run in runs(int(slots[0]), int(slots[-1]) + 1, self.span.slots)] if len(slots) else []
         peak = np.full(self.size, np.nan, np.float32)
         for part in parts:
             np.fmax(peak, largest(part[:, : self.size]), out=peak)
-        at, means, _ = self._current_means(metric)
+        at, means, _ = self._compute_current_means(metric)
         peak[at] = np.fmax(peak[at], means)
         return peak
 
@@ -359,7 +359,7 @@ class Ring:
         row = self.layout.value[self.layout.metrics.index(name)]
         first = self.end - window + 1
         picked = np.full((window, self.size), np.nan, np.float32)
-        opened = self.opened_slots(first, self.end)
+        opened = self.list_open_slots(first, self.end)
         picked[opened - first] = self.fine[row, opened % self.span.slots, : self.size]
         return picked
 
@@ -374,11 +374,11 @@ class Ring:
         opened = np.arange(max(first, self.first_bucket), newest + 1)
         days = np.full((BUCKETS, self.size), np.nan, np.float32)
         days[opened - first] = self.coarse[row, opened % BUCKETS, : self.size]
-        at, means, age = self._current_means(metric)
+        at, means, age = self._compute_current_means(metric)
         days[BUCKETS - 1 - age, at] = means
         return days
 
-    def _current_means(self, metric: int) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.int64]]:
+    def _compute_current_means(self, metric: int) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.int64]]:
         """Return the entities that are still in a bucket, its mean so far, and its age in buckets."""
         row = self.layout.day[metric]
         count = self.bucket_count[row, : self.size]

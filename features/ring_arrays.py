@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def widened(array: NDArray[Any], capacity: int, fill: Any = 0) -> NDArray[Any]:
+def widen_array(array: NDArray[Any], capacity: int, fill: Any = 0) -> NDArray[Any]:
     """Return a copy with room for more entities."""
     wide = np.full((*array.shape[:-1], capacity), fill, array.dtype)
     wide[..., : array.shape[-1]] = array
     return wide
 
 
-def widened_runs(array: NDArray[Any], capacity: int, fill: Any, opened: Sequence[slice]) -> NDArray[Any]:
+def widen_open_slots(array: NDArray[Any], capacity: int, fill: Any, opened: Sequence[slice]) -> NDArray[Any]:
     """Return a copy of a ring (row, slot, entity) with room for more entities. Only the open slots are written."""
     wide, size = np.zeros((*array.shape[:-1], capacity), array.dtype), array.shape[-1]
     for run in opened:

@@ -109,7 +109,7 @@ class RunPast:
             self._levels = tuple([quantile(self._sorted, level) for level in LEVELS])
         return self._levels
 
-    def short_median(self) -> float:
+    def compute_short_median(self) -> float:
         """Return the median of the last SHORT runs. Needs a run."""
         return quantile(self._short, 0.5)
 

@@ -63,7 +63,7 @@ def places_of(attempt: JobAttempt, wiring: Wiring) -> tuple[Place, ...]:
     places = [_ for node, gpu in held for _ in _inside(node, gpu, wiring)]
     hosts = attempt.hosts
     if len(hosts) > 1:
-        places += [_ for node, gpu in held for _ in _outside(node, gpu, wiring)]
+        places += [_ for node, gpu in held for _ in _list_network_places(node, gpu, wiring)]
         named = {node for node, _ in held}
         places += [("nic", node, "") for node in hosts if node not in named]
     return tuple(sorted(dict.fromkeys(places), key=lambda place: LEVELS[place[0]]))
@@ -76,7 +76,7 @@ def _inside(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]:
             yield "pcie", node, device.gpus
 
 
-def _outside(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]:
+def _list_network_places(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]:
     devices, group = wiring.of(node)
     near = [device for device in devices if gpu in device.gpus]
     yield from (("nic", node, device.name) for device in near)

@@ -36,7 +36,7 @@ class ShownSizes(Stateful):
         change, milli = contribution(attempt, inventory), self._milli.get(key)
         return change if change is None or milli is None else replace(change, milli=milli)
 
-    def outdated(self, shown: Mapping[Key, int], known: Mapping[Key, Contribution]) -> list[Key]:
+    def find_outdated_attempts(self, shown: Mapping[Key, int], known: Mapping[Key, Contribution]) -> list[Key]:
         """Return running attempts that the occupancy no longer lists. Their events state their size again."""
         gone = (self._milli.keys() & known.keys()) - shown.keys()
         return [key for key in gone if known[key].ended_ms is None]

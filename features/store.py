@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from fleetcast.features.layout import BUCKET_MS, RingSpan, layout_of
 from fleetcast.features.ring import NEVER, Ring
-from fleetcast.features.store_files import SEGMENTS, OtherIntervalError, StoreError, read_store, save_store
+from fleetcast.features.store_files import SEGMENTS, OtherIntervalError, StoreError, make_save_steps, read_store
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
-from fleetcast.fleet.metrics import LARGEST_VALUE, METRICS, plausible_range, why_implausible
+from fleetcast.fleet.metrics import LARGEST_VALUE, METRICS, explain_implausible_value, list_plausible_ranges
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 
 __all__ = ["OtherIntervalError", "StoreError", "WindowStore", "Written"]
@@ -99,7 +99,7 @@ class WindowStore:
 
         The counts are: samples ahead of the clock, samples that are not finite, and errors of implausible ones.
         """
-        low, high = plausible_range(batch.kind)
+        low, high = list_plausible_ranges(batch.kind)
         ahead = batch.time_ms > now_ms + self.span.future_ms
         good = (batch.value >= low[batch.metric]) & (batch.value <= high[batch.metric]) & ~ahead
         if good.all():
@@ -114,7 +114,7 @@ class WindowStore:
         errors: list[RecordError] = []
         metrics, first, count = np.unique(batch.metric[rows], return_index=True, return_counts=True)
         for metric, row, many in zip(metrics.tolist(), rows[first].tolist(), count.tolist(), strict=True):
-            why = why_implausible(METRICS[batch.kind][metric], float(batch.value[row]))
+            why = explain_implausible_value(METRICS[batch.kind][metric], float(batch.value[row]))
             name = self.entities[batch.kind].names[batch.entity[row]]
             errors += [RecordError("implausible", f"{name}: {why}")] * many
         return tuple(errors)
@@ -124,14 +124,14 @@ class WindowStore:
         for ring in self.rings.values():
             ring.advance(now_ms)
 
-    def was_deaf(self, until_ms: int, for_ms: int) -> None:
+    def record_downtime(self, until_ms: int, for_ms: int) -> None:
         """Record our own downtime of `for_ms` up to `until_ms`, so that it does not count as silence.
 
         See `fleetcast.features.extract`.
         """
         self.gaps = [*self.gaps, (until_ms, for_ms)][-MAX_GAPS:]
 
-    def clock_went_back(self, now_ms: int, by_ms: int) -> bool:
+    def move_times_back(self, now_ms: int, by_ms: int) -> bool:
         """Move everything back with a clock that was set back by `by_ms`, and return whether it moved.
 
         Moves nothing if no sample lies ahead of the clock: then the sender has another clock.
@@ -141,13 +141,13 @@ class WindowStore:
             return False
         self._moved_ms = max(self._moved_ms, newest_ms)
         for ring in self.rings.values():
-            _move_back(ring, by_ms)
+            _move_ring_back(ring, by_ms)
         self.gaps = [(until_ms - by_ms, for_ms) for until_ms, for_ms in self.gaps]
         self._files, self._steps = [], self._steps + 1
         return True
 
     def saving(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
-        """Yield the functions of `fleetcast.features.store_files.save_store`, which save into `folder`.
+        """Yield the functions of `fleetcast.features.store_files.make_save_steps`, which save into `folder`.
 
         The folder may hold the previous save. Each function may raise OSError. The save after an unfinished one
         holds everything. becomes: the folder's later place.
@@ -157,7 +157,7 @@ class WindowStore:
         there = len(files) < SEGMENTS and all(path.exists() for path in files)
         files, self._files = files if there else [], []
         steps = self._steps
-        for work in save_store(self.entities, self.span, self.rings, folder, files):
+        for work in make_save_steps(self.entities, self.span, self.rings, folder, files):
             if steps != self._steps:
                 raise OSError("the clock was set back in the middle of it")
             yield work
@@ -201,7 +201,7 @@ def _rounds(ring: Ring, metric: NDArray[np.intp], entity: NDArray[np.intp]) -> I
         yield np.sort(part)
 
 
-def _move_back(ring: Ring, by_ms: int) -> None:
+def _move_ring_back(ring: Ring, by_ms: int) -> None:
     """Move all times of a ring back by `by_ms`, its slots by as many whole ones and its buckets with them.
 
         before   slots … 97 98 99 100          the clock said 100, and is set back by 40

@@ -72,11 +72,11 @@ class Since:
 def begin_save(ring: Ring, *, everything: bool) -> Since:
     """Return where a save of `ring` must begin. From now on, the ring records where the next save must begin."""
     since = Since() if everything else Since(ring.touched_slot, ring.touched_bucket)
-    ring.forget_touched()
+    ring.reset_touched_range()
     return since
 
 
-def _slice_length(ring: Ring, since: Since) -> int:
+def _compute_slice_length(ring: Ring, since: Since) -> int:
     """Return the number of entities in a slice."""
     slots, buckets = since.numbers(ring)
     layout = ring.layout
@@ -84,7 +84,7 @@ def _slice_length(ring: Ring, since: Since) -> int:
     return max(16, SLICE_BYTES // (of_slots + 24 * len(layout.metrics) + 12 * len(layout.days)))
 
 
-def save_store(
+def make_save_steps(
     entities: Entities, span: RingSpan, rings: Mapping[EntityKind, Ring], folder: Path, earlier: list[Path]
 ) -> Iterator[Work]:
     """Yield the functions of one save into `folder`. An older save in it stays whole until the new one is.
@@ -101,7 +101,7 @@ def save_store(
     try:
         for kind, begin in since.items():
             ring = rings[kind]
-            length = _slice_length(ring, begin)
+            length = _compute_slice_length(ring, begin)
             for first in range(0, sizes[kind], length):
                 part = slice(first, min(first + length, sizes[kind]))
                 yield _Slice(ring, kind, part, begin).writing(slots, state)
@@ -202,7 +202,7 @@ def _make_ring(kind: EntityKind, row: dict[str, Any], span: RingSpan) -> Ring:
     ring.reserve(row["size"])
     ring.head, ring.closed = row["head"], row["closed"]
     ring.first_slot, ring.first_bucket = ring.head + 1, ring.newest_bucket + 1
-    ring.open_from(row.get("first_slot", 0), row.get("first_bucket", 0))
+    ring.open_earlier_slots(row.get("first_slot", 0), row.get("first_bucket", 0))
     ring.dirty[: ring.size] = True
     return ring
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fleetcast.features.ring_arrays import widened
+from fleetcast.features.ring_arrays import widen_array
 
 
 class ValueSums:
@@ -28,8 +28,8 @@ class ValueSums:
         return self.count.nbytes + self.total.nbytes + self.square.nbytes
 
     def widen(self, capacity: int) -> None:
-        self.count, self.total = widened(self.count, capacity), widened(self.total, capacity)
-        self.square = widened(self.square, capacity)
+        self.count, self.total = widen_array(self.count, capacity), widen_array(self.total, capacity)
+        self.square = widen_array(self.square, capacity)
 
     def close(self, fine: NDArray[np.float32], slot: int, size: int, first: int) -> None:
         """Advance both windows by the slot that closes. first: the oldest slot with values."""
@@ -88,7 +88,7 @@ class EventSums:
         return self.total.nbytes
 
     def widen(self, capacity: int) -> None:
-        self.total = widened(self.total, capacity)
+        self.total = widen_array(self.total, capacity)
 
     def close(self, events: NDArray[np.uint32], slot: int, size: int, first: int) -> None:
         """Advance both windows by the slot that closes. first: the oldest slot with values."""

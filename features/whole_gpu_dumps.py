@@ -15,7 +15,7 @@ GPU_ROWS = (ARRIVING, RUNNING, QUEUED)
 GPUS_AT = 3  # of an attempt's row
 
 
-def in_thousandths(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dump:
+def convert_to_milli_gpus(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dump:
     """Return a dump of any version with GPUs in thousandths.
 
     A dump of whole GPUs loses its inventory. When the series get one, they count all attempts again, in parts

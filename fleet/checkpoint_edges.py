@@ -45,7 +45,7 @@ class Edges:
         )
 
 
-def keep_edge(edges: list[Edges], event: Checkpoint) -> None:
+def fold_edge(edges: list[Edges], event: Checkpoint) -> None:
     """Fold one event into `edges`, which stays in order."""
     edge = Edges.of(event)
     second = _time_in_seconds(edge)

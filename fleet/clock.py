@@ -109,7 +109,7 @@ class ClockWatch:
         self._least_ms = least_ms
         self._ahead_ms = self._measure()[0]
 
-    def set_by_ms(self) -> int:
+    def pop_clock_step_ms(self) -> int:
         """Return the fleet milliseconds by which the clock was set since the last call.
 
         Negative if it was set back.
@@ -117,10 +117,10 @@ class ClockWatch:
         >>> clock = ManualClock(5000)
         >>> watch = ClockWatch(clock)
         >>> clock.advance(60)
-        >>> watch.set_by_ms()
+        >>> watch.pop_clock_step_ms()
         0
         >>> clock.time_ms -= 3_600_000
-        >>> watch.set_by_ms(), watch.set_by_ms()
+        >>> watch.pop_clock_step_ms(), watch.pop_clock_step_ms()
         (-3600000, 0)
         """
         ahead_ms, within_ms = self._measure()

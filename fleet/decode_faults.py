@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from fleetcast.fleet.spelling import nearest
-from fleetcast.fleet.type_words import choices_of, one_of, words_of
+from fleetcast.fleet.type_words import list_choices, one_of, words_of
 
 Path = tuple[str | int, ...]
 SHOWN_CHARACTERS = 80
@@ -78,10 +78,10 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
 
 
-def nearest_key(name: str, known: Sequence[str]) -> str:
+def suggest_key(name: str, known: Sequence[str]) -> str:
     """Return the end of a message about an unknown key: the nearest known key, or all of them.
 
-    >>> nearest_key("weigth", ["weight", "limit"]), nearest_key("colour", ["weight", "limit"])
+    >>> suggest_key("weigth", ["weight", "limit"]), suggest_key("colour", ["weight", "limit"])
     ('; did you mean weight?', '; there are weight, limit')
     """
     found = nearest(name, known, 1)
@@ -93,7 +93,7 @@ def nearest_key(name: str, known: Sequence[str]) -> str:
 
 def explain(error: Exception, kind: Any, document: object, *, strict: bool = True, toml: bool = False) -> Fault:
     """Return the first fault of a document that `msgspec` refused with `error` for this type."""
-    first = next(faults_of(kind, document, strict=strict, toml=toml), None)
+    first = next(find_document_faults(kind, document, strict=strict, toml=toml), None)
     return first or _make_check_fault(error, document)
 
 
@@ -106,10 +106,10 @@ def _make_check_fault(error: Exception, document: object) -> Fault:
     return Fault(path, "bad_value", str(error.__cause__) if error.__cause__ else "does not fit", document)
 
 
-def explain_json(error: Exception) -> str:
+def explain_json_error(error: Exception) -> str:
     """Return why bytes are not valid JSON or MessagePack.
 
-    >>> explain_json(msgspec.DecodeError("JSON is malformed: trailing comma in object (byte 7)"))
+    >>> explain_json_error(msgspec.DecodeError("JSON is malformed: trailing comma in object (byte 7)"))
     'trailing comma in object (byte 7)'
     """
     if isinstance(error, RecursionError):
@@ -122,22 +122,22 @@ def explain_json(error: Exception) -> str:
     return "it ends too early" if "truncated" in text else text
 
 
-def explain_bytes(error: Exception, decode: Any, data: bytes | msgspec.Raw) -> str:
+def explain_decode_error(error: Exception, decode: Any, data: bytes | msgspec.Raw) -> str:
     """Return why `decode` refused JSON bytes: the first fault, or why they are not valid JSON."""
     if not isinstance(error, msgspec.ValidationError):
-        return explain_json(error)
+        return explain_json_error(error)
     try:
-        return fault_in(error, decode, data).sentence
+        return find_first_json_fault(error, decode, data).sentence
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as broken:
-        return explain_json(broken)
+        return explain_json_error(broken)
 
 
-def fault_in(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec.Raw) -> Fault:
-    """Return the first fault of JSON bytes that a decoder refused with `error`. Raises as `faults_in` does."""
-    return next(faults_in(error, decode, data))
+def find_first_json_fault(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec.Raw) -> Fault:
+    """Return the first fault of JSON bytes that a decoder refused with `error`. Raises as `find_json_faults` does."""
+    return next(find_json_faults(error, decode, data))
 
 
-def faults_in(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec.Raw) -> Iterator[Fault]:
+def find_json_faults(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec.Raw) -> Iterator[Fault]:
     """Yield the faults, at least one, of JSON bytes that a decoder refused with `error`.
 
     decode: a type, a `msgspec.json.Decoder`, or the `decode` method of one. Raises the decoder's error if the
@@ -151,13 +151,13 @@ def faults_in(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec
     except msgspec.ValidationError as broken:  # a number that nothing can hold
         yield _make_check_fault(error if "out of range" in str(error) else broken, None)
         return
-    found = faults_of(kind, document, strict=strict)
+    found = find_document_faults(kind, document, strict=strict)
     first = next(found, None)
     yield first or _make_check_fault(error, document)
     yield from found
 
 
-def faults_of(kind: Any, document: object, *, strict: bool = True, toml: bool = False) -> Iterator[Fault]:
+def find_document_faults(kind: Any, document: object, *, strict: bool = True, toml: bool = False) -> Iterator[Fault]:
     """Yield every fault of a document, in order. strict: text is not a number. toml: use TOML's words."""
     return _Walk(strict, toml).faults(_type_info(kind), document, ())
 
@@ -236,7 +236,7 @@ class _Walk:
             if key in known:
                 yield from self.faults(known[key].type, inner, (*path, key))
             elif kind.forbid_unknown_fields and key != kind.tag_field:
-                why = f"no such key{nearest_key(key, [*known])}"
+                why = f"no such key{suggest_key(key, [*known])}"
                 yield Fault((*path, key), "unknown_key", why, inner, "no such key")
         for name, one in known.items():
             if one.required and name not in value:
@@ -249,7 +249,7 @@ class _Walk:
             return
         for key, inner in value.items():
             for fault in self.faults(kind.key_type, key, path):
-                why = f"is no key here: must be {fault.expected}{_suggest_nearest(key, choices_of(kind.key_type))}"
+                why = f"is no key here: must be {fault.expected}{_suggest_nearest(key, list_choices(kind.key_type))}"
                 yield Fault((*path, key), "bad_value", why, key, fault.expected)
             yield from self.faults(kind.value_type, inner, (*path, key))
 

@@ -11,10 +11,10 @@ LONGEST_ADDRESS = 64
 _PCI = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?")
 
 
-def device_name(stated: str) -> str:
+def normalise_device_name(stated: str) -> str:
     """Normalise a device name. A PCI address loses its function and capitals. Other names do not change.
 
-    >>> device_name("00000000:9B:00.0"), device_name("PCI:0000:9b:00"), device_name("GPU-1a")
+    >>> normalise_device_name("00000000:9B:00.0"), normalise_device_name("PCI:0000:9b:00"), normalise_device_name("GPU-1a")
     ('0000:9b:00', '0000:9b:00', 'GPU-1a')
     """
     return _spelt(stated) if len(stated) <= LONGEST_ADDRESS else stated
@@ -38,11 +38,11 @@ class GpuDevices:
 
     def learn(self, node: str, stated: str, gpu: int) -> None:
         known = self._nodes.setdefault(node, {})
-        name = device_name(stated)
+        name = normalise_device_name(stated)
         if known.get(name) != gpu and (name in known or len(known) < MOST_PER_NODE):
             known[name] = gpu
             self.learnt += 1
 
     def gpu(self, node: str, stated: str) -> int | None:
         """Return the index of a GPU, or None if no exporter has reported it."""
-        return self._nodes.get(node, {}).get(device_name(stated))
+        return self._nodes.get(node, {}).get(normalise_device_name(stated))

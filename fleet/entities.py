@@ -71,7 +71,7 @@ class EntityTable:
         self.renames += any(name in self._rows for name in changed)
         self.alias_changes += bool(changed)
 
-    def alias_pod(self, pod: str, namespace: str, node: str) -> None:
+    def record_pod_alias(self, pod: str, namespace: str, node: str) -> None:
         """Record that labels name a pod on this node, and that the pod is another scheduler's node.
 
         If a pod of another namespace has the same name, the name is ambiguous and then stands for no node.
@@ -89,23 +89,23 @@ class EntityTable:
             return self._aliases[name]
         return self._pods[name][1] if name in self._pods else name
 
-    def of_host(self, short: str) -> str | None:
+    def find_by_short_name(self, short: str) -> str | None:
         """Find the one full name that begins with `short` and a dot.
 
         >>> table = EntityTable(EntityKind.NODE)
-        >>> table.add("n1.cluster.example"), table.of_host("n1")
+        >>> table.add("n1.cluster.example"), table.find_by_short_name("n1")
         (0, 'n1.cluster.example')
         """
         row = self._of_host.get(_folded(short), -1)
         return None if row < 0 else self.names[row]
 
-    def of_case(self, name: str) -> str | None:
+    def find_ignoring_case(self, name: str) -> str | None:
         """Return the node whose name differs only in capitals or in a dot at its end, or None.
 
         Host names ignore capitals.
 
         >>> table = EntityTable(EntityKind.NODE)
-        >>> table.add("GPU-Node01"), table.of_case("gpu-node01."), table.of_case("gpu-node02")
+        >>> table.add("GPU-Node01"), table.find_ignoring_case("gpu-node01."), table.find_ignoring_case("gpu-node02")
         (0, 'GPU-Node01', None)
         """
         row = self._of_case.get(_folded(name), -1)
@@ -214,7 +214,7 @@ class Entities:
             for name in self._tables[kind].names:
                 self.room.adopt(kind, name)
 
-    def list_node(self, name: str) -> None:
+    def record_listed_node(self, name: str) -> None:
         """Record that the operator lists a node, as a target or in a scheduler.
 
         The bounds do not apply to it: they only protect against senders.
@@ -245,7 +245,7 @@ class Entities:
             self.room.take(kind, name)
         return table.add(name, self.node(node))
 
-    def learn_trait(self, name: str, trait: str) -> None:
+    def record_trait(self, name: str, trait: str) -> None:
         """Record the model of a GPU or the link layer of a port."""
         if trait and self.traits.get(name) != trait:
             self.traits[name] = trait
@@ -257,7 +257,7 @@ class Entities:
         if row is not None:
             self._tables[kind].disown(row)
 
-    def disown_all(self, node: str) -> None:
+    def remove_node_devices(self, node: str) -> None:
         """Remove all devices from a node whose machine now has another name."""
         at = self._tables[EntityKind.NODE].row(node)
         for kind in NODE_OWNED if at is not None else ():

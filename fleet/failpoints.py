@@ -85,7 +85,7 @@ class _Rule:
     action: str
 
 
-def rules_of(text: str) -> Hook:
+def parse_failpoints(text: str) -> Hook:
     """Parse a setting. Raises ValueError that names the part that is wrong."""
     rules = dict(_rule_of(part.strip()) for part in text.split(",") if part.strip())
 
@@ -120,4 +120,4 @@ def _run_action(action: str, point: str) -> float:
 
 
 _end: Callable[[], None] = kill
-_hook: Hook | None = rules_of(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+_hook: Hook | None = parse_failpoints(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None

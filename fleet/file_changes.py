@@ -50,7 +50,7 @@ class FileChanges:
         self._paths = paths
         self._poll_s = poll_s
         self._watch: _Watch | None = None
-        self._reports = all(map(files.is_on_machine, paths))
+        self._reports = all(map(files.is_on_local_disk, paths))
         self._is_woken = self._is_closed = False
         self._waiter: asyncio.Future[None] | None = None
         self._changed_s = -math.inf
@@ -105,7 +105,7 @@ class FileChanges:
         except OSError as error:
             self._reports = False
             self._close()
-            _log_refusal(", ".join(map(str, self._paths)), _advice(error), self._poll_s)
+            _log_watch_failure(", ".join(map(str, self._paths)), _advice(error), self._poll_s)
             return False
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ def _load_library() -> ctypes.CDLL:
 
 
 @cache
-def _log_refusal(named: str, advice: str, poll_s: float) -> None:
+def _log_watch_failure(named: str, advice: str, poll_s: float) -> None:
     """Log once in a process that paths cannot be watched: each stream of events tries anew."""
     logger.warning("cannot watch %s: %s; looking every %.3g s instead", named, advice, poll_s)
 

@@ -133,12 +133,12 @@ class File:
 
 def create(path: Path, area: str) -> File:
     """Create an empty file for writing. Replaces an existing file."""
-    return File(_disk(path).create(path, append=False), area)
+    return File(_find_disk(path).create(path, append=False), area)
 
 
-def create_appended(path: Path, area: str) -> File:
+def create_append_only_file(path: Path, area: str) -> File:
     """Create a file whose writes all go to its end. Raises FileExistsError if the name is in use."""
-    return File(_disk(path).create(path, append=True), area)
+    return File(_find_disk(path).create(path, append=True), area)
 
 
 def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = True) -> None:
@@ -168,7 +168,7 @@ def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = T
 def rename(path: Path, to: Path, area: str) -> None:
     """Rename a file or folder. Replaces an existing file of that name."""
     failpoints.reach(f"{area}.before_rename")
-    _disk(path).rename(path, to)
+    _find_disk(path).rename(path, to)
     failpoints.reach(f"{area}.after_rename")
 
 
@@ -176,14 +176,14 @@ def link(path: Path, to: Path, area: str) -> None:
     """Give a file a second name: a link, or a copy if links are impossible. Replaces an existing file."""
     failpoints.reach(f"{area}.before_link")
     to.unlink(missing_ok=True)
-    _disk(path).link(path, to)
+    _find_disk(path).link(path, to)
     failpoints.reach(f"{area}.after_link")
 
 
 def sync_folder(folder: Path, area: str) -> None:
     """Return once the names in `folder` are on disk. For a file: once its content is."""
     failpoints.reach(f"{area}.before_sync_folder")
-    _disk(folder).sync_folder(folder)
+    _find_disk(folder).sync_folder(folder)
     failpoints.reach(f"{area}.after_sync_folder")
 
 
@@ -198,7 +198,7 @@ def make_folder(folder: Path, area: str) -> None:
 def listing(folder: Path) -> list[str]:
     """Return the names in a folder, in any order. Returns an empty list if the folder does not exist."""
     try:
-        return _disk(folder).listing(folder)
+        return _find_disk(folder).listing(folder)
     except FileNotFoundError:
         return []
 
@@ -216,7 +216,7 @@ def mapped(path: Path) -> mmap.mmap | bytes:
 
     Raises ValueError if it is empty.
     """
-    return _disk(path).mapped(path)
+    return _find_disk(path).mapped(path)
 
 
 def lock(path: Path, *, by_process: bool = False) -> Callable[[], None]:
@@ -225,32 +225,32 @@ def lock(path: Path, *, by_process: bool = False) -> Callable[[], None]:
     by_process: repeated calls of this process share the lock. Otherwise each call is a separate holder. Raises
     BlockingIOError while another holds the lock.
     """
-    return _disk(path).lock(path, by_process)
+    return _find_disk(path).lock(path, by_process)
 
 
 def remove_tree(folder: Path) -> None:
     """Delete a folder and its content as far as possible. Never raises OSError."""
-    _disk(folder).remove_tree(folder)
+    _find_disk(folder).remove_tree(folder)
 
 
 def usage_bytes(folder: Path) -> tuple[int, int]:
     """Return (size, free) of the disk that holds `folder`."""
-    return _disk(folder).usage_bytes(folder)
+    return _find_disk(folder).usage_bytes(folder)
 
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a SQLite file in autocommit mode, for any thread. Raises sqlite3.OperationalError."""
-    return _disk(path).connect(path)
+    return _find_disk(path).connect(path)
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
     """Open a SQLite file read-only. Raises sqlite3.OperationalError if the file does not exist."""
-    return _disk(path).connect_to_read(path)
+    return _find_disk(path).connect_to_read(path)
 
 
-def is_on_machine(path: Path) -> bool:
+def is_on_local_disk(path: Path) -> bool:
     """Return whether the operating system sees what is written to the path."""
-    return _disk(path) is MACHINE
+    return _find_disk(path) is MACHINE
 
 
 def filesystem(path: Path) -> Any:
@@ -258,7 +258,7 @@ def filesystem(path: Path) -> Any:
 
     It is for listings, reads and removals, not for durable writes.
     """
-    return _disk(path).filesystem()
+    return _find_disk(path).filesystem()
 
 
 class _Descriptor:
@@ -358,6 +358,6 @@ class _Machine:
 MACHINE: Disk = _Machine()
 
 
-def _disk(path: Path) -> Disk:
+def _find_disk(path: Path) -> Disk:
     disk: Disk = getattr(path, "disk", MACHINE)
     return disk

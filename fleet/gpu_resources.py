@@ -60,19 +60,19 @@ def is_gpu_resource(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> boo
     (True, False)
     """
     found = [] if name in PERCENT_RESOURCES else [row for row in patterns if fnmatchcase(name, row)]
-    return found not in ([], [BOARD_RESOURCES]) or (bool(found) and named_board(name) is not None)
+    return found not in ([], [BOARD_RESOURCES]) or (bool(found) and parse_board_name(name) is not None)
 
 
 @lru_cache(4096)
-def named_board(name: str) -> NamedBoard | None:
+def parse_board_name(name: str) -> NamedBoard | None:
     """Return the board in a resource's name: one that a virtual machine gets whole, or a vGPU of it.
 
     The size of a vGPU is that of its memory, or of its MIG instance. Returns None for a resource of another
     name.
 
-    >>> named_board("nvidia.com/GA102GL_A10"), named_board("nvidia.com/GRID_T4-4Q")
+    >>> parse_board_name("nvidia.com/GA102GL_A10"), parse_board_name("nvidia.com/GRID_T4-4Q")
     (NamedBoard(model='A10', part=1.0), NamedBoard(model='T4', part=0.25))
-    >>> named_board("nvidia.com/NVIDIA_A100-3-20C").part == 3 / 7, named_board("nvidia.com/GH100_H100_NVSWITCH")
+    >>> parse_board_name("nvidia.com/NVIDIA_A100-3-20C").part == 3 / 7, parse_board_name("nvidia.com/GH100_H100_NVSWITCH")
     (True, None)
     """
     if _NO_GPU.search(name):
@@ -88,12 +88,12 @@ def named_board(name: str) -> NamedBoard | None:
 
 
 @lru_cache(4096)
-def is_unread_gpu(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> bool:
+def is_unsupported_gpu_resource(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> bool:
     """Return whether a resource seems to count GPUs or other accelerators in a form that is not read here.
 
-    >>> is_unread_gpu("vendor.example/vgpu-2g"), is_unread_gpu("huawei.com/Ascend910"), is_unread_gpu("nvidia.com/gpu")
+    >>> is_unsupported_gpu_resource("vendor.example/vgpu-2g"), is_unsupported_gpu_resource("huawei.com/Ascend910"), is_unsupported_gpu_resource("nvidia.com/gpu")
     (True, True, False)
-    >>> is_unread_gpu("nvidia.com/gpumem"), is_unread_gpu("ephemeral-storage"), is_unread_gpu("rdma/hca_shared")
+    >>> is_unsupported_gpu_resource("nvidia.com/gpumem"), is_unsupported_gpu_resource("ephemeral-storage"), is_unsupported_gpu_resource("rdma/hca_shared")
     (False, False, False)
     """
     if "/" not in name or is_gpu_resource(name, patterns) or name in PERCENT_RESOURCES:

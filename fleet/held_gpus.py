@@ -12,22 +12,22 @@ from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
 NO_COUNTS: Mapping[str, int] = {}
 
 
-def stated_share(attempt: JobAttempt) -> int:
+def find_submitted_share(attempt: JobAttempt) -> int:
     """Return the submission's share of each GPU in thousandths, or a whole GPU if it states none."""
     return (attempt.submission.gpu_share if attempt.submission else None) or WHOLE_GPU
 
 
-def share_of(attempt: JobAttempt, rank: RankPlacement) -> int:
+def find_rank_share(attempt: JobAttempt, rank: RankPlacement) -> int:
     """Return the thousandths of each of its GPUs that a rank holds."""
-    return rank.gpu_share or stated_share(attempt)
+    return rank.gpu_share or find_submitted_share(attempt)
 
 
-def states_parts(attempt: JobAttempt) -> bool:
+def has_gpu_parts(attempt: JobAttempt) -> bool:
     """Return whether the events of an attempt state parts of GPUs."""
-    return stated_share(attempt) < WHOLE_GPU or any(rank.gpu_share for rank in attempt.ranks)
+    return find_submitted_share(attempt) < WHOLE_GPU or any(rank.gpu_share for rank in attempt.ranks)
 
 
-def unnamed_gpus(attempt: JobAttempt, node: str, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:
+def count_unnamed_gpus(attempt: JobAttempt, node: str, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:
     """Return how many GPUs a member holds on a node if no event names their indices.
 
     Without a submission it holds the whole node, which has ``node_gpus[node]`` GPUs. A training loop that reports
@@ -41,22 +41,22 @@ def unnamed_gpus(attempt: JobAttempt, node: str, node_gpus: Mapping[str, int] = 
 def held_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> dict[str, int]:
     """Return node → thousandths of GPUs that the attempt holds there.
 
-    ``node_gpus``: as for `unnamed_gpus`.
+    ``node_gpus``: as for `count_unnamed_gpus`.
     An attempt never counts as holding more than the node has, whatever its events state. So the charges add up
     with the occupancy.
     """
-    whole, found = stated_share(attempt), dict[str, int]()
+    whole, found = find_submitted_share(attempt), dict[str, int]()
     for rank in attempt.ranks:
-        gpus = len(rank.gpus) or unnamed_gpus(attempt, rank.node, node_gpus)
+        gpus = len(rank.gpus) or count_unnamed_gpus(attempt, rank.node, node_gpus)
         found[rank.node] = found.get(rank.node, 0) + gpus * (rank.gpu_share or whole)
     if not attempt.ranks:
         for node in attempt.nodes:
-            found[node] = found.get(node, 0) + unnamed_gpus(attempt, node, node_gpus) * whole
+            found[node] = found.get(node, 0) + count_unnamed_gpus(attempt, node, node_gpus) * whole
     return {node: min(milli, (node_gpus.get(node) or milli) * WHOLE_GPU) for node, milli in found.items()}
 
 
-def wanted_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:
+def count_wanted_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:
     """Return the thousandths of GPUs that an attempt holds, or wants while it waits."""
     if attempt.ranks or attempt.nodes:
         return sum(held_milli(attempt, node_gpus).values())
-    return attempt.gpus * stated_share(attempt)
+    return attempt.gpus * find_submitted_share(attempt)

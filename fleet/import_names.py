@@ -7,18 +7,18 @@ PACKAGE = "fleetcast"
 ROOT = Path(__file__).parents[1]
 
 
-def path_to_write(path: str) -> str:
+def suggest_import_path(path: str) -> str:
     """Return how to write an import path of ours that lacks `fleetcast.`, and an empty text for any other path.
 
     path: `package.module:name`. The module may have moved within its package.
     """
     module, _, name = path.partition(":")
-    if not (found := full_names(module)):
+    if not (found := find_full_module_names(module)):
         return ""
     return f"the package of all modules is {PACKAGE}: give " + " or ".join(f"'{full}:{name}'" for full in found)
 
 
-def full_names(module: str) -> tuple[str, ...]:
+def find_full_module_names(module: str) -> tuple[str, ...]:
     """Return the full names of the modules of Fleetcast that a name without `fleetcast.` may mean.
 
     Returns none if the user has a package of that name, such as `models`. Imports nothing: the user's package may run

@@ -38,13 +38,13 @@ def own_s(step: Step) -> float:
     return step.duration_s if parts is None else parts.compute + parts.data + parts.other
 
 
-def keep_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
+def fold_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
     """Fold one event into `steps` and `rank_steps`."""
     if event.rank is not None and event.rank < MAX_RANKS:
-        _record_rank(rank_steps, event, event.rank)
+        _record_rank_step(rank_steps, event, event.rank)
     when = _when(event)
     at = len(steps) if not steps or when > _when(steps[-1]) else bisect_right(steps, when, key=_when)
-    known = _find_record_near(steps, at, event) if rank_steps or event.rank is not None else None
+    known = _find_nearby_step(steps, at, event) if rank_steps or event.rank is not None else None
     if known is not None and (event.rank is not None or steps[known].rank is not None):
         if _make_record_key(event) <= _make_record_key(steps[known]):
             return
@@ -55,7 +55,7 @@ def keep_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
         del steps[0]
 
 
-def _record_rank(rank_steps: RankSteps, event: Step, rank: int) -> None:
+def _record_rank_step(rank_steps: RankSteps, event: Step, rank: int) -> None:
     gang = rank_steps.get(event.step)
     if gang is None:
         gang = rank_steps[event.step] = GangStep(event.time_ms)
@@ -68,7 +68,7 @@ def _record_rank(rank_steps: RankSteps, event: Step, rank: int) -> None:
         del rank_steps[min(rank_steps, key=lambda number: (rank_steps[number].ended_ms, number))]
 
 
-def _find_record_near(steps: list[Step], at: int, event: Step) -> int | None:
+def _find_nearby_step(steps: list[Step], at: int, event: Step) -> int | None:
     """Return the place of the record of the event's step near the event's own place, or None."""
     if at and steps[at - 1].step == event.step:
         return at - 1

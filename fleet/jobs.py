@@ -15,7 +15,7 @@ from operator import itemgetter
 
 import msgspec
 
-from fleetcast.fleet.checkpoint_edges import Edges, keep_edge
+from fleetcast.fleet.checkpoint_edges import Edges, fold_edge
 from fleetcast.fleet.events import (
     Checkpoint,
     Failed,
@@ -30,10 +30,10 @@ from fleetcast.fleet.events import (
     Step,
     Submitted,
 )
-from fleetcast.fleet.job_steps import RankSteps, keep_step
+from fleetcast.fleet.job_steps import RankSteps, fold_step
 from fleetcast.fleet.requests import Gang, RankPlacement
-from fleetcast.fleet.sequences import SeenSequences, keep_newest
-from fleetcast.fleet.tellers import UNSEEN_START, Teller, teller_of, with_place
+from fleetcast.fleet.sequences import SeenSequences, add_newest_event
+from fleetcast.fleet.tellers import UNSEEN_START, Teller, find_fact_origin, update_rank_place
 
 EndEvent = Finished | Failed | Preempted
 SIGNS_OF_LIFE = (Phase, Step, Checkpoint)
@@ -115,7 +115,7 @@ class JobAttempt:
     @property
     def source(self) -> Teller:
         """The origin of this attempt's events."""
-        return teller_of(self.written, self.submission)
+        return find_fact_origin(self.written, self.submission)
 
     @property
     def has_unseen_start(self) -> bool:
@@ -189,14 +189,14 @@ class JobAttempt:
         """Apply one event. Returns False if it is a duplicate."""
         if not self.seen.add(event.sequence):
             return False
-        keep_newest(self.events, event, MAX_EVENTS)
+        add_newest_event(self.events, event, MAX_EVENTS)
         if isinstance(event, SIGNS_OF_LIFE):
-            self._infer_from_sign_of_life(event)
+            self._infer_start_and_place(event)
         match event:
             case Step():  # by far the most events
                 if not self._has_reported_end:
                     self.steps_told += 1
-                    keep_step(self.steps, self.rank_steps, event)
+                    fold_step(self.steps, self.rank_steps, event)
             case Submitted():
                 if self._record_if_newest("submission", event):
                     self.submission = event
@@ -218,10 +218,10 @@ class JobAttempt:
                 if not event.rank and self._record_if_newest("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
                 if event.name == "evaluation" and not event.rank and not self._has_reported_end:
-                    keep_newest(self.evaluations, event, MAX_EVALUATIONS)
+                    add_newest_event(self.evaluations, event, MAX_EVALUATIONS)
             case Checkpoint():
                 if not self._has_reported_end:
-                    keep_edge(self.checkpoints, event)
+                    fold_edge(self.checkpoints, event)
             case NodeLost():
                 if self._record_if_newest(f"lost {event.node}", event):
                     self.lost_nodes[event.node] = event.reason
@@ -232,7 +232,7 @@ class JobAttempt:
                     self._decide_end()
         return True
 
-    def _infer_from_sign_of_life(self, event: Phase | Step | Checkpoint) -> None:
+    def _infer_start_and_place(self, event: Phase | Step | Checkpoint) -> None:
         """Record that the attempt lives. Until events state its start and place, infer both.
 
         Every inferred value depends on the set of events alone, not on their order. It is the earliest time, for
@@ -247,7 +247,7 @@ class JobAttempt:
             rank = event.rank or 0
             if event.sequence >= self.placed_by.get(rank, event.sequence):
                 self.placed_by[rank] = event.sequence
-                self.ranks = with_place(self.ranks, event)
+                self.ranks = update_rank_place(self.ranks, event)
 
     def _place(self, event: Started | Resized) -> None:
         self.ranks, self.nodes, self.placed_ms = event.ranks, event.nodes, event.time_ms
@@ -395,7 +395,7 @@ class JobTable:
             return None
         self.position += 1
         self.changed.add(event.job)
-        self._track(attempt)
+        self._track_attempt(attempt)
         return attempt
 
     def put(self, attempt: JobAttempt) -> None:
@@ -403,7 +403,7 @@ class JobTable:
         self.attempts[attempt.job, attempt.attempt] = attempt
         self.latest[attempt.job] = max(attempt.attempt, self.latest.get(attempt.job, attempt.attempt))
         self.changed.add(attempt.job)
-        self._track(attempt)
+        self._track_attempt(attempt)
 
     def rest(self, before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
         """Store jobs as bytes if all their attempts were over before `before_ms`, and return those attempts.
@@ -435,9 +435,9 @@ class JobTable:
             self.put(attempt)
         return attempts
 
-    def _track(self, attempt: JobAttempt) -> None:
+    def _track_attempt(self, attempt: JobAttempt) -> None:
         if attempt.started_ms is not None:
-            self._supersede(attempt)
+            self._end_earlier_attempts(attempt)
         self._list(attempt)
 
     def _list(self, attempt: JobAttempt) -> None:
@@ -455,7 +455,7 @@ class JobTable:
         if not self._live_of[attempt.job]:
             del self._live_of[attempt.job]
 
-    def _supersede(self, attempt: JobAttempt) -> None:
+    def _end_earlier_attempts(self, attempt: JobAttempt) -> None:
         """End the earlier attempts of a job whose attempt has started, whether or not they have an end event."""
         started = self._started.setdefault(attempt.job, [])
         at = bisect_right(started, attempt.attempt - 1)
@@ -528,7 +528,7 @@ class JobTable:
         started = self._started.get(attempt.job, [attempt.attempt])
         return attempt.attempt < started[-1]
 
-    def forget_ended_before(self, time_ms: int) -> int:
+    def drop_ended_before(self, time_ms: int) -> int:
         """Drop attempts that ended before `time_ms`, and return their number."""
         old = [key for key, row in self.attempts.items() if row.over_ms is not None and row.over_ms < time_ms]
         for key in old:
@@ -544,7 +544,7 @@ class JobTable:
                 self.latest[job] = max(attempt, self.latest.get(job, attempt))
         return len(old) + self._drop_resting_jobs(time_ms)
 
-    def forget_oldest(self, most_resting: int) -> int:
+    def drop_oldest_jobs(self, most_resting: int) -> int:
         """Drop the jobs that have rested longest, beyond `most_resting`, and return their number."""
         old = list(islice(self.resting, max(0, len(self.resting) - most_resting)))
         for job in old:

@@ -97,7 +97,7 @@ class Metric:
     def feature(self) -> str:
         """The name of its newest value in frames. A counter is given as its rate.
 
-        >>> [METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, name)].feature for name in ("power_w", "energy_j")]
+        >>> [METRICS[EntityKind.GPU][find_metric_row(EntityKind.GPU, name)].feature for name in ("power_w", "energy_j")]
         ['power_w', 'energy_w']
         """
         if not self.is_counter:
@@ -271,31 +271,31 @@ _DCGM_ROWS = {
 }
 
 
-def metric_row(kind: EntityKind, name: str) -> int:
+def find_metric_row(kind: EntityKind, name: str) -> int:
     """Return the row of a metric in `METRICS[kind]`. Raises KeyError if the catalogue lacks it.
 
-    >>> METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, "power_w")].dcgm_id
+    >>> METRICS[EntityKind.GPU][find_metric_row(EntityKind.GPU, "power_w")].dcgm_id
     155
     """
     return _ROWS[kind, name]
 
 
-def dcgm_row(kind: EntityKind, dcgm_id: int) -> int | None:
+def find_dcgm_row(kind: EntityKind, dcgm_id: int) -> int | None:
     """Return the row of a DCGM field id in `METRICS[kind]`, or None if the catalogue lacks it."""
     return _DCGM_ROWS.get((kind, dcgm_id))
 
 
 @cache
-def plausible_range(kind: EntityKind) -> NDArray[np.float64]:
+def list_plausible_ranges(kind: EntityKind) -> NDArray[np.float64]:
     """Return (2, metric) the least and the largest value of each metric of a kind."""
     limits = [metric.limits or Limits(-LARGEST_VALUE, LARGEST_VALUE) for metric in METRICS[kind]]
     return np.array([[row.low for row in limits], [row.high for row in limits]])
 
 
-def why_implausible(metric: Metric, value: float) -> str:
+def explain_implausible_value(metric: Metric, value: float) -> str:
     """Describe a value beyond the limits, with the unit that it looks like.
 
-    >>> why_implausible(METRICS[EntityKind.GPU][dcgm_row(EntityKind.GPU, 150) or 0], 131.0)
+    >>> explain_implausible_value(METRICS[EntityKind.GPU][find_dcgm_row(EntityKind.GPU, 150) or 0], 131.0)
     'gpu_temp_c = 131 °C: 131 looks like °F: 55 °C'
     """
     limits = metric.limits

@@ -15,10 +15,10 @@ class MigProfile:
     memory_gib: int
 
 
-def read_profile(name: str) -> MigProfile | None:
+def parse_mig_profile(name: str) -> MigProfile | None:
     """Return the profile that the name of a resource or a device states. Returns None if it states none.
 
-    >>> read_profile("3g.40gb"), read_profile("1c.2g.20gb.me"), read_profile("half")
+    >>> parse_mig_profile("3g.40gb"), parse_mig_profile("1c.2g.20gb.me"), parse_mig_profile("half")
     (MigProfile(slices=3, memory_gib=40), MigProfile(slices=2, memory_gib=20), None)
     """
     found = _PROFILE.fullmatch(name)

@@ -33,7 +33,7 @@ def _is_well_formed(text: str) -> bool:
     return _NODE.fullmatch(text) is not None
 
 
-def node_name_fault(text: str) -> str:
+def explain_node_name_fault(text: str) -> str:
     """Return why a node cannot have this name, or an empty text if it can."""
     if is_node_name(text):
         return ""

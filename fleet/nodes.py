@@ -63,7 +63,7 @@ class NodeRecord:
         return min(states, default=NodeState.IN_SERVICE)
 
     @property
-    def withheld_for(self) -> str:
+    def withheld_reason(self) -> str:
         """The reason why schedulers withhold the node from other work, in one line. "" if none does."""
         return "; ".join(dict.fromkeys(said or key.rpartition("|")[2] for key, said in sorted(self.withheld.items())))
 
@@ -101,7 +101,7 @@ class NodeTable:
         if not record.events or event.time_ms > record.events[-1].time_ms:
             record.events.append(event)
         else:
-            insort(record.events, event, key=_node_order)
+            insort(record.events, event, key=_make_node_order)
         del record.events[:-MAX_NODE_EVENTS]
         if event.type in ("xid", "health"):
             _stand(record, event)
@@ -134,9 +134,9 @@ class NodeTable:
 def _write(record: NodeRecord, event: NodeEvent) -> None:
     """Record a drain, a loss, or the end of one, unless a later event is known."""
     group = "drain" if event.type in ("drain", "undrain") else "lost"
-    if _node_order(event) < record.written.get(group, (-1, "", -1)):
+    if _make_node_order(event) < record.written.get(group, (-1, "", -1)):
         return
-    record.written[group] = _node_order(event)
+    record.written[group] = _make_node_order(event)
     if group == "drain":
         record.drained = event.type == "drain"
         record.drain_message = event.message if record.drained else ""
@@ -149,7 +149,7 @@ def _withhold(record: NodeRecord, event: NodeEvent) -> None:
 
     A release without a check ends all reasons of its source.
     """
-    of_source, order = f"{event.source}|", _node_order(event)
+    of_source, order = f"{event.source}|", _make_node_order(event)
     key, everything = of_source + event.check, record.written.get(f"released {of_source}", (-1, "", -1))
     if event.type == "release" and not event.check:
         if order > everything:
@@ -174,13 +174,13 @@ def _withhold(record: NodeRecord, event: NodeEvent) -> None:
 def _stand(record: NodeRecord, event: NodeEvent) -> None:
     key = event.condition
     known = record.standing.get(key)
-    if known is not None and _node_order(event) < _node_order(known):
+    if known is not None and _make_node_order(event) < _make_node_order(known):
         return
     record.standing[key] = event
     if len(record.standing) > MAX_CONDITIONS:
-        oldest = min(record.standing, key=lambda name: _node_order(record.standing[name]))
+        oldest = min(record.standing, key=lambda name: _make_node_order(record.standing[name]))
         del record.standing[oldest]
 
 
-def _node_order(event: NodeEvent) -> Order:
+def _make_node_order(event: NodeEvent) -> Order:
     return event.time_ms, event.source, event.sequence

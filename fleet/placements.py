@@ -23,9 +23,9 @@ class RunningPlaces:
     @classmethod
     def of(cls, running: Sequence[JobAttempt], before: Self | None = None) -> Self:
         """Return the places of `running`: `before` itself if nothing that they depend on has changed."""
-        return before if before is not None and before.are_of(running) else cls(running)
+        return before if before is not None and before.matches_attempts(running) else cls(running)
 
-    def are_of(self, running: Sequence[JobAttempt]) -> bool:
+    def matches_attempts(self, running: Sequence[JobAttempt]) -> bool:
         """Return whether these attempts run, in this order, with the same places and submissions."""
         return len(running) == len(self._of) and all(
             row.ranks is ranks

@@ -18,8 +18,8 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in keep else _escape(one) for one in text)
+    return "".join(one if one.isprintable() or one in keep else _escape_character(one) for one in text)
 
 
-def _escape(one: str) -> str:
+def _escape_character(one: str) -> str:
     return "\\u007f" if one == "\x7f" else json.dumps(one)[1:-1]

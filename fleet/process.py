@@ -20,7 +20,7 @@ def bearer() -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def child_environment() -> dict[str, str]:
+def make_child_environment() -> dict[str, str]:
     """Return the environment of a child, so that its `watch_parent` knows this process."""
     return {**os.environ, PARENT_VARIABLE: str(os.getpid())}
 
@@ -28,12 +28,14 @@ def child_environment() -> dict[str, str]:
 def watch_parent() -> None:
     """End this process when its parent ends: first SIGTERM, and SIGKILL after GRACE_S.
 
-    Works only in a child that was started with `child_environment`.
+    Works only in a child that was started with `make_child_environment`.
     """
     named = os.environ.pop(PARENT_VARIABLE, "")  # its own children have another parent
     if named.isdecimal():
         parent = int(named)
-        threading.Thread(target=_watch, args=(parent, _open_descriptor(parent)), daemon=True, name="parent").start()
+        threading.Thread(
+            target=_watch, args=(parent, _open_process_descriptor(parent)), daemon=True, name="parent"
+        ).start()
 
 
 def report_ready() -> None:
@@ -45,7 +47,7 @@ def report_ready() -> None:
             os.close(int(number))
 
 
-def _open_descriptor(process: int) -> int | None:
+def _open_process_descriptor(process: int) -> int | None:
     """Open a descriptor that is readable once the process has ended. Returns None if that is impossible."""
     try:
         return os.pidfd_open(process)

@@ -9,10 +9,10 @@ _VALUE = re.compile(r"(?:^|(?<=[&;]))([^&;=]*=|)[^&;]*")
 _TAIL = ".,:;)]}"  # of the sentence that quotes a URL
 
 
-def redacted(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """Remove the passwords and tokens of URLs and headers from `text`.
 
-    >>> redacted("http://me:secret@host/x?token=secret&module=gpu is away")
+    >>> redact_secrets("http://me:secret@host/x?token=secret&module=gpu is away")
     'http://***@host/x?token=***&module=*** is away'
     """
     return _QUERY.sub(_mask_query, _CREDENTIALS.sub(r"\1 ***", _USER.sub(r"\1***@", text)))

@@ -7,7 +7,7 @@ import msgspec
 
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.errors import RequestError
-from fleetcast.fleet.node_names import is_node_name, node_name_fault
+from fleetcast.fleet.node_names import explain_node_name_fault, is_node_name
 from fleetcast.fleet.topology import Level
 
 WHOLE_GPU = 1000  # thousandths
@@ -137,7 +137,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     `candidates` can host at least one member. `rejected` counts the others by their first reason. If there
     was no
     room for a whole gang, `sentence` says so. `ignored`: facts of the request that changed nothing
-    (`ignored_facts`).
+    (`list_ignored_facts`).
     """
 
     request_id: str
@@ -225,10 +225,10 @@ def check_avoided(request: PlacementRequest) -> None:
     """Raise RequestError if `avoid_nodes` has an invalid node name. For requests as a client wrote them."""
     bad = next((name for name in request.avoid_nodes if not is_node_name(name)), None)
     if bad is not None:
-        raise RequestError(f"avoid_nodes: {node_name_fault(bad)}", "avoid_nodes")
+        raise RequestError(f"avoid_nodes: {explain_node_name_fault(bad)}", "avoid_nodes")
 
 
-def ignored_facts(request: PlacementRequest, used: Collection[str] = ()) -> tuple[str, ...]:
+def list_ignored_facts(request: PlacementRequest, used: Collection[str] = ()) -> tuple[str, ...]:
     """Return the JSON keys of stated facts that no decision uses yet, sorted.
 
     `used`: keys that the answer did use. A default value states nothing, whether written out or not, since the

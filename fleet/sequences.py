@@ -50,7 +50,7 @@ class SeenSequences:
         return SeenSequences([list(run) for run in self.runs])
 
 
-def keep_newest(newest: list[Any], event: Any, most: int) -> None:
+def add_newest_event(newest: list[Any], event: Any, most: int) -> None:
     """Insert an event into `newest`, sorted by sequence and bounded.
 
     The newest stay, whatever the order of arrival.

@@ -18,12 +18,12 @@ COOLS_S = 600.0
 SPREADS = 0.1  # of a member's own hazard above the usual, what its domain has in common with it
 
 
-def shared_hazard(level: str, excess: Array, duration_s: float) -> Array:
+def compute_shared_hazard(level: str, excess: Array, duration_s: float) -> Array:
     """Return the hazard that domains with two or more members add to a gang.
 
     excess: of the worst member of each domain.
 
-    >>> shared_hazard("rack", np.array([0.0, 0.5]), 86_400).tolist()
+    >>> compute_shared_hazard("rack", np.array([0.0, 0.5]), 86_400).tolist()
     [0.0002, 0.0502]
     """
     return np.asarray(FAULTS_PER_DAY[level] * duration_s / 86_400 + SPREADS * excess)
@@ -34,13 +34,13 @@ def hazard_of(p: Array) -> Array:
     return np.asarray(-np.log1p(-np.clip(p, 0.0, HIGHEST_P)))
 
 
-def hazard_within(p: Array, horizons_s: Sequence[float], duration_s: float) -> Array:
+def interpolate_hazard(p: Array, horizons_s: Sequence[float], duration_s: float) -> Array:
     """Return the hazard (..., n) of probabilities (..., horizon, n) within a time.
 
     It never falls as the time grows.
 
     >>> p, horizons_s = 1 - np.exp(-np.array([[0.1], [0.2], [0.3], [0.3]])), (3600, 18_000, 86_400, 604_800)
-    >>> hazard_within(p, horizons_s, 1800).round(3).tolist(), hazard_within(p, horizons_s, 10_800).round(3).tolist()
+    >>> interpolate_hazard(p, horizons_s, 1800).round(3).tolist(), interpolate_hazard(p, horizons_s, 10_800).round(3).tolist()
     ([0.05], [0.15])
     """
     hazard = np.maximum.accumulate(hazard_of(p), axis=-2)
@@ -51,10 +51,10 @@ def hazard_within(p: Array, horizons_s: Sequence[float], duration_s: float) -> A
     return np.asarray(hazard[..., at - 1, :] + slope * (duration_s - times[at - 1]))
 
 
-def carried_heat(gpu_temp_c: Array, duration_s: float) -> Array:
+def compute_carried_heat(gpu_temp_c: Array, duration_s: float) -> Array:
     """Return (n,) the slow hazard from the previous job's heat, by each node's hottest GPU. NaN adds none.
 
-    >>> carried_heat(np.array([60.0, 90.0, np.nan]), 1e6).tolist()
+    >>> compute_carried_heat(np.array([60.0, 90.0, np.nan]), 1e6).tolist()
     [0.0, 0.05, 0.0]
     """
     hot = np.clip((np.nan_to_num(gpu_temp_c) - HOT_C) / (HOTTEST_C - HOT_C), 0.0, 1.0)

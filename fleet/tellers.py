@@ -13,12 +13,12 @@ REQUEST_LABEL = "fleetcast/request"  # of such a submission: the id of the reque
 TELLING = ("submission", "queued", "started", "end")  # groups of fields that say that a job waits, runs or ended
 
 
-def teller_of(written: Mapping[str, int], submission: Submitted | None) -> Teller:
+def find_fact_origin(written: Mapping[str, int], submission: Submitted | None) -> Teller:
     """Return the origin of an attempt's facts, by the sequences of the events that set them.
 
     Sequences of labels, and of ends by silence, are below 0. Steps set none of these facts.
 
-    >>> teller_of({"started": 3}, None), teller_of({"started": -9}, None), teller_of({"phase": 5, "end": -9}, None)
+    >>> find_fact_origin({"started": 3}, None), find_fact_origin({"started": -9}, None), find_fact_origin({"phase": 5, "end": -9}, None)
     ('events', 'labels', 'sdk')
     """
     sequences = [written[group] for group in TELLING if group in written]
@@ -31,7 +31,7 @@ def teller_of(written: Mapping[str, int], submission: Submitted | None) -> Telle
     return "events" if submission is not None else "sdk"  # a submission that nothing wrote is a board's
 
 
-def with_place(ranks: tuple[RankPlacement, ...], event: Phase | Step) -> tuple[RankPlacement, ...]:
+def update_rank_place(ranks: tuple[RankPlacement, ...], event: Phase | Step) -> tuple[RankPlacement, ...]:
     """Return the ranks, in order, with the place that one of them reports for itself."""
     mine = RankPlacement(event.rank or 0, event.node, event.gpus)
     if not event.node or mine in ranks:

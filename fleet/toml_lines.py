@@ -34,39 +34,39 @@ def decode_toml(text: str, kind: type[_Table]) -> _Table:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
         fault = explain(error, kind, document, toml=True)
-        raise ConfigError(f"line {line_at(lines_of(text), fault.path)}: {fault.sentence}") from None
+        raise ConfigError(f"line {find_nearest_line(find_key_lines(text), fault.path)}: {fault.sentence}") from None
 
 
-def with_line(text: str, message: str) -> str:
+def prepend_line_number(text: str, message: str) -> str:
     """Put the line before a message that begins with a key of the text.
 
-    >>> with_line("[placer]\\n\\nmax_risk = 5\\n", "placer.max_risk = 5: must lie in (0, 1]")
+    >>> prepend_line_number("[placer]\\n\\nmax_risk = 5\\n", "placer.max_risk = 5: must lie in (0, 1]")
     'line 3: placer.max_risk = 5: must lie in (0, 1]'
     """
     named = NAMED.match(message)
     if named is None:
         return message
-    lines, path = lines_of(text), path_of(named["key"])
+    lines, path = find_key_lines(text), parse_key_path(named["key"])
     if path[0] not in {known[0] for known in lines}:
         return message
     if named["option"] and (*path, "options") in lines:
         path = (*path, "options", named["option"])
-    return f"line {line_at(lines, path)}: {message}"
+    return f"line {find_nearest_line(lines, path)}: {message}"
 
 
-def path_of(key: str) -> Path:
+def parse_key_path(key: str) -> Path:
     """Split a key as a user writes it into keys and indices.
 
-    >>> path_of("pipeline.sources[0].use")
+    >>> parse_key_path("pipeline.sources[0].use")
     ('pipeline', 'sources', 0, 'use')
     """
     return tuple(int(part[1:-1]) if part[0] == "[" else part for part in re.findall(r"\w+|\[\d+\]", key))
 
 
-def lines_of(text: str) -> dict[Path, int]:
+def find_key_lines(text: str) -> dict[Path, int]:
     """Where tables and their keys begin, counted from 1. The n-th table of a list has n (from 0) in its path.
 
-    >>> lines_of('[a."b/c"]\\nx = 1\\n[[d]]\\n[[d]]\\ny = 2\\n')[("d", 1, "y")]
+    >>> find_key_lines('[a."b/c"]\\nx = 1\\n[[d]]\\n[[d]]\\ny = 2\\n')[("d", 1, "y")]
     5
     """
     found: dict[Path, int] = {}
@@ -96,7 +96,7 @@ def _numbered(names: Path, counts: dict[Path, int]) -> Path:
     return path
 
 
-def line_at(lines: dict[Path, int], path: Path) -> int:
+def find_nearest_line(lines: dict[Path, int], path: Path) -> int:
     """Return the line of a path, or of its longest part that has a line. A list has the line of its first table."""
     while path:
         found = lines.get(path) or lines.get((*path, 0))

@@ -134,13 +134,13 @@ class Topology:
             [_joined(device, declared.pop(device.name, device)) for device in inside] + list(declared.values()),
         )
 
-    def with_unplaced(self, names: Sequence[str]) -> "Topology":
+    def add_unplaced_nodes(self, names: Sequence[str]) -> "Topology":
         """Return the next generation of this topology, with further nodes that no source has placed."""
         nodes = (*self.nodes, *(NodeSpec(name) for name in names))
         placed = [*self.placed.tolist(), *(False for _ in names)]
         return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
 
-    def with_gpus(self, counts: Mapping[str, int], model: Mapping[str, str] | None = None) -> "Topology":
+    def update_gpu_counts(self, counts: Mapping[str, int], model: Mapping[str, str] | None = None) -> "Topology":
         """Return the next generation of this topology, with the boards that exporters count, and models where unknown.
 
         Fewer boards than stated replace the stated number, since the missing boards cannot be given out. More do not.

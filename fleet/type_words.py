@@ -23,7 +23,7 @@ def words_of(kind: inspect.Type, toml: bool = False) -> str:
         case inspect.StrType(max_length=most):
             return "text" if most is None else f"text of at most {most} characters"
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item) | inspect.SetType(item_type=item):
-            return f"a list of {_plural(item, toml)}"
+            return f"a list of {_pluralise(item, toml)}"
         case inspect.TupleType(item_types=items):
             return f"a list of {len(items)}"
         case inspect.DictType() | inspect.StructType():
@@ -50,12 +50,12 @@ _PLURALS: dict[type, str] = {
 }
 
 
-def _plural(kind: inspect.Type, toml: bool) -> str:
+def _pluralise(kind: inspect.Type, toml: bool) -> str:
     word = _PLURALS.get(type(kind), "") or words_of(kind, toml)
     return "tables" if toml and word == "objects" else word
 
 
-def choices_of(kind: inspect.Type) -> list[str]:
+def list_choices(kind: inspect.Type) -> list[str]:
     """Return the values of an enumeration, or none for another type."""
     match kind:
         case inspect.LiteralType(values=values):

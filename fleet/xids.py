@@ -116,10 +116,10 @@ def advice(code: int) -> str:
     return ACTIONS.get(ACTION_OF.get(code, ""), "")
 
 
-def gravity(event: NodeEvent) -> str:
+def classify_severity(event: NodeEvent) -> str:
     """Return fatal, warning or ok for an XID or health event; empty for application errors and other events.
 
-    >>> gravity(NodeEvent(node="n1", source="s", sequence=1, time_ms=1, type="xid", code=79))
+    >>> classify_severity(NodeEvent(node="n1", source="s", sequence=1, time_ms=1, type="xid", code=79))
     'fatal'
     """
     if event.type == "health":

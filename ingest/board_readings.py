@@ -30,10 +30,10 @@ class BoardReadings:
     used_mib: dict[int, float] = field(default_factory=dict)
 
 
-def read_boards(page: bytes, time_ms: int) -> BoardReadings:
+def parse_board_readings(page: bytes, time_ms: int) -> BoardReadings:
     """Return the readings of a page; without any if it is of another exporter.
 
-    >>> read_boards(b'DCGM_FI_DEV_FB_USED{gpu="1",Hostname="n1"} 70000\\n', 0).used_mib
+    >>> parse_board_readings(b'DCGM_FI_DEV_FB_USED{gpu="1",Hostname="n1"} 70000\\n', 0).used_mib
     {1: 70000.0}
     """
     found = BoardReadings(time_ms)
@@ -63,12 +63,12 @@ def have_same_boards(first: BoardReadings, second: BoardReadings) -> bool | None
     return all(any(abs(energy - other) <= most_j for other in more.values()) for energy in fewer.values())
 
 
-def have_other_work(first: BoardReadings, second: BoardReadings) -> bool:
+def have_different_memory_use(first: BoardReadings, second: BoardReadings) -> bool:
     """Return whether most GPUs of two pages hold different amounts of memory."""
-    return _differ(first.used_mib, second.used_mib)
+    return _differ_on_most_gpus(first.used_mib, second.used_mib)
 
 
-def _differ(first: Mapping[int, float], second: Mapping[int, float]) -> bool:
+def _differ_on_most_gpus(first: Mapping[int, float], second: Mapping[int, float]) -> bool:
     both = first.keys() & second.keys()
     apart = sum(abs(first[gpu] - second[gpu]) > MIB_APART for gpu in both)
     return bool(both) and 2 * apart > len(both)

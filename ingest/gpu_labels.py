@@ -63,12 +63,12 @@ class LabelSight(msgspec.Struct, frozen=True, gc=False):
     divided: Sequence[int] = ()
 
 
-def job_label(labels: Mapping[str, str]) -> JobLabel | None:
+def parse_job_label(labels: Mapping[str, str]) -> JobLabel | None:
     """Return the holder of the GPU. None if the labels name no holder, or the exporter's own pod.
 
-    >>> job_label({"pod": "train-42-worker-0", "namespace": "ml", "container": "torch"}).job
+    >>> parse_job_label({"pod": "train-42-worker-0", "namespace": "ml", "container": "torch"}).job
     'ml/train-42'
-    >>> job_label({"hpc_job": "4711"}).job, job_label({"pod": "", "namespace": ""})
+    >>> parse_job_label({"hpc_job": "4711"}).job, parse_job_label({"pod": "", "namespace": ""})
     ('4711', None)
     """
     if _HOLDERS.isdisjoint(labels):
@@ -113,18 +113,18 @@ def _is_exporter(pod: str, container: str) -> bool:
 @lru_cache(65_536)
 def _make_slurm_label(job: str, queue: str, user: str) -> JobLabel | None:
     names = (job, queue, user)
-    return JobLabel(job, queue, user=user) if all(map(_may_be_name, names)) else None
+    return JobLabel(job, queue, user=user) if all(map(_may_be_job_name, names)) else None
 
 
 @lru_cache(65_536)
 def _pod(pod: str, namespace: str) -> JobLabel | None:
-    if not (_may_be_name(pod) and _may_be_name(namespace)):
+    if not (_may_be_job_name(pod) and _may_be_job_name(namespace)):
         return None
     owner, class_ = owner_of(pod)
     return JobLabel(f"{namespace or 'default'}/{owner}", namespace, pod, class_=class_)
 
 
-def _may_be_name(text: str) -> bool:
+def _may_be_job_name(text: str) -> bool:
     return len(text) <= MAX_NAME_LENGTH // 2 and (not text or text.isprintable())
 
 

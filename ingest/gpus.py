@@ -64,7 +64,7 @@ class GpuInventory:
             return
         self._models = None
         self.changes += 1
-        self._entities.learn_trait(f"{node}/{index}", facts.model)
+        self._entities.record_trait(f"{node}/{index}", facts.model)
         slots[index] = facts
         if facts.uuid:
             self._slots.pop(known.uuid, None)
@@ -95,7 +95,7 @@ def learn_devices(entities: Entities, node: str, index: int, *devices: str) -> N
             entities.devices.learn(node, device, index)
 
 
-def gpu_index(text: str, label: str) -> int:
+def parse_gpu_index(text: str, label: str) -> int:
     """Return the index that a label holds. Raises RecordError bad_label."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < MAX_GPUS_PER_NODE):
         raise RecordError("bad_label", f"{label}={text[:40]!r}: expected an index below {MAX_GPUS_PER_NODE}")

@@ -18,31 +18,31 @@ QUEUED_LATER: Final = 1 << 29  # and the following, one a change: see `queued_la
 SUBMITTED_LATER: Final = 1 << 30  # as QUEUED_LATER: see `submitted_later`
 
 
-def queued_later(submitted_ms: int, now_ms: int) -> int:
+def compute_queued_sequence(submitted_ms: int, now_ms: int) -> int:
     """Return the sequence of a later `queued` event, with another reason or another `blocked`.
 
     It grows with time, so the latest event counts. Changes within a tenth of a second share a number.
 
-    >>> EXPLAINED < queued_later(0, 50) < queued_later(0, 150) < submitted_later(0, 50) < first_of_rank(0)
+    >>> EXPLAINED < compute_queued_sequence(0, 50) < compute_queued_sequence(0, 150) < compute_submitted_sequence(0, 50) < compute_first_sequence(0)
     True
     """
-    return QUEUED_LATER + _tenths_since(submitted_ms, now_ms)
+    return QUEUED_LATER + _count_tenths(submitted_ms, now_ms)
 
 
-def submitted_later(submitted_ms: int, now_ms: int) -> int:
+def compute_submitted_sequence(submitted_ms: int, now_ms: int) -> int:
     """Return the sequence of a `submitted` event that corrects the queue, limit or size of an earlier one."""
-    return SUBMITTED_LATER + _tenths_since(submitted_ms, now_ms)
+    return SUBMITTED_LATER + _count_tenths(submitted_ms, now_ms)
 
 
-def _tenths_since(submitted_ms: int, now_ms: int) -> int:
+def _count_tenths(submitted_ms: int, now_ms: int) -> int:
     """Return the tenths of seconds since the submission, at most 1.7 years."""
     return min(max(0, now_ms - submitted_ms) // 100, QUEUED_LATER - 1)
 
 
-def first_of_rank(rank: int) -> int:
+def compute_first_sequence(rank: int) -> int:
     """Return the first sequence of a rank.
 
-    >>> first_of_rank(0) > ENDED
+    >>> compute_first_sequence(0) > ENDED
     True
     """
     return (rank + 1) << 32

@@ -18,7 +18,12 @@ from dataclasses import dataclass, field
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.board_readings import BoardReadings, have_other_work, have_same_boards, read_boards
+from fleetcast.ingest.board_readings import (
+    BoardReadings,
+    have_different_memory_use,
+    have_same_boards,
+    parse_board_readings,
+)
 from fleetcast.ingest.node_names import known_name, node_name
 
 logger = logging.getLogger(__name__)
@@ -78,7 +83,7 @@ class Target:
             self.listed.add(name)
         return found
 
-    def resolve_whole_page(self) -> None:
+    def record_full_resolution(self) -> None:
         """Record that the decoder resolves all series of this page again."""
         if self.whole_page < self.pages - 1:
             self.whole_since = self.pages
@@ -90,30 +95,30 @@ class Target:
             self.renamed[stated], self.forgets = node, True
 
 
-def says_nothing(name: str) -> bool:
+def is_generic_name(name: str) -> bool:
     """Return whether a name cannot distinguish one machine from another.
 
-    >>> [says_nothing(name) for name in ("localhost", "dcgm-exporter-6ldbb", "3f2a9c0b1d4e", "127.0.0.1", "")]
+    >>> [is_generic_name(name) for name in ("localhost", "dcgm-exporter-6ldbb", "3f2a9c0b1d4e", "127.0.0.1", "")]
     [True, True, True, True, True]
-    >>> [says_nothing(name) for name in ("gpu-07", "exporter-host", "10.0.0.7", "dcgm01", "cafe")]
+    >>> [is_generic_name(name) for name in ("gpu-07", "exporter-host", "10.0.0.7", "dcgm01", "cafe")]
     [False, False, False, False, False]
     """
     return not name or any(form.fullmatch(name) for form in (_LOCAL, _POD, _CONTAINER))
 
 
-def is_local(name: str) -> bool:
+def is_local_name(name: str) -> bool:
     """Return whether a name is one that every machine has."""
     return _LOCAL.fullmatch(name) is not None
 
 
-def stated_node(label: str, target: Target) -> str:
+def resolve_node_name(label: str, target: Target) -> str:
     """Return the name of a line's machine: its label, or the target's name.
 
     The target's name is used if the label says nothing or the target's name is fixed.
     """
     if target.fixed or not label:
         return target.node
-    if target.node and says_nothing(label) and not _SERVICE.fullmatch(target.node):  # a service is many machines
+    if target.node and is_generic_name(label) and not _SERVICE.fullmatch(target.node):  # a service is many machines
         label = target.node
     for _ in range(MOST_NAMES):
         if label not in target.renamed:
@@ -171,7 +176,7 @@ class MachineNames:
         Raises RecordError two_boards if a page has several boards in one slot.
         """
         uuid = uuid.casefold().removeprefix("gpu-")
-        if self._is_repeated(node, index, uuid, target):
+        if self._is_repeated_line(node, index, uuid, target):
             return node
         self.changes += 1
         if node in self.clashes:
@@ -182,11 +187,14 @@ class MachineNames:
         known = self._boards.get(uuid)
         slot = None if known is None else self._slots.get(known[0], {}).get(known[1])
         if known is not None and known[0] != node and slot is not None and slot.uuid == uuid:
-            first, is_new = slot.target, not _was_named(node, target)  # else the board was moved between two machines
+            first, is_new = (
+                slot.target,
+                not _has_named_node(node, target),
+            )  # else the board was moved between two machines
             if (
                 first is not target
                 and is_new
-                and _is_live(first, target)
+                and _is_target_live(first, target)
                 and not target.fixed
                 and known[0] not in self.clashes
             ):
@@ -201,8 +209,8 @@ class MachineNames:
             if target.pages:  # lines of the board before may still be on the page, and stand for the slot
                 target.forgets = True
         is_taken = held is not None and held.uuid != uuid and held.target is not target
-        is_swap = _was_named(node, target) or (known is not None and known[0] == node)
-        if held is not None and is_taken and not is_swap and _is_live(held.target, target):
+        is_swap = _has_named_node(node, target) or (known is not None and known[0] == node)
+        if held is not None and is_taken and not is_swap and _is_target_live(held.target, target):
             node = self._rename_clashing_targets(node, held.target, target)
             slots = self._slots.setdefault(node, {})
         if held is None or (held.uuid, held.target) != (uuid, target):
@@ -213,7 +221,7 @@ class MachineNames:
         self._boards[uuid] = (node, index)
         return node
 
-    def _is_repeated(self, node: str, index: int, uuid: str, target: Target) -> bool:
+    def _is_repeated_line(self, node: str, index: int, uuid: str, target: Target) -> bool:
         """Return whether an earlier line of the same page named this board in this slot."""
         held = self._slots.get(node, {}).get(index)
         is_same = held is not None and held.uuid == uuid and held.target is target and held.page == target.pages > 0
@@ -223,7 +231,7 @@ class MachineNames:
         target.unproven.setdefault(node, set()).add(index)
         targets = self._unproven.setdefault(node, [])
         if not any(other is target for other in targets):
-            targets[:] = [*[other for other in targets if _is_live(other, target)][-MOST_SHARING:], target]
+            targets[:] = [*[other for other in targets if _is_target_live(other, target)][-MOST_SHARING:], target]
 
     def compare(self, page: bytes, target: Target) -> None:
         """Separate two targets that list the same GPUs without UUIDs, if they are two machines.
@@ -233,9 +241,11 @@ class MachineNames:
         separated only after both sent another page: an exporter that moved only sends from its new address.
         """
         for node, gpus in list(target.unproven.items()):
-            others = [other for other in self._sharing(node, gpus) if other is not target and _is_live(other, target)]
+            others = [
+                other for other in self._sharing(node, gpus) if other is not target and _is_target_live(other, target)
+            ]
             if others:
-                target.readings = read_boards(page, target.heard_ms)
+                target.readings = parse_board_readings(page, target.heard_ms)
             for other in others:
                 if node in self.clashes or (other.fixed and target.fixed):
                     continue
@@ -256,7 +266,7 @@ class MachineNames:
         """Return whether two targets look like two machines, and still do after another page of both."""
         pair = (min(id(other), id(target)), max(id(other), id(target)))
         same, is_one_host = have_same_boards(other.readings, target.readings), self._are_one_host(other, target)
-        has_other_work = have_other_work(other.readings, target.readings)
+        has_other_work = have_different_memory_use(other.readings, target.readings)
         if same or (is_one_host and same is None and not has_other_work):
             self._doubts.pop(pair, None)
             return False
@@ -276,9 +286,9 @@ class MachineNames:
         """Remove the GPUs of a name that neither machine uses any more."""
         self._unproven.pop(node, None)
         if not self._slots.get(node):
-            self._entities.disown_all(node)
+            self._entities.remove_node_devices(node)
 
-    def name_host(self, name: str, started_s: float, target: Target) -> None:
+    def name_target_after_host(self, name: str, started_s: float, target: Target) -> None:
         """Name a target after its kernel's host name, unless two machines share that name.
 
         Two live targets with one name are two machines if their kernels started at different times. They are
@@ -289,7 +299,7 @@ class MachineNames:
         if name in self.clashes:
             self._restore_own_name(target)
             return
-        if known is None or known.target is target or not started_s or not _is_live(known.target, target):
+        if known is None or known.target is target or not started_s or not _is_target_live(known.target, target):
             doubted_ms = known.doubted_ms if known is not None and known.target is target else 0
             self._kernels[name] = _Kernel(started_s, target, doubted_ms)
         elif known.started_s and abs(known.started_s - started_s) > SAME_BOOT_S:
@@ -313,7 +323,7 @@ class MachineNames:
         self._restore_own_name(first)
         self._restore_own_name(second)
         if name not in self._slots:
-            self._entities.disown_all(name)
+            self._entities.remove_node_devices(name)
 
     def _restore_own_name(self, target: Target) -> None:
         """Reset a target to its own name, or to its address if that name clashes, too."""
@@ -348,7 +358,7 @@ class MachineNames:
         self.noted["gpu_moved"] += 1
         self._entities.disown(EntityKind.GPU, f"{node}/{index}")
         if not self._slots[node]:
-            self._entities.disown_all(node)
+            self._entities.remove_node_devices(node)
 
 
 def _refuse_second_board(held: _Slot, uuid: str, slot: str, target: Target) -> None:
@@ -376,10 +386,10 @@ def _host(target: Target) -> str:
     return address.rpartition(":")[0] if re.search(r":\d{1,5}$", address) else address
 
 
-def _is_live(other: Target, target: Target) -> bool:
+def _is_target_live(other: Target, target: Target) -> bool:
     return other.heard_ms > 0 and target.heard_ms - other.heard_ms <= LIVE_MS
 
 
-def _was_named(node: str, target: Target) -> bool:
+def _has_named_node(node: str, target: Target) -> bool:
     """Return whether an earlier page of a target had a board of this node."""
     return target.named.get(node, target.heard_ms) < target.heard_ms

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from fleetcast.fleet.entities import MAX_NAME_LENGTH, Entities, EntityTable
 from fleetcast.fleet.errors import ConfigError, RecordError
-from fleetcast.fleet.node_names import is_node_name, node_name_fault
+from fleetcast.fleet.node_names import explain_node_name_fault, is_node_name
 from fleetcast.fleet.samples import EntityKind
 
 MAX_NODES = 200_000
@@ -21,7 +21,7 @@ def expand_nodes(text: str) -> list[str]:
     ['n08', 'n09', 'n10', 'login1']
     """
     names: list[str] = []
-    for entry in split_list(text):
+    for entry in split_name_list(text):
         for name in _expand_entry(entry):
             names.append(check_name(name))
             if len(names) > MAX_NODES:
@@ -38,10 +38,10 @@ def _cut(text: str) -> str:
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text):,} characters)"
 
 
-def split_list(text: str) -> list[str]:
+def split_name_list(text: str) -> list[str]:
     """Split a list of names at its outer commas.
 
-    >>> split_list("a[1,2],b")
+    >>> split_name_list("a[1,2],b")
     ['a[1,2]', 'b']
     """
     entries: list[str] = _ENTRY.findall(text)
@@ -52,12 +52,12 @@ def split_list(text: str) -> list[str]:
 
 def check_name(name: str) -> str:
     """Return the name of a node unchanged. Raises ConfigError if it is invalid."""
-    if fault := node_name_fault(name):
+    if fault := explain_node_name_fault(name):
         raise ConfigError(fault)
     return name
 
 
-def check_part(name: str) -> str:
+def check_name_part(name: str) -> str:
     """Return the name of a rack, a block or a device unchanged. Raises ConfigError if it is invalid.
 
     It must not contain '/', which joins the parts of names.
@@ -114,10 +114,10 @@ def node_name(stated: str, entities: Entities, *, is_listed: bool = False) -> st
     stated = nodes.machine(stated)
     if stated not in nodes:
         if not is_node_name(stated):
-            raise RecordError("bad_label", node_name_fault(stated))
+            raise RecordError("bad_label", explain_node_name_fault(stated))
         stated = known_name(stated, nodes)
     if is_listed:
-        entities.list_node(stated)
+        entities.record_listed_node(stated)
     if stated in nodes:
         return stated
     if len(nodes) >= entities.most_nodes:
@@ -136,10 +136,10 @@ def known_name(stated: str, nodes: EntityTable) -> str:
     stated = nodes.machine(stated)
     if stated in nodes or _IP.fullmatch(stated):
         return stated
-    if (same := nodes.of_case(stated)) is not None:
+    if (same := nodes.find_ignoring_case(stated)) is not None:
         return same
     short, dot, _ = stated.rstrip(".").partition(".")
     if dot:
         short = nodes.machine(short)
-        return short if short in nodes else nodes.of_case(short) or stated
-    return nodes.of_host(stated) or stated
+        return short if short in nodes else nodes.find_ignoring_case(short) or stated
+    return nodes.find_by_short_name(stated) or stated

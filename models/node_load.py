@@ -74,7 +74,7 @@ class GpuUse:
         return levels
 
 
-def host_forecast(frame: FeatureFrame, n: int) -> Array:
+def forecast_host_shares(frame: FeatureFrame, n: int) -> Array:
     """Return (cpu or memory, n) the shares in use by the newest readings, NaN if unknown.
 
     No history of a host's use is stored.
@@ -87,13 +87,13 @@ def host_forecast(frame: FeatureFrame, n: int) -> Array:
     return shares
 
 
-def node_loads(gpus: GpuUse, hosts: FeatureFrame) -> NDArray[np.float32]:
+def compute_node_loads(gpus: GpuUse, hosts: FeatureFrame) -> NDArray[np.float32]:
     """Return (level, load, n) at LEVELS and for LOADS, NaN if unknown.
 
     A host's p90 is its median, because its spread is not known.
     """
     forecast_of = gpus.forecast()
-    host = host_forecast(hosts, forecast_of.shape[1])
+    host = forecast_host_shares(hosts, forecast_of.shape[1])
     return np.stack([np.concatenate([row[None], host]) for row in forecast_of]).astype(np.float32)
 
 

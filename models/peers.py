@@ -63,7 +63,7 @@ class Groups:
         some = (self.of if self._inside is None else self.of[self._inside])[finite]
         count = self._sizes if len(some) == len(finite) else np.bincount(some, minlength=self.count)
         if not self._has_table:
-            return _median_by_sorting(known[finite].astype(np.float64), some, count), count
+            return _compute_median_by_sorting(known[finite].astype(np.float64), some, count), count
         clean = np.where(finite, known, np.nan).astype(np.float64) + 0.0  # no -0.0, whose place a sort leaves open
         median, rows = np.full(self.count, np.nan), len(self._filled)
         if rows:
@@ -94,7 +94,7 @@ class Groups:
         return self.spread(self.median(values)[0])
 
 
-def _median_by_sorting(values: Array, group: Rows, count: NDArray[np.int64]) -> Array:
+def _compute_median_by_sorting(values: Array, group: Rows, count: NDArray[np.int64]) -> Array:
     """Return (group,) medians of finite `values`.
 
     It is for few large groups, which would leave most of a table empty.
@@ -152,7 +152,7 @@ def codes(values: Array) -> tuple[Array, NDArray[np.int64]]:
     return found, np.searchsorted(found, values) if len(found) > 1 else np.zeros(len(values), np.int64)
 
 
-def robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Array, Array]:
+def compute_robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Array, Array]:
     """Return (n,) the deviation from the group's median in robust sigmas, and (n,) that median.
 
     Both are NaN where the value or the group is unknown.
@@ -166,10 +166,10 @@ def robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Array, Array
     return divide(deviation, scale, np.where(np.isfinite(deviation), 0.0, np.nan)), median
 
 
-def most_have(counts: NDArray[np.floating]) -> float:
+def compute_p90(counts: NDArray[np.floating]) -> float:
     """Return the value that nine of ten of (n,) do not exceed, or 0 if none is known. NaN means unknown.
 
-    >>> most_have(np.array([0.0, 0.0, np.nan, 7.0])), most_have(np.array([4.0] * 19 + [90.0])), most_have(np.zeros(0))
+    >>> compute_p90(np.array([0.0, 0.0, np.nan, 7.0])), compute_p90(np.array([4.0] * 19 + [90.0])), compute_p90(np.zeros(0))
     (0.0, 4.0, 0.0)
     """
     known = counts[np.isfinite(counts)]

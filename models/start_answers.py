@@ -111,7 +111,7 @@ class AnsweredRequests:
         issued_ms = _issued(requests)
         started_ms = np.array([one.until_ms if one.has_started else np.inf for one in requests], np.float64)
         # A wait tells nothing of later times.
-        until_ms = np.array([_last_known_ms(one, now_ms) for one in requests], np.float64)
+        until_ms = np.array([_find_last_known_ms(one, now_ms) for one in requests], np.float64)
         judged: NDArray[np.bool_] = np.asarray(issued_ms < until_ms[:, None, None])
         hits: NDArray[np.bool_] = np.asarray(judged & (started_ms[:, None, None] <= issued_ms))
         ages = [
@@ -148,7 +148,7 @@ class AnsweredRequests:
             self._push(one)
 
 
-def _last_known_ms(one: AnsweredRequest, now_ms: int) -> int:
+def _find_last_known_ms(one: AnsweredRequest, now_ms: int) -> int:
     """Return the time up to which the request's outcome is known."""
     return now_ms if one.until_ms is None or one.has_started else one.until_ms
 

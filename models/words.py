@@ -36,10 +36,10 @@ def age(seconds: float) -> str:
     return f"{round(seconds / 86_400)} days"
 
 
-def clock_time(time_ms: int, now_ms: int) -> str:
+def format_clock_time(time_ms: int, now_ms: int) -> str:
     """Return hour and minute in UTC, with the day if the time is not within the last 24 hours.
 
-    >>> clock_time(50_520_000, 50_520_000)
+    >>> format_clock_time(50_520_000, 50_520_000)
     '14:02 UTC'
     """
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)

@@ -53,12 +53,12 @@ def median(values: NDArray[np.float64]) -> float:
     return float(parted[half] if odd else (parted[:half].max() + parted[half]) / 2)
 
 
-def highest_first(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def sort_rows_descending(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return (k,) rows sorted by values of 0 or more, the highest first.
 
     Among equal values the first comes first. The bits of such numbers have the same order as the numbers.
 
-    >>> highest_first(np.array([0.5, 1.0, 0.0, 1.0])).tolist()
+    >>> sort_rows_descending(np.array([0.5, 1.0, 0.0, 1.0])).tolist()
     [1, 3, 0, 2]
     """
     bits = ~values.astype("<f8").view("<u8")

@@ -6,16 +6,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.requests import Decision, PlacementRequest, RankPlacement, RunnerUp, check_request, ignored_facts
+from fleetcast.fleet.requests import (
+    Decision,
+    PlacementRequest,
+    RankPlacement,
+    RunnerUp,
+    check_request,
+    list_ignored_facts,
+)
 from fleetcast.fleet.topology import DOMAIN_LEVELS, Level
 from fleetcast.placement.machines.filters import Screen, screen
-from fleetcast.placement.machines.fit import Fit, best_fits, largest_size, room_at, widest_level
+from fleetcast.placement.machines.fit import (
+    Fit,
+    compute_largest_size,
+    find_best_fits,
+    get_widest_level,
+    sum_room_by_domain,
+)
 from fleetcast.placement.machines.growth import GangSize, grown
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.scorers import NodeScores
 from fleetcast.placement.machines.slots import WHOLE, fullest
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.machines.words import placed_sentence, refused_sentence
+from fleetcast.placement.machines.words import describe_placement, describe_refusal
 
 DEFAULT_OPTIONS = Options()
 
@@ -36,20 +49,20 @@ def decided(request: PlacementRequest, view: ClusterView, options: Options, scre
     """
     growth, fits = _fits(request, view, options, screened)
     if not fits:
-        return _decision(request, view, options, screened, "refused", refused_sentence(request, view, screened))
+        return _decision(request, view, options, screened, "refused", describe_refusal(request, view, screened))
     best = fits[0]
-    level = shared_level(view, best.rows)
+    level = find_shared_level(view, best.rows)
     return _decision(
         request,
         view,
         options,
         screened,
         "placed",
-        placed_sentence(request, view, options, screened, best, level, growth),
+        describe_placement(request, view, options, screened, best, level, growth),
         ranks=_ranks(request, view, best),
         score=round(best.score, 4),
         parts=best.points,
-        runners_up=tuple(_runner_up(view, fit) for fit in fits[1:]),
+        runners_up=tuple(_make_runner_up(view, fit) for fit in fits[1:]),
         topology_level=level or "",
         expires_ms=options.now_ms + round(options.intent_expires_s * 1000),
     )
@@ -63,7 +76,7 @@ def _fits(
     growth = grown(request, view.topology, scores)
     if not growth.keeps.all():
         scores = NodeScores(request, view, options, screened.only(scores.rows[growth.keeps]))
-    return growth, best_fits(request, view.topology, scores, growth.size)
+    return growth, find_best_fits(request, view.topology, scores, growth.size)
 
 
 def claimed(
@@ -90,20 +103,20 @@ def fits_now(request: PlacementRequest, view: ClusterView, options: Options = DE
 
     It uses the same filters and room as `decide`, without scores.
     """
-    return holds_gang(request, view, screen(request, view, options))
+    return has_room_for_gang(request, view, screen(request, view, options))
 
 
-def holds_gang(request: PlacementRequest, view: ClusterView, screened: Screen) -> bool:
+def has_room_for_gang(request: PlacementRequest, view: ClusterView, screened: Screen) -> bool:
     """Return whether a gang fits now, for a request whose filters have run.
 
     The answer is that of `fits_now`.
     """
     rows = np.flatnonzero(screened.passes)
-    room = room_at(widest_level(request), view.topology, rows, screened.room[rows])
-    return largest_size(request.members, room.most) > 0
+    room = sum_room_by_domain(get_widest_level(request), view.topology, rows, screened.room[rows])
+    return compute_largest_size(request.members, room.most) > 0
 
 
-def still_holds(
+def is_still_valid(
     request: PlacementRequest, decision: Decision, view: ClusterView, options: Options = DEFAULT_OPTIONS
 ) -> bool:
     """Return whether a placement that was decided on an older view still fits this one."""
@@ -119,7 +132,7 @@ def still_holds(
     return bool((view.milli[rows] >= wanted[rows]).all())
 
 
-def shared_level(view: ClusterView, rows: NDArray[np.int64]) -> Level | None:
+def find_shared_level(view: ClusterView, rows: NDArray[np.int64]) -> Level | None:
     """Return the tightest level with one domain that holds all of `rows`.
 
     Returns None if no known domain holds them all.
@@ -154,7 +167,7 @@ def _decision(
         generation=view.generation,
         board_as_of_ms=view.as_of_ms,
         models=dict(view.models),
-        ignored=ignored_facts(request),
+        ignored=list_ignored_facts(request),
         **more,  # type: ignore[arg-type]
     )
 
@@ -190,7 +203,7 @@ def _ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[Rank
     return tuple(ranks)
 
 
-def _runner_up(view: ClusterView, fit: Fit) -> RunnerUp:
+def _make_runner_up(view: ClusterView, fit: Fit) -> RunnerUp:
     names = view.topology.names
     nodes = tuple([names[row] for row in np.sort(fit.rows).tolist()])
     return RunnerUp(nodes, round(fit.score, 4), fit.points)

@@ -60,17 +60,17 @@ class Bands:
         if rows is not self._rows:
             held = [self._levels[self._rows[name]] if name in self._rows else 0 for name in rows]
             self._rows, self._levels = rows, np.array(held, np.int8)
-        wanted = step_levels(self._levels, scores, self.rule)
+        wanted = compute_next_levels(self._levels, scores, self.rule)
         pools = np.zeros(len(scores), np.int64) if pool is None else pool
-        self._levels = within_share(wanted, self._levels, scores, pools, self.rule.max_share)
+        self._levels = limit_high_share(wanted, self._levels, scores, pools, self.rule.max_share)
         self.capped = int(np.count_nonzero(self._levels != wanted))
         return self._levels
 
 
-def step_levels(held: Levels, scores: NDArray[np.float64], rule: BandRule) -> Levels:
+def compute_next_levels(held: Levels, scores: NDArray[np.float64], rule: BandRule) -> Levels:
     """(n,) the next rows of LEVELS of nodes at those of `held`; a NaN score changes nothing.
 
-    >>> step_levels(np.array([2, 0], np.int8), np.array([0.25, 0.25]), BandRule()).tolist()
+    >>> compute_next_levels(np.array([2, 0], np.int8), np.array([0.25, 0.25]), BandRule()).tolist()
     [2, 1]
     """
     high = np.where(held == 2, rule.high * rule.leave_ratio, rule.high)
@@ -80,7 +80,7 @@ def step_levels(held: Levels, scores: NDArray[np.float64], rule: BandRule) -> Le
     return np.where(np.isnan(scores), held, levels)
 
 
-def within_share(
+def limit_high_share(
     levels: Levels, held: Levels, scores: NDArray[np.float64], pool: NDArray[np.integer], share: float
 ) -> Levels:
     """Return the levels (n,) with at most `share` of each pool high: those that were high before, then the riskiest.
@@ -88,7 +88,7 @@ def within_share(
     The others are elevated.
 
     >>> four = np.zeros(4, np.int64)
-    >>> within_share(np.array([2, 2, 2, 0]), np.array([2, 0, 0, 0]), np.array([0.4, 0.5, 0.9, 0.0]), four, 0.5).tolist()
+    >>> limit_high_share(np.array([2, 2, 2, 0]), np.array([2, 0, 0, 0]), np.array([0.4, 0.5, 0.9, 0.0]), four, 0.5).tolist()
     [2, 1, 2, 0]
     """
     order = np.lexsort((-np.nan_to_num(scores), -(held == 2).astype(np.int8)))

@@ -95,14 +95,14 @@ class CapacityBuffers:
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         for key, values in seen.items():
-            why, replicas, gpus = _wanted_replicas(weather, values)
+            why, replicas, gpus = _compute_wanted_replicas(weather, values)
             if replicas is None:
                 yield from withdraw_fields({key: values}, self.fields, why)
             elif THEIRS not in values and str(replicas) != values.get(REPLICAS):
                 yield Write(key, REPLICAS, str(replicas), values.get(REPLICAS), why, gpus)
 
 
-def _wanted_replicas(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, int | None, int]:
+def _compute_wanted_replicas(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, int | None, int]:
     """Return the reason in words, the replicas (None for the minimum), and the GPUs wanted above the present demand."""
     try:
         ask = asked(values)

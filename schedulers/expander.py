@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import RequestError
 from fleetcast.models.risk.scores import RISK_HORIZONS_S
 from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write
@@ -61,11 +61,11 @@ class ExpanderAdapter:
         if weather.nodes is None:
             raise NotKnown("the board has no scores yet")
         if weather.nodes is not self._outlook:
-            self._outlook, self._pools = weather.nodes, pool_risks(weather.nodes)
+            self._outlook, self._pools = weather.nodes, compute_pool_risks(weather.nodes)
         return _encode(ExpanderAnswer(best(options, self._pools)))
 
 
-def pool_risks(outlook: Outlook) -> dict[str, float]:
+def compute_pool_risks(outlook: Outlook) -> dict[str, float]:
     """Return the mean risk within a day of each pool's nodes. Pools of unknown risk are left out."""
     risk, found = outlook.risk[DAY], {}
     for code, pool in enumerate(outlook.pools):
@@ -95,4 +95,4 @@ def _asked(body: bytes) -> list[GroupOption]:
     try:
         return _decode(body).options
     except msgspec.ValidationError as error:
-        raise RequestError(explain_bytes(error, _decode, body)) from None
+        raise RequestError(explain_decode_error(error, _decode, body)) from None

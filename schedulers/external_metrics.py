@@ -62,7 +62,7 @@ def _answer(weather: Weather, body: bytes) -> bytes:
     asked = msgspec.json.decode(body, type=MetricQuestion)
     if asked.metric != METRIC:
         raise UnknownEntity(f"no metric {asked.metric[:200]!r}: there is {METRIC}")
-    labels = selected(asked.selector)
+    labels = add_selector_defaults(asked.selector)
     key = DemandKey(labels["queue"], labels["class"], labels["group"], labels["target"], labels["pool"])
     row = row_of(weather, key)
     value = value_of(row, _number(labels, "quantile"), _number(labels, "horizon_s"), weather.now_ms)
@@ -77,10 +77,10 @@ def _answer(weather: Weather, body: bytes) -> bytes:
     )
 
 
-def selected(selector: str) -> dict[str, str]:
+def add_selector_defaults(selector: str) -> dict[str, str]:
     """Return the labels that a selector asks for, with the defaults of the others. Raises RequestError.
 
-    >>> selected("queue=serve,quantile in (0.5)")["queue"], selected("")["quantile"]
+    >>> add_selector_defaults("queue=serve,quantile in (0.5)")["queue"], add_selector_defaults("")["quantile"]
     ('serve', '0.9')
     """
     asked = _asked(selector)
@@ -121,7 +121,7 @@ def _number(labels: Mapping[str, str], name: str) -> float:
         raise RequestError(f"label {name} = {labels[name]!r}: expected a number", name) from None
 
 
-def api_resources() -> dict[str, Any]:
+def make_api_resource_list() -> dict[str, Any]:
     """Return the APIResourceList.
 
     Its only verb is `get`, so that no client lists, watches or deletes here.
@@ -136,7 +136,7 @@ def api_resources() -> dict[str, Any]:
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": VERSION, "resources": [resource]}
 
 
-def api_group() -> dict[str, Any]:
+def make_api_group() -> dict[str, Any]:
     version = {"groupVersion": VERSION, "version": VERSION.rpartition("/")[2]}
     return {"kind": "APIGroup", "apiVersion": "v1", "name": GROUP, "versions": [version], "preferredVersion": version}
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import RequestError, UnknownEntity
 from fleetcast.fleet.events import JobClass
 from fleetcast.models.demand.rows import DemandRow
@@ -112,7 +112,7 @@ def _asked(body: bytes) -> ScalerQuestion:
     try:
         return _decode(body)
     except msgspec.ValidationError as error:
-        raise RequestError(explain_bytes(error, _decode, body)) from None
+        raise RequestError(explain_decode_error(error, _decode, body)) from None
 
 
 def wanted(weather: Weather, trigger: Trigger) -> float:
@@ -122,7 +122,7 @@ def wanted(weather: Weather, trigger: Trigger) -> float:
     """
     try:
         row = row_of(weather, trigger.series)
-        horizon_s = _cold_start_s(row) if trigger.horizon_s is None else trigger.horizon_s
+        horizon_s = _find_cold_start_s(row) if trigger.horizon_s is None else trigger.horizon_s
         return value_of(row, trigger.quantile, horizon_s, weather.now_ms)
     except UnknownEntity as error:  # it may be forecast later
         raise NotKnown(str(error)) from None
@@ -130,7 +130,7 @@ def wanted(weather: Weather, trigger: Trigger) -> float:
         raise RequestError(f"scalerMetadata {error}", error.field) from None
 
 
-def _cold_start_s(row: DemandRow) -> float:
+def _find_cold_start_s(row: DemandRow) -> float:
     lead_s = row.prescale.lead_s if row.prescale else None
     if lead_s is None:
         raise NotKnown("no cold start was measured of this series: set horizonSeconds")

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import RequestError
 from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write
 from fleetcast.schedulers.kube_types import HostPriority, KubeNode, KubePod, PreemptionArgs, PreemptionResult
@@ -40,7 +40,7 @@ class Pieces:
         text = b"".join(value.ljust(width) + b"," for value in values)
         self._bytes = np.frombuffer(text, np.uint8).reshape(len(values), width + 1)
 
-    def with_numbers(self, numbers: NDArray[np.int64], at: int) -> "Pieces":
+    def replace_numbers(self, numbers: NDArray[np.int64], at: int) -> "Pieces":
         """Return the same pieces with a whole number from 0 to 99 in the two bytes from `at` on."""
         made = Pieces(())
         made._bytes = self._bytes.copy()
@@ -84,7 +84,7 @@ class _RawArgs(msgspec.Struct, rename="pascal"):
             names = _read_names.decode(self.node_names)
         except msgspec.ValidationError as error:
             raise RequestError(
-                f"NodeNames: {explain_bytes(error, _read_names, self.node_names)}", "NodeNames"
+                f"NodeNames: {explain_decode_error(error, _read_names, self.node_names)}", "NodeNames"
             ) from None
         return [_name(node) for node in self.nodes.items or ()] if names is None and self.nodes else names
 
@@ -146,7 +146,7 @@ class KubeExtender:
                 [HostPriority(name, int(scores[known[name]]) if name in known else NEUTRAL) for name in names]
             )
         if gpus not in self._scored:
-            self._scored[gpus] = self._hosts.with_numbers(self.ratings.scores(gpus), HOST_SCORE_AT)
+            self._scored[gpus] = self._hosts.replace_numbers(self.ratings.scores(gpus), HOST_SCORE_AT)
         return self._scored[gpus].join(rows)
 
     def preempt(self, body: bytes) -> bytes:
@@ -159,7 +159,7 @@ class KubeExtender:
         asked = args.node_name_to_meta_victims
         if asked is None:
             whole = args.node_name_to_victims or {}
-            asked = {name: victims.by_id() for name, victims in whole.items()}
+            asked = {name: victims.make_meta_victims() for name, victims in whole.items()}
         return _encode(PreemptionResult({name: row for name, row in asked.items() if name not in unusable}))
 
 
@@ -228,7 +228,7 @@ def _name(node: msgspec.Raw) -> str:
     try:
         return _read_node.decode(node).metadata.name
     except msgspec.ValidationError as error:
-        raise RequestError(f"Nodes.items: {explain_bytes(error, _read_node, node)}", "Nodes") from None
+        raise RequestError(f"Nodes.items: {explain_decode_error(error, _read_node, node)}", "Nodes") from None
 
 
 def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
@@ -242,7 +242,7 @@ def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
         if pod is None or all(part in (None, NULL) for part in nodes):
             return decoder.decode(_rename_keys(body, decoder.type))
     except msgspec.ValidationError as error:
-        raise RequestError(explain_bytes(error, decoder, body)) from None
+        raise RequestError(explain_decode_error(error, decoder, body)) from None
     return args
 
 

@@ -5,7 +5,7 @@ from math import ceil
 import msgspec
 
 from fleetcast.fleet.gpu_resources import is_gpu_resource
-from fleetcast.fleet.mig import SLICES, read_profile
+from fleetcast.fleet.mig import SLICES, parse_mig_profile
 
 MIG_RESOURCE = "nvidia.com/mig-"  # and a profile
 LIMIT = "fleetcast/limit-s"  # annotation: how long the pod will run, in whole seconds
@@ -109,7 +109,7 @@ class Victims(msgspec.Struct, rename="pascal"):
     pods: list[KubePod] | None = None
     num_pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
 
-    def by_id(self) -> MetaVictims:
+    def make_meta_victims(self) -> MetaVictims:
         ids = [MetaPod(pod.metadata.uid) for pod in self.pods or () if pod.metadata]
         return MetaVictims(ids, self.num_pdb_violations)
 
@@ -143,7 +143,7 @@ def _size(resource: str) -> int:
     (7, 3, 7, 0)
     """
     if resource.startswith(MIG_RESOURCE):
-        profile = read_profile(resource.removeprefix(MIG_RESOURCE))
+        profile = parse_mig_profile(resource.removeprefix(MIG_RESOURCE))
         return profile.slices if profile else SLICES
     return SLICES if is_gpu_resource(resource) else 0
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fleetcast.schedulers.adapter import Seen, Verb, Write, withdraw_fields
-from fleetcast.schedulers.safe_room import SafeRoom, SafeRooms, risk_of
+from fleetcast.schedulers.safe_room import SafeRoom, SafeRooms, compute_block_risk
 from fleetcast.schedulers.weather import Outlook, StartOutlook, Weather
 
 HOLD, NOTE, ACTIVE = "hold", "note", "condition Active"
@@ -94,7 +94,7 @@ class WorkloadChecks:
         back = f"held back, {held} so far, since every {self._rule.level} was too risky" if held else ""
         text = _joined(self._describe_job_start(values, weather), back)
         note, old = FORECAST + text if text else None, values.get(NOTE)
-        if note != old and not (note and old and _is_close(note, old, weather.now_ms)):
+        if note != old and not (note and old and _has_similar_times(note, old, weather.now_ms)):
             yield Write(key, NOTE, note, old, text or "no start is known now")
 
     def _describe_job_start(self, values: Mapping[str, str], weather: Weather) -> str:
@@ -112,7 +112,7 @@ def _describe_start(start: StartOutlook, now_ms: int) -> str:
 
 def _describe_risk(values: Mapping[str, str], nodes: Outlook, room: SafeRoom | None, level: str) -> str:
     names = tuple(values.get(NODES, "").split())
-    risk = risk_of(nodes, names)
+    risk = compute_block_risk(nodes, names)
     if risk is not None:
         worst = next((f"; {name}: {nodes.reasons[name]}" for name in names if name in nodes.reasons), "")
         return f"risk {risk:.0%} within 1 h on its {len(names)} nodes{worst}"
@@ -134,7 +134,7 @@ def _stamp(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
-def _is_close(new: str, old: str, now_ms: int) -> bool:
+def _has_similar_times(new: str, old: str, now_ms: int) -> bool:
     """Return whether two notes differ only in their times, and only by little."""
     if _STAMP.sub("", new) != _STAMP.sub("", old):
         return False

@@ -48,7 +48,7 @@ class NodeMarks:
                 yield from withdraw_fields({name: values}, (LABEL, TAINT, FEATURE), why, COSTS)
                 if CONDITION in values:
                     cost = COSTS[CONDITION] if _status(values[CONDITION]) == "True" else 0
-                    yield from _wish(name, values, CONDITION, "Unknown NoForecast", why, cost)
+                    yield from _make_wish(name, values, CONDITION, "Unknown NoForecast", why, cost)
             elif name in weather.nodes.rows:
                 yield from self._marks(name, values, weather.nodes)
             else:
@@ -68,10 +68,12 @@ class NodeMarks:
         taint = f"{HIGH}:{self._effect}" if is_high and self._effect else None
         feature = f"risk_{band}" if self._slinky else None
         for field, value in ((CONDITION, condition), (LABEL, band), (TAINT, taint), (FEATURE, feature)):
-            yield from _wish(name, values, field, value, why, int(1000 * p))
+            yield from _make_wish(name, values, field, value, why, int(1000 * p))
 
 
-def _wish(name: str, values: Mapping[str, str], field: str, value: str | None, why: str, cost: int) -> Iterator[Write]:
+def _make_wish(
+    name: str, values: Mapping[str, str], field: str, value: str | None, why: str, cost: int
+) -> Iterator[Write]:
     """Yield at most one write. Yields none if the field has the value or belongs to another system."""
     held = values.get(field)
     is_so = _status(held) == _status(value) if field == CONDITION else held == value

@@ -55,7 +55,7 @@ class SafeRooms:
         return self.names[block] if block >= 0 else "of no name"
 
 
-def risk_of(nodes: Outlook, names: tuple[str, ...]) -> float | None:
+def compute_block_risk(nodes: Outlook, names: tuple[str, ...]) -> float | None:
     """Return the probability that any of these nodes fails or slows down within 1 h. None if no risk is known."""
     rows = [nodes.rows[name] for name in names if name in nodes.rows]
     p = nodes.risk[0, rows]

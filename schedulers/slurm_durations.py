@@ -35,7 +35,7 @@ class JobDurations:
             yield from withdraw_fields(seen, (UNTIL,), "the jobs are not known now")
         else:
             yield from _extend_validity(seen.get(FILE, {}).get(UNTIL), weather.now_ms // 1000)
-            yield from _rows(_newest_forecasts(weather.jobs), seen, weather.now_ms // DAY_MS)
+            yield from _rows(_find_newest_forecasts(weather.jobs), seen, weather.now_ms // DAY_MS)
 
 
 def _extend_validity(held: str | None, now_s: int) -> Iterator[Write]:
@@ -44,7 +44,7 @@ def _extend_validity(held: str | None, now_s: int) -> Iterator[Write]:
         yield Write(FILE, UNTIL, str(now_s + VALID_S), held, "the rows are fresh", 1000)
 
 
-def _newest_forecasts(jobs: Mapping[str, JobOutlook]) -> dict[str, tuple[int, int]]:
+def _find_newest_forecasts(jobs: Mapping[str, JobOutlook]) -> dict[str, tuple[int, int]]:
     """Return p50 and p90 in minutes by user and name, for the job that started last or waits."""
     order = sorted(jobs.values(), key=lambda job: job.started_ms or math.inf)
     return {f"{job.user} {job.name}": minutes for job in order if (minutes := _read_run_minutes(job)) is not None}

@@ -45,17 +45,17 @@ class TopologyLabels:
             if domains is None or THEIRS + field in values:
                 continue
             at = int(domains.of[nodes.rows[name]])
-            value, held = label_value(domains.names[at]) if at >= 0 else None, values.get(field)
+            value, held = make_label_value(domains.names[at]) if at >= 0 else None, values.get(field)
             if value != held:
                 why = f"{level} {domains.names[at]}" if at >= 0 else f"the topology names no {level} of this node"
                 yield Write(name, field, value, held, why)
 
 
 @lru_cache(maxsize=100_000)
-def label_value(name: str) -> str:
+def make_label_value(name: str) -> str:
     """Return a name as the value of a label. A name that cannot be one gets its checksum, so that no two become one.
 
-    >>> label_value("rack-7"), label_value("row 3/rack 7")
+    >>> make_label_value("rack-7"), make_label_value("row 3/rack 7")
     ('rack-7', 'row-3-rack-7-76cbb5e5')
     """
     value = re.sub(r"[^A-Za-z0-9._-]", "-", name).strip("-_.")

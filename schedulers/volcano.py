@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.gpu_resources import is_gpu_resource
 from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write
@@ -141,4 +141,4 @@ def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise RequestError(explain_bytes(error, decoder, body)) from None
+        raise RequestError(explain_decode_error(error, decoder, body)) from None

@@ -110,14 +110,14 @@ class AdapterRecords:
     def _begin(self, time_ms: int) -> None:
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
-        segments = self._segments()
+        segments = self._list_segments()
         for path in segments[: max(0, len(segments) + 1 - SEGMENTS)]:
             path.unlink()
         newest_ms = int(segments[-1].stem.removeprefix("audit-")) if segments else -1
         path = self.folder / f"audit-{max(time_ms, newest_ms + 1):015d}.jsonl"
-        self._segment, self._segment_bytes = files.create_appended(path, AREA), 0
+        self._segment, self._segment_bytes = files.create_append_only_file(path, AREA), 0
 
-    def _segments(self) -> list[Path]:
+    def _list_segments(self) -> list[Path]:
         return sorted(self.folder / name for name in files.listing(self.folder) if name.startswith("audit-"))
 
     def newest(self, adapter: str, limit: int) -> list[AdapterAuditLine]:
@@ -125,7 +125,7 @@ class AdapterRecords:
         return list(islice((line for line in self._lines() if line.adapter == adapter), limit))
 
     def _lines(self) -> Iterator[AdapterAuditLine]:
-        for path in reversed(self._segments()):
+        for path in reversed(self._list_segments()):
             for text in reversed(path.read_bytes().splitlines()):
                 with contextlib.suppress(msgspec.DecodeError):  # a line that a kill cut short
                     yield msgspec.json.decode(text, type=AdapterAuditLine)

@@ -75,7 +75,7 @@ class ChangeLimit:
         waits = limited.keys() - granted
         return [write for write in wanted if write.value is None or write.key not in waits]
 
-    def spend(self, batch: Iterable[Write], now_ms: int) -> None:
+    def count_limited_writes(self, batch: Iterable[Write], now_ms: int) -> None:
         """Count the limited writes of this batch, which are made now.
 
         Only writes that the last call of `within` returned count.
@@ -115,7 +115,7 @@ class AdapterWriter:
                 if is_over(start > 0):
                     return False
                 batch = due[start : start + self._batch]
-                self._limit.spend(batch, self._clock.now_ms())
+                self._limit.count_limited_writes(batch, self._clock.now_ms())
                 is_done &= self._count(weather, batch, await _run_with_timeout(port.write(batch)))
         except (SourceError, OSError, TimeoutError) as error:
             self.status.errors += 1

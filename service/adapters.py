@@ -27,7 +27,7 @@ from fleetcast.service.disk_errors import log_disk_errors
 from fleetcast.service.doors import open_doors
 from fleetcast.service.exit_reason import announce_ready
 from fleetcast.service.start_times_link import StartTimesLink
-from fleetcast.service.weather import WeatherStation, rule_of
+from fleetcast.service.weather import WeatherStation, make_band_rule
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class AdapterHost:
         doors = open_doors(limits)
         self.writers = [AdapterWriter(opened, limits.writes_per_minute, self.records, clock) for opened in doors]
         self._starts = StartTimesLink(config) if any(opened.door.needs_starts for opened in doors) else None
-        bands = Bands(rule_of(limits, shared=True), self.records.status().bands)
+        bands = Bands(make_band_rule(limits, shared=True), self.records.status().bands)
         self._station = WeatherStation(config, clock, bands)
         self._clock, self._began_ms = clock, clock.now_ms()
         is_awaited = any(opened.door.news for opened in doors)
@@ -89,7 +89,7 @@ class AdapterHost:
     @property
     def changed(self) -> bool:
         """Whether a step has ended since the last call."""
-        ended = [steps.consume_ended() for steps in self._steps.values()]
+        ended = [steps.finish_ended_step() for steps in self._steps.values()]
         return any(ended)
 
     def status(self) -> AdaptersStatus:
@@ -151,10 +151,10 @@ class _Steps:
         if reason is None or self.task is not None or is_done or now_s < self.began_s + self._poll_s:
             return
         self._done_for, self._news, self.began_s = reason, news, now_s
-        self.task = asyncio.ensure_future(writer.step(weather, lambda begun: self._is_over(reason, begun)))
+        self.task = asyncio.ensure_future(writer.step(weather, lambda begun: self._has_newer_board(reason, begun)))
         self.task.add_done_callback(lambda task: task.get_loop().call_at(now_s + self._poll_s, self._wake))
 
-    def _is_over(self, reason: object, begun: bool) -> bool:
+    def _has_newer_board(self, reason: object, begun: bool) -> bool:
         """Return whether a newer board ends the step.
 
         It does so only after a batch, so that slow systems make progress.
@@ -165,7 +165,7 @@ class _Steps:
         """Let the running step end after its batch."""
         self._reason = None
 
-    def consume_ended(self) -> bool:
+    def finish_ended_step(self) -> bool:
         """Return whether the step that ran has ended.
 
         Raises the exception of the step, which is a bug and ends the process.

@@ -14,7 +14,7 @@ import tomli_w
 
 from fleetcast.fleet.clock import Clock, ScaledClock, SystemClock
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.fleet.toml_lines import decode_toml, with_line
+from fleetcast.fleet.toml_lines import decode_toml, prepend_line_number
 from fleetcast.placement.ledger.chain import ChainHead
 from fleetcast.service.config_checks import check_names, check_ports, check_ranges
 from fleetcast.service.http.addresses import LOOPBACK, Networks
@@ -325,18 +325,18 @@ def load_config(path: Path | None) -> Config:
         config = decode_toml(text, Config)
         check_config(config)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {with_line(text, str(error))}") from None
+        raise ConfigError(f"{path}: {prepend_line_number(text, str(error))}") from None
     return config
 
 
 @contextlib.contextmanager
-def naming_lines(path: Path | None) -> Iterator[None]:
+def add_lines_to_errors(path: Path | None) -> Iterator[None]:
     """Add the file and the line to a ConfigError of the block, if it is about a key of the file."""
     try:
         yield
     except ConfigError as error:
         message = str(error)
-        with_its_line = with_line(path.read_text(encoding="utf-8"), message) if path else message
+        with_its_line = prepend_line_number(path.read_text(encoding="utf-8"), message) if path else message
         raise ConfigError(message if with_its_line == message else f"{path}: {with_its_line}") from None
 
 

@@ -31,12 +31,12 @@ def record_exit_reason(folder: Path, role: str) -> Iterator[None]:
         raise
 
 
-def api_name(config: Config) -> str:
+def make_api_name(config: Config) -> str:
     """Return the name of this api among those that share a state folder."""
     return f"api-{config.api.port}"
 
 
-def pipeline_name(instance: int) -> str:
+def make_pipeline_name(instance: int) -> str:
     """Return the name of one of several pipelines."""
     return f"pipeline-{instance}" if instance else "pipeline"
 

@@ -19,14 +19,14 @@ def marks_folder(state: Path) -> Path:
     return state / "held_starts"
 
 
-def mark_of(request_id: str) -> str:
+def make_mark_name(request_id: str) -> str:
     return hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest()
 
 
 def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
     """Write a mark for each of these requests to disk. Raises OSError."""
     folder = marks_folder(state)
-    names = {mark_of(request_id) for request_id in request_ids}
+    names = {make_mark_name(request_id) for request_id in request_ids}
     if not names:
         return
     files.make_folder(folder, AREA)
@@ -44,7 +44,7 @@ def marked(state: Path, active: Iterable[str]) -> set[str]:
     there = set(files.listing(folder))
     if not there:
         return set()
-    by_mark = {mark_of(request_id): request_id for request_id in active}
+    by_mark = {make_mark_name(request_id): request_id for request_id in active}
     for name in there - by_mark.keys():
         with contextlib.suppress(OSError):
             (folder / name).unlink()

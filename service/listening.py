@@ -64,7 +64,7 @@ class ListeningReader:
         self._path = api_file(state)
         self._void = b""  # a statement by a clock that was set since
 
-    def clock_was_set(self) -> None:
+    def disregard_earlier_statement(self) -> None:
         """Disregard what the api stated before now, because its times are those of another clock."""
         with contextlib.suppress(OSError):
             self._void = self._path.read_bytes()
@@ -85,7 +85,7 @@ class ListeningReader:
 class ApiListening:
     """The api's statement.
 
-    Code that stores events runs inside `receiving`. `interrupt` records that some events could not be
+    Code that stores events runs inside `hold_listening_statement`. `interrupt` records that some events could not be
     received.
     """
 
@@ -100,7 +100,7 @@ class ApiListening:
         self._under_way: dict[int, int] = {}  # number -> when its storing began, steady
 
     @contextmanager
-    def receiving(self) -> Iterator[None]:
+    def hold_listening_statement(self) -> Iterator[None]:
         """Cover the storing of events. Until the block ends, the statement reaches only to its beginning."""
         number = next(self._numbers)
         self._under_way[number] = self._clock.steady_ms()
@@ -130,7 +130,7 @@ class ApiListening:
 
     def _state(self) -> Listening:
         now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
-        self._since_ms += self._watch.set_by_ms()
+        self._since_ms += self._watch.pop_clock_step_ms()
         gap_s = self._clock.wall_s((steady_ms - self._beat_steady_ms) / 1000)
         self._beat_steady_ms = steady_ms
         if self._is_interrupted or gap_s > GAP_S:
@@ -153,7 +153,7 @@ class SourcesListening:
 
     def update(self, rows: Sequence[SourceHealth], now_ms: int) -> Mapping[str, Listening]:
         """Return the statement of each source as of now."""
-        by_ms = self._watch.set_by_ms()
+        by_ms = self._watch.pop_clock_step_ms()
         health = {row["name"]: row for row in reversed(rows)}
         for name, before in self._stated.items():
             row = health.get(name, {})

@@ -9,7 +9,7 @@ import msgspec
 
 from fleetcast.fleet.decode_faults import explain
 from fleetcast.fleet.errors import ConfigError, FleetcastError
-from fleetcast.fleet.import_names import PACKAGE, path_to_write
+from fleetcast.fleet.import_names import PACKAGE, suggest_import_path
 from fleetcast.service.withheld_imports import allow_imports
 
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -18,7 +18,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 def load(key: str, path: str) -> Any:
     """Return the object at `package.module:name`. Raises ConfigError that names the configuration's key."""
     module, _, name = path.partition(":")
-    if advice := path_to_write(path):
+    if advice := suggest_import_path(path):
         raise ConfigError(f"{key}: {path!r}: {advice}")
     if module.partition(".")[0] != PACKAGE:
         allow_imports()
@@ -27,7 +27,7 @@ def load(key: str, path: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{key}: {path!r}: {error}; give 'package.module:name'") from None
     except Exception as error:  # whatever the code of a plugin raises when it is imported
-        raise ConfigError(f"{key}: {path!r} cannot be imported: {cause_of(error)}") from None
+        raise ConfigError(f"{key}: {path!r} cannot be imported: {describe_cause(error)}") from None
 
 
 def call(key: str, path: str, plugin: Callable[..., Any], *arguments: object) -> Any:
@@ -40,13 +40,13 @@ def call(key: str, path: str, plugin: Callable[..., Any], *arguments: object) ->
     except FleetcastError:
         raise
     except Exception as error:
-        raise ConfigError(f"{key}: {path!r} cannot be made: {cause_of(error)}") from None
+        raise ConfigError(f"{key}: {path!r} cannot be made: {describe_cause(error)}") from None
 
 
-def cause_of(error: Exception) -> str:
+def describe_cause(error: Exception) -> str:
     """Return the class of an error, its message, and the line that raised it.
 
-    >>> cause_of(NameError("name 'y' is not defined"))
+    >>> describe_cause(NameError("name 'y' is not defined"))
     "NameError: name 'y' is not defined"
     """
     frames = traceback.extract_tb(error.__traceback__)

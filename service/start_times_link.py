@@ -64,14 +64,14 @@ class StartTimesLink:
                 headers = {"authorization": f"Bearer {link_key(self._folder)}", VOUCHED: "read adapters"}
                 answer = await self._link.forward("GET", "/queue", headers=headers, timeout_s=TIMEOUT_S)
                 if answer.status == 200:
-                    self._starts = start_outlooks(answer.body)
+                    self._starts = decode_start_outlooks(answer.body)
                     self._read_s = asyncio.get_running_loop().time()
             except (SourceError, OSError, msgspec.DecodeError):
                 pass  # the placer is away: what was read becomes unknown after OLD_S
             await asyncio.sleep(PERIOD_S)
 
 
-def start_outlooks(body: bytes) -> dict[str, StartOutlook]:
+def decode_start_outlooks(body: bytes) -> dict[str, StartOutlook]:
     """Decode the body of `GET /v1/queue`. Raises msgspec.DecodeError."""
     found: dict[str, StartOutlook] = {}
     for row in msgspec.json.decode(body, type=_Queue).rows:

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from fleetcast.fleet import files
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.ingest.inbox.segments import KEEP_LOCK
 from fleetcast.placement.ledger.chain import ChainHead
@@ -33,7 +33,7 @@ from fleetcast.placement.ledger.schema import SCHEMA_VERSION
 from fleetcast.placement.ledger.verify import verify
 from fleetcast.service.config import Config
 from fleetcast.service.state_identity import doubts, sentence
-from fleetcast.service.state_parts import survey
+from fleetcast.service.state_parts import read_state_parts
 
 AREA = "backup"  # of failpoints
 MANIFEST, FORMAT = "manifest.json", 1
@@ -73,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[BackupFile]
 
 
-def back_up(config: Config, to: Path, say: Say) -> Manifest:
+def back_up_state(config: Config, to: Path, say: Say) -> Manifest:
     """Write a backup of the state to a new folder, or to a new tar file.
 
     Raises BackupError, ConfigError, OSError.
@@ -91,7 +91,7 @@ def back_up(config: Config, to: Path, say: Say) -> Manifest:
         with _lock_inbox(config.inbox):
             manifest = _copy_state(config, part, say)
         if to.name.endswith(TAR):
-            _pack(part, to, say)
+            _pack_backup(part, to, say)
         else:
             files.rename(part, to, AREA)
             files.sync_folder(to.parent, AREA)
@@ -126,7 +126,7 @@ def _copy_state(config: Config, part: Path, say: Say) -> Manifest:
     manifest = Manifest(
         time_ms=time_ms,
         version=metadata.version("fleetcast"),
-        identity=survey(there).identity(),
+        identity=read_state_parts(there).identity(),
         head_line=head.audit_id,
         head=head.hash,
         files=[_describe_file(path, copy) for path in _files(copy)],
@@ -142,7 +142,7 @@ def _check(config: Config) -> ChainHead:
 
     Raises BackupError if its parts do not agree, or the ledger is damaged.
     """
-    found = [sentence(doubt) for doubt in doubts(survey(config))]
+    found = [sentence(doubt) for doubt in doubts(read_state_parts(config))]
     if not config.ledger.exists():
         head = ChainHead()
     else:
@@ -160,7 +160,7 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise BackupError(f"{folder} is no backup: {MANIFEST} cannot be read ({error})") from None
     except msgspec.MsgspecError as error:
-        raise BackupError(f"{folder} is no backup: {MANIFEST} is damaged ({explain_json(error)})") from None
+        raise BackupError(f"{folder} is no backup: {MANIFEST} is damaged ({explain_json_error(error)})") from None
     if manifest.format > FORMAT:
         raise BackupError(f"{folder} has format {manifest.format}, this program reads {FORMAT}: use a later one")
     return manifest
@@ -227,7 +227,7 @@ def _unpacked(backup: Path, into: Path, say: Say) -> Path:
     return into
 
 
-def _pack(part: Path, to: Path, say: Say) -> None:
+def _pack_backup(part: Path, to: Path, say: Say) -> None:
     say(f"packing {to}")
     beside = to.with_name(f".{to.name}.tmp")
     try:

@@ -36,15 +36,15 @@ def prepare(config: Config) -> None:
     """
     homes = [config.home(instance) for instance in range(config.pipeline.instances)]
     for folder in (config.folder, config.inbox, config.board, *(home / "snapshot" for home in homes)):
-        _probe(folder, f"state = {config.state!r}", "name another folder with --state")
+        _check_writable_folder(folder, f"state = {config.state!r}", "name another folder with --state")
     archive = ArchiveFiles(config.archive_url).folder if config.archive.enabled else None
     if archive is not None and config.archive.url:
-        _probe(archive, f"archive.url = {config.archive.url!r}", "name another folder or URL")
+        _check_writable_folder(archive, f"archive.url = {config.archive.url!r}", "name another folder or URL")
     if config.ledger.exists() and not config.ledger.is_file():
         raise ConfigError(f"state = {config.state!r}: {config.ledger} is no file: move it away")
 
 
-def _probe(folder: Path, key: str, then: str) -> None:
+def _check_writable_folder(folder: Path, key: str, then: str) -> None:
     """Make a folder and write into it. Raises ConfigError with the key and the fix."""
     probe = folder / f".probe.{os.getpid()}"
     try:
@@ -60,7 +60,7 @@ def _probe(folder: Path, key: str, then: str) -> None:
 
 
 @contextlib.contextmanager
-def folder_lock(config: Config) -> Iterator[None]:
+def lock_state_folder(config: Config) -> Iterator[None]:
     """Hold the state folder for one supervisor, because two would undo each other's work.
 
     Raises ConfigError while another supervisor holds it.
@@ -75,13 +75,13 @@ def folder_lock(config: Config) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def role_lock(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
+def lock_role(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
     """Hold a role for this process.
 
     Raises StateError if another process still holds it after `patience_s` (wall).
     """
     path = config.folder / f"{role}.lock"
-    file = _open_lock(path)
+    file = _open_lock_file(path)
     if file is None:  # read-only, and nobody held it before: there is nothing to damage
         yield
         return
@@ -106,7 +106,7 @@ def is_role_held(config: Config, role: str) -> bool:
         os.close(file)
 
 
-def _open_lock(path: Path) -> int | None:
+def _open_lock_file(path: Path) -> int | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

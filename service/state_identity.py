@@ -19,7 +19,7 @@ import msgspec
 
 from fleetcast.fleet.clock import moment
 from fleetcast.ingest.inbox.inbox import WRITES
-from fleetcast.ingest.inbox.segments import places, segment_name
+from fleetcast.ingest.inbox.segments import format_segment_name, places
 
 LEDGER, BOARD, SNAPSHOT, INBOX = "ledger", "board", "snapshot", "inbox"
 
@@ -48,7 +48,7 @@ class PartView(msgspec.Struct, frozen=True):
     snapshot: int = 0  # its number
     inbox: dict[str, int] = {}
 
-    def with_more(self, other: "PartView") -> "PartView":
+    def merge_views(self, other: "PartView") -> "PartView":
         """Return what both have seen. If they belong to different states, return this one."""
         if other.identity != self.identity:
             return self
@@ -59,7 +59,7 @@ class PartView(msgspec.Struct, frozen=True):
             ledger=max(ledgers, default=None),
             board=max(self.board, other.board),
             snapshot=max(self.snapshot, other.snapshot),
-            inbox=furthest(self.inbox, other.inbox),
+            inbox=merge_positions(self.inbox, other.inbox),
         )
 
 
@@ -179,7 +179,7 @@ def _find_inbox_doubts(parts: StateParts) -> Iterator[Doubt]:
     for name, seen in claims.items():
         for (writer, number), offset in places(seen.inbox):
             if not writer.startswith(WRITES) and part.end.get(writer, (0, 0)) < (number, offset):
-                where = f"byte {offset:,} of {segment_name(writer, number)}"
+                where = f"byte {offset:,} of {format_segment_name(writer, number)}"
                 yield Doubt(
                     INBOX, f"the inbox lacks what {_add_article(name)} had seen of it, up to {where}", seen.time_ms
                 )
@@ -209,7 +209,7 @@ def _describe_gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
     reached = {writer: number for (writer, number), _ in places(folded)}
     for writer, number in first.items():
         if number > max(1, reached.get(writer, 0)):
-            return f"{segment_name(writer, number - 1)} is gone and was not folded"
+            return f"{format_segment_name(writer, number - 1)} is gone and was not folded"
     return ""
 
 
@@ -221,21 +221,23 @@ def within(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> d
     >>> within({"api-000000000002.seg": 99, "api.1-000000000001.seg": 16}, {"api": (2, 50), "api.1": (1, 16)})
     {'api.1-000000000001.seg': 16}
     """
-    rows = {segment_name(writer, number): (writer, number, offset) for (writer, number), offset in places(position)}
+    rows = {
+        format_segment_name(writer, number): (writer, number, offset) for (writer, number), offset in places(position)
+    }
     return {name: row[2] for name, row in rows.items() if end.get(row[0], (0, 0)) >= row[1:]}
 
 
-def furthest(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+def merge_positions(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     """Return the further of two positions for each writer.
 
-    >>> furthest({"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16})
+    >>> merge_positions({"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16})
     {'api-000000000002.seg': 16, 'api.1-000000000001.seg': 16}
     """
     most: dict[str, tuple[int, int]] = {}
     for position in (first, second):
         for (writer, number), offset in places(position):
             most[writer] = max(most.get(writer, (0, 0)), (number, offset))
-    return {segment_name(writer, number): offset for writer, (number, offset) in most.items()}
+    return {format_segment_name(writer, number): offset for writer, (number, offset) in most.items()}
 
 
 def _add_article(name: str) -> str:

@@ -20,10 +20,10 @@ import msgspec
 
 from fleetcast.features.arrays_file import TornFileError, read_arrays
 from fleetcast.fleet import files
-from fleetcast.fleet.decode_faults import explain_json
-from fleetcast.ingest.inbox.reach import inbox_end, inbox_first
+from fleetcast.fleet.decode_faults import explain_json_error
+from fleetcast.ingest.inbox.reach import find_inbox_end, find_oldest_segments
 from fleetcast.placement.ledger.chain import ChainHead
-from fleetcast.placement.ledger.file import peek, peek_hashes, peek_marks
+from fleetcast.placement.ledger.file import read_chain_hashes, read_ledger_identity, read_ledger_marks
 from fleetcast.placement.ledger.rows import LedgerError
 from fleetcast.service.board.board import Board, BoardReader
 from fleetcast.service.config import Config
@@ -111,36 +111,36 @@ def write_seen(inbox: Path, seen: PartView) -> None:
     files.replace_file(inbox / "seen", [msgspec.json.encode(seen)], AREA)
 
 
-def inbox_part(inbox: Path) -> InboxPart:
+def read_inbox_part(inbox: Path) -> InboxPart:
     file = read_identity(inbox)
     return InboxPart(
         identity=file.identity if file else "",
-        first=dict(inbox_first(inbox)),
-        end=dict(inbox_end(inbox)),
+        first=dict(find_oldest_segments(inbox)),
+        end=dict(find_inbox_end(inbox)),
         seen=_read(inbox / "seen", PartView) or PartView(),
     )
 
 
-def ledger_part(path: Path, expect_head: str = "") -> Part | None:
+def read_ledger_part(path: Path, expect_head: str = "") -> Part | None:
     """Return the state of the ledger on disk, or None if the file cannot be read now.
 
-    `expect_head`: see `missing_head`.
+    `expect_head`: see `find_missing_head`.
     """
     try:
-        found, marks = peek(path), peek_marks(path)
-        lost = missing_head(expect_head, marks, lambda audit_id: peek_hashes(path, audit_id))
-        return Part(False, lost=lost) if found is None else Part(True, *found, seen=seen_of(marks), lost=lost)
+        found, marks = read_ledger_identity(path), read_ledger_marks(path)
+        lost = find_missing_head(expect_head, marks, lambda audit_id: read_chain_hashes(path, audit_id))
+        return Part(False, lost=lost) if found is None else Part(True, *found, seen=read_seen_mark(marks), lost=lost)
     except LedgerError as error:
         logger.debug("%s", error)
         return None
 
 
-def missing_head(
+def find_missing_head(
     expect_head: str, marks: dict[str, Any], hashes: Callable[[int], tuple[str | None, ChainHead]]
 ) -> Doubt | None:
     """Return the doubt about a ledger whose audit lacks the head that the operator stored elsewhere.
 
-    Returns None without such a head, or if the operator accepted its loss. `hashes`: see `peek_hashes`.
+    Returns None without such a head, or if the operator accepted its loss. `hashes`: see `read_chain_hashes`.
     """
     expected = ChainHead.parse(expect_head)
     if expected is None or marks.get(ACCEPTED_HEAD) == expect_head:
@@ -155,7 +155,7 @@ def missing_head(
     return Doubt(LEDGER, f"the ledger {is_older} [placer] expect_head: expected {expected}, and {found}")
 
 
-def seen_of(marks: dict[str, Any]) -> PartView:
+def read_seen_mark(marks: dict[str, Any]) -> PartView:
     """Return the ledger's mark `seen`. Empty if the mark is missing or malformed."""
     try:
         return msgspec.convert(marks.get("seen", {}), PartView)
@@ -163,7 +163,7 @@ def seen_of(marks: dict[str, Any]) -> PartView:
         return PartView()
 
 
-def board_part(folder: Path) -> Part:
+def read_board_part(folder: Path) -> Part:
     """Return the state of the board on disk.
 
     An unreadable board counts as present. A torn board is no loss, because the pipeline writes it again.
@@ -178,7 +178,7 @@ def part_of(board: Board | None) -> Part | None:
     return Part(True, standing.identity, board.sequence, standing.seen, lost=standing.board_lost)
 
 
-def glances(folder: Path) -> dict[int, SnapshotHeader]:
+def read_snapshot_headers(folder: Path) -> dict[int, SnapshotHeader]:
     """Return the header of each readable snapshot, by number, oldest first."""
     found = {}
     for name in sorted(filter(str.isdecimal, files.listing(folder)), key=int):
@@ -187,12 +187,12 @@ def glances(folder: Path) -> dict[int, SnapshotHeader]:
     return found
 
 
-def snapshot_part(folder: Path) -> Part:
+def read_snapshot_part(folder: Path) -> Part:
     """Return the state of the newest readable snapshot.
 
     If none is readable, return only whether there are any.
     """
-    found = glances(folder)
+    found = read_snapshot_headers(folder)
     if not found:
         return Part(any(map(str.isdecimal, files.listing(folder))))
     number, newest = max(found.items())
@@ -200,13 +200,13 @@ def snapshot_part(folder: Path) -> Part:
     return Part(True, newest.identity, number, newest.seen, folded, newest.lost)
 
 
-def survey(config: Config) -> StateParts:
+def read_state_parts(config: Config) -> StateParts:
     """Return all parts of the state as they are on disk."""
     return StateParts(
-        inbox=inbox_part(config.inbox),
-        ledger=ledger_part(config.ledger, config.placer.expect_head),
-        board=board_part(config.board),
-        snapshot=snapshot_part(config.home(0) / "snapshot"),
+        inbox=read_inbox_part(config.inbox),
+        ledger=read_ledger_part(config.ledger, config.placer.expect_head),
+        board=read_board_part(config.board),
+        snapshot=read_snapshot_part(config.home(0) / "snapshot"),
     )
 
 
@@ -216,6 +216,6 @@ def _read(path: Path, kind: type[T]) -> T | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        why = error if isinstance(error, OSError) else explain_json(error)
+        why = error if isinstance(error, OSError) else explain_json_error(error)
         logger.warning("%s cannot be read (%s)", path, why)
         return None

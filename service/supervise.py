@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fleetcast.fleet import files
 from fleetcast.fleet.event_wait import wait_for_event
-from fleetcast.fleet.process import READY_VARIABLE, child_environment
+from fleetcast.fleet.process import READY_VARIABLE, make_child_environment
 from fleetcast.service.exit_reason import clear_exit_reason, read_exit_reason
 from fleetcast.service.launcher import LaunchedProcess, Launcher
 
@@ -47,7 +47,7 @@ class SupervisedRole:
     reason_name: str = ""
 
 
-def role_command(role: str, config: Path, *more: str) -> list[str]:
+def make_role_command(role: str, config: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "fleetcast.cli.main", "run", "--role", role, "--config", str(config), *more]
 
 
@@ -104,7 +104,7 @@ class Supervisor:
         return self.exit_code
 
     async def _keep(self, role: SupervisedRole) -> None:
-        clear_exit_reason(self.folder, _reason_name(role))  # what an earlier supervisor's role ended of
+        clear_exit_reason(self.folder, _get_reason_name(role))  # what an earlier supervisor's role ended of
         pause_s, starts, was_ever_ready = self.first_pause_s, 0, False
         while not self._stop.is_set():
             began = time.monotonic()
@@ -124,7 +124,9 @@ class Supervisor:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     def _give_up(self, role: SupervisedRole, code: int | str, starts: int) -> None:
-        reason = read_exit_reason(self.folder, _reason_name(role)) or "it recorded no reason; see its log lines above"
+        reason = (
+            read_exit_reason(self.folder, _get_reason_name(role)) or "it recorded no reason; see its log lines above"
+        )
         if code == BAD_CONFIGURATION:
             logger.error("%s refused its configuration, stopping all roles: %s", role.name, reason)
         else:
@@ -184,7 +186,7 @@ async def _start(
     """Start a process. Returns it, and the pipe from which its report can be read without blocking."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    variables = {**child_environment(), READY_VARIABLE: str(writing)}
+    variables = {**make_child_environment(), READY_VARIABLE: str(writing)}
     try:
         if launcher is not None and launcher.is_alive:
             return await launcher.start(role.name, writing), reading
@@ -199,5 +201,5 @@ async def _start(
     return process, reading
 
 
-def _reason_name(role: SupervisedRole) -> str:
+def _get_reason_name(role: SupervisedRole) -> str:
     return role.reason_name or role.name

@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_thread(work: Callable[[], T]) -> T:
+async def run_in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread. If cancelled, wait for it to finish first, so nothing else touches its data."""
     done = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -15,18 +15,18 @@ from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.topology import DOMAIN_LEVELS
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.models.risk.scores import RISK_KINDS
-from fleetcast.placement.machines.slots import count_rows
+from fleetcast.placement.machines.slots import count_true_per_row
 from fleetcast.schedulers.bands import HIGH, LEVELS, BandRule, Bands, Levels
 from fleetcast.schedulers.weather import DemandKey, Domains, JobOutlook, Load, Outlook, StartOutlook, Weather
 from fleetcast.service.answers.estimates import RunQuantiles
 from fleetcast.service.answers.jobs import Culprit, JobRow, RunningJobRow
-from fleetcast.service.board.age import why_stale
+from fleetcast.service.board.age import describe_staleness
 from fleetcast.service.board.board import Board
-from fleetcast.service.board.free import describe_window, serving, unheld
+from fleetcast.service.board.free import describe_window, find_unheld_gpus, serving
 from fleetcast.service.board.gpu_use import Occupant
 from fleetcast.service.board.urgent import forbids, struck
 from fleetcast.service.config import AdaptersConfig, Config
-from fleetcast.service.pipeline.demand.sections import demand_keys, demand_rows
+from fleetcast.service.pipeline.demand.sections import read_demand_keys, read_demand_rows
 
 DEMAND_FRESH_S = 600.0  # a forecast is made each minute, and takes its time for a large fleet
 
@@ -34,7 +34,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def rule_of(config: AdaptersConfig, *, shared: bool) -> BandRule:
+def make_band_rule(config: AdaptersConfig, *, shared: bool) -> BandRule:
     """Return the configured bands.
 
     shared: apply the limit on the share of a pool that may be high at once.
@@ -59,7 +59,7 @@ class WeatherStation:
 
         Returns None without a board, or if the board is older than `api.stale_after_s`.
         """
-        if board is None or why_stale(self.age_s(board), self._config.stale_after_s(self._clock)):
+        if board is None or describe_staleness(self.age_s(board), self._config.stale_after_s(self._clock)):
             return None
         if board is not self._board or starts is not self._starts or self._weather is None:
             self._weather = Weather(
@@ -68,9 +68,9 @@ class WeatherStation:
                 self._clock.now_ms(),
                 self._nodes(board) if board is not self._board or self._weather is None else self._weather.nodes,
                 self._demand(board),
-                LazyRows(lambda: job_outlooks(board)) if "doc.jobs" in board else None,
+                LazyRows(lambda: read_job_outlooks(board)) if "doc.jobs" in board else None,
                 starts,
-                self._node_load(board),
+                self._read_node_load(board),
             )
             self._board, self._starts = board, starts
         return self._weather
@@ -104,7 +104,7 @@ class WeatherStation:
             self._names, self._rows = names, {name: row for row, name in enumerate(board.names("names.node"))}
         return self._rows
 
-    def _node_load(self, board: Board) -> Load | None:
+    def _read_node_load(self, board: Board) -> Load | None:
         try:
             rows, node_load = self._rows_of(board), board.array("node.load")
         except KeyError:
@@ -129,8 +129,8 @@ class WeatherStation:
             risk=risk,
             level=level,
             state=_fitted(board.array("node.state"), n, NodeState.IN_SERVICE),
-            gpus=_fitted(count_rows(usable), n, 0),
-            free=_fitted(count_rows(usable & unheld(board, placer) & may_place[:, None]), n, 0),
+            gpus=_fitted(count_true_per_row(usable), n, 0),
+            free=_fitted(count_true_per_row(usable & find_unheld_gpus(board, placer) & may_place[:, None]), n, 0),
             reasons=board.json("risk.reason"),
             causes=_find_causes(board, level),
             urgent=_find_forbidden_nodes(board),
@@ -173,10 +173,10 @@ class DemandRows(Mapping[DemandKey, DemandRow]):
     def __init__(self, board: Board) -> None:
         """Read the rows. Raises KeyError while there is no forecast."""
         self._board = board
-        self._places = {DemandKey(*key): place for place, key in enumerate(demand_keys(board).rows)}
+        self._places = {DemandKey(*key): place for place, key in enumerate(read_demand_keys(board).rows)}
 
     def __getitem__(self, key: DemandKey) -> DemandRow:
-        (row,) = demand_rows(self._board, [self._places[key]])
+        (row,) = read_demand_rows(self._board, [self._places[key]])
         return _decode_row(row)
 
     def __iter__(self) -> Iterator[DemandKey]:
@@ -186,7 +186,7 @@ class DemandRows(Mapping[DemandKey, DemandRow]):
         return len(self._places)
 
 
-def job_outlooks(board: Board) -> dict[str, JobOutlook]:
+def read_job_outlooks(board: Board) -> dict[str, JobOutlook]:
     """Return job → its latest attempt that runs or waits. Raises KeyError if a section is missing."""
     rows = msgspec.json.decode(board.raw("doc.jobs"), type=list[JobRow])
     running = msgspec.json.decode(board.raw("jobs.running"), type=list[RunningJobRow])
@@ -194,10 +194,10 @@ def job_outlooks(board: Board) -> dict[str, JobOutlook]:
     details = msgspec.json.decode(board.raw("doc.job"), type=dict[str, _Detail])
     kept_ms = {(row.job, row.attempt): row.kept_ms for row in running}
     known = sorted((row for row in rows if row.state in ("queued", "running")), key=lambda row: row.attempt)
-    return {row.job: _job_outlook(row, kept_ms, verdicts.get(row.job), details.get(row.job)) for row in known}
+    return {row.job: _make_job_outlook(row, kept_ms, verdicts.get(row.job), details.get(row.job)) for row in known}
 
 
-def _job_outlook(
+def _make_job_outlook(
     row: JobRow, kept_ms: Mapping[tuple[str, int], int | None], verdict: "_Verdict | None", detail: "_Detail | None"
 ) -> JobOutlook:
     left, run = row.remaining_s, detail.run_s if detail else None

@@ -17,7 +17,7 @@ import msgspec
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.events import FailureCategory, NodeEvent, StepParts
 from fleetcast.fleet.requests import RankPlacement
-from fleetcast.simulator.days.replay import TraceReplay, opening_events
+from fleetcast.simulator.days.replay import TraceReplay, make_opening_events
 from fleetcast.simulator.days.traces import TraceJob
 from fleetcast.simulator.hardware.workload import WorkloadProfile
 from fleetcast.simulator.live_job import LiveJob
@@ -94,7 +94,7 @@ class Driver:
         self._ahead = iter(self.arrivals)
         self._next = next(self._ahead, None)
 
-    def start_ongoing(self) -> None:
+    def start_ongoing_jobs(self) -> None:
         """Start the jobs that already run at the start, with their age."""
         for row in self.replay.ongoing:
             live = self._live(row.job, row.remaining_s)
@@ -107,26 +107,28 @@ class Driver:
         """Send the past, then run live until the task is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.outbox.run())
-            await self._send_past()
+            await self._send_past_events()
             tasks.create_task(self._post_requests())
             await self._requests.join()
             self.live.set()
             tasks.create_task(self._poll())
             tasks.create_task(self._tick())
 
-    async def _send_past(self) -> None:
-        await self.api.until_ready("/healthz")
+    async def _send_past_events(self) -> None:
+        await self.api.wait_until_ready("/healthz")
         history = self.replay.history
         for begin in range(0, len(history), HISTORY_CHUNK):
             await self.outbox.put(*history[begin : begin + HISTORY_CHUNK])
         for row in self.replay.ongoing:
             live = self.running[row.job.job]
-            facts = live.submission_facts()
-            events = opening_events(row.job, self.gpus_per_node, started_ms=row.started_ms, ranks=row.ranks, **facts)
-            await self.outbox.put(*events, *live.past_checkpoints(row.started_ms, self.replay.start_ms))
+            facts = live.make_submission_facts()
+            events = make_opening_events(
+                row.job, self.gpus_per_node, started_ms=row.started_ms, ranks=row.ranks, **facts
+            )
+            await self.outbox.put(*events, *live.make_past_checkpoints(row.started_ms, self.replay.start_ms))
         await self.outbox.drained()
         logger.info("told %d events of the past", self.outbox.posted)
-        await self.api.until_ready("/readyz")
+        await self.api.wait_until_ready("/readyz")
         await self._wait_for_running_jobs()
         for job in self.replay.queue:
             await self._submit(self._live(job, job.run_s), job.submit_ms)
@@ -196,13 +198,13 @@ class Driver:
         ranks = msgspec.convert(row["ranks"], tuple[RankPlacement, ...])
         live = self.waiting.pop(request_id, None)
         if live is not None and expired:
-            await self._resubmit(live)
+            await self._resubmit_job(live)
         elif live is not None:
             await self._start(live, ranks, now_ms)
         elif not expired and (row.get("job") or request_id) not in self.running:
-            await self._start_visitor(row, ranks, now_ms)
+            await self._start_visitor_job(row, ranks, now_ms)
 
-    async def _start_visitor(self, row: dict[str, Any], ranks: tuple[RankPlacement, ...], now_ms: int) -> None:
+    async def _start_visitor_job(self, row: dict[str, Any], ranks: tuple[RankPlacement, ...], now_ms: int) -> None:
         """Start a job that another user submitted, for half an hour."""
         gpus = max(1, sum(len(rank.gpus) for rank in ranks))
         job = TraceJob(row.get("job") or row["request_id"], now_ms, VISITOR_RUN_S, gpus, "", "training")
@@ -259,13 +261,13 @@ class Driver:
         await self.end(live, category, node, message)
         if category == "node_lost" and node not in self._lost:
             self._lost.add(node)
-            await self.outbox.put(self._node_event(node, "lost", message, now_ms))
-        await self._resubmit(live)
+            await self.outbox.put(self._make_node_event(node, "lost", message, now_ms))
+        await self._resubmit_job(live)
 
     async def _report_returned_nodes(self, now_ms: int) -> None:
         for node in [name for name in self._lost if self.fleet.answers(name, "dcgm")]:
             self._lost.remove(node)
-            await self.outbox.put(self._node_event(node, "returned", "answers again", now_ms))
+            await self.outbox.put(self._make_node_event(node, "returned", "answers again", now_ms))
 
     async def end(self, live: LiveJob, category: str, node: str, message: str) -> None:
         """Stop a running job and report that it failed."""
@@ -274,10 +276,10 @@ class Driver:
         self.counters.failed += 1
         await self.outbox.put(live.fail(_category(category), node, message, now_ms))
 
-    async def _resubmit(self, live: LiveJob) -> None:
+    async def _resubmit_job(self, live: LiveJob) -> None:
         await self._submit(live.again(), self.clock.now_ms())
 
-    def _node_event(self, node: str, type: Literal["lost", "returned"], message: str, now_ms: int) -> NodeEvent:
+    def _make_node_event(self, node: str, type: Literal["lost", "returned"], message: str, now_ms: int) -> NodeEvent:
         """Return an event of a site's own health check."""
         self._node_sequence += 1
         return NodeEvent(

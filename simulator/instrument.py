@@ -15,7 +15,7 @@ import numpy as np
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.simulator.faults.effects import ActivityLevels
-from fleetcast.simulator.faults.fault_file import FaultFile, to_toml
+from fleetcast.simulator.faults.fault_file import FaultFile, format_fault_file
 from fleetcast.simulator.faults.faults import FaultPlan, Incident
 from fleetcast.simulator.faults.repairs import Repairs
 from fleetcast.simulator.faults.truth import FaultRecord, FaultTruth
@@ -117,7 +117,7 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
             if number % max(1, rounds // 10) == 0:
                 say(f"{number * file.interval_s / 3600:.1f} h of {file.hours:g}")
     recorder.close()
-    return finish_folder(folder, truth_recorder.truths(), say)
+    return write_truth_file(folder, truth_recorder.truths(), say)
 
 
 def start_of(file: FaultFile) -> int:
@@ -138,11 +138,11 @@ def make_folder(parent: Path, file: FaultFile, interval_s: float | None = None) 
     if folder.exists():
         raise ConfigError(f"{folder} is there already: choose another --out, --seed or name, or remove it")
     (folder / "samples").mkdir(parents=True)
-    (folder / "config.toml").write_text(to_toml(file), encoding="utf-8")
+    (folder / "config.toml").write_text(format_fault_file(file), encoding="utf-8")
     return folder
 
 
-def finish_folder(folder: Path, truths: list[FaultTruth], say: Say) -> Path:
+def write_truth_file(folder: Path, truths: list[FaultTruth], say: Say) -> Path:
     """Write the true faults and decoys to truth.jsonl, and report how many there are."""
     (folder / "truth.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in truths))
     faults = [row for row in truths if not row.benign]
@@ -156,5 +156,5 @@ def write_events(file: Any, events: Iterable[JobEvent | NodeEvent]) -> None:
 
 
 def _find_job_and_slowdown(tenants: Tenants, node: int, unit: int) -> tuple[str, float] | None:
-    job = tenants.job_on(node, unit)
-    return None if job is None else (job, tenants.fleet.slowdown_of(job))
+    job = tenants.find_job_on_gpu(node, unit)
+    return None if job is None else (job, tenants.fleet.find_job_slowdown(job))

@@ -79,7 +79,7 @@ class LiveJob:
 
     def submitted(self, now_ms: int, gpus_per_node: int) -> tuple[JobEvent, ...]:
         """Return the first events of an attempt."""
-        shape = self._shape(gpus_per_node) | self.submission_facts()
+        shape = self._shape(gpus_per_node) | self.make_submission_facts()
         return self.event(Submitted, now_ms, **shape), self.event(Queued, now_ms, reason="waits for GPUs")
 
     def request(self, gpus_per_node: int) -> PlacementRequest:
@@ -87,17 +87,17 @@ class LiveJob:
         shape = self._shape(gpus_per_node)
         return PlacementRequest(request_id=self.request_id, job=self.name, attempt=self.attempt, **shape)
 
-    def submission_facts(self) -> dict[str, Any]:
+    def make_submission_facts(self) -> dict[str, Any]:
         """Return what a trainer states about its model and its checkpoints."""
         facts: dict[str, Any] = {}
-        if self.tells_steps and self.profile.trains:
+        if self.reports_steps and self.profile.trains:
             facts["labels"] = {FLOPS_LABEL: f"{FLOPS_PER_TOKEN_GPU * self.job.gpus:.4g}"}
         if self.profile.checkpoint_s:
             facts["checkpoint_cost_s"] = round(self.profile.checkpoint_s, 1)
         return facts
 
     @property
-    def tells_steps(self) -> bool:
+    def reports_steps(self) -> bool:
         return self.gpus >= GANG_GPUS
 
     def _shape(self, gpus_per_node: int) -> dict[str, Any]:
@@ -132,9 +132,9 @@ class LiveJob:
         self.remaining_s -= dt_s / slowed
         return now_ms + int(self.remaining_s * slowed * 1000) if self.remaining_s <= 0 else None
 
-    def past_checkpoints(self, started_ms: int, now_ms: int) -> list[JobEvent]:
+    def make_past_checkpoints(self, started_ms: int, now_ms: int) -> list[JobEvent]:
         """Return the events of its last checkpoints before `now_ms`."""
-        spans = self.profile.checkpoints_before(started_ms, now_ms, MAX_EARLIER_CHECKPOINTS)
+        spans = self.profile.find_past_checkpoints(started_ms, now_ms, MAX_EARLIER_CHECKPOINTS)
         edges = [edge for begin_ms, end_ms in spans for edge in (("begin", begin_ms), ("end", end_ms))]
         return [self.event(Checkpoint, time_ms, edge=edge) for edge, time_ms in edges]
 
@@ -146,7 +146,7 @@ class LiveJob:
         events: list[JobEvent] = []
         if phase and phase != self.phase:
             events += self._change_phase(phase, now_ms)
-        steps = self.tells_steps and isfinite(step_s)
+        steps = self.reports_steps and isfinite(step_s)
         if steps and (now_ms >= self.next_step_ms or (events and phase == "checkpoint")):
             self.next_step_ms = now_ms + STEP_EVERY_MS
             about: dict[str, Any] = {"step": int(self.step), "duration_s": round(step_s, 4)}

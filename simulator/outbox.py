@@ -62,7 +62,7 @@ class ProductApi:
         except msgspec.DecodeError:
             return None
 
-    async def until_ready(self, path: str) -> None:
+    async def wait_until_ready(self, path: str) -> None:
         """Wait until `path` answers 200."""
         while True:
             answer = await self.once("GET", path)

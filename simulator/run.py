@@ -30,7 +30,7 @@ from fleetcast.fleet.process import bearer
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.toml_text import read_toml
 from fleetcast.ingest.topology.load import load_topology
-from fleetcast.simulator.days.replay import TraceReplay, fast_forward
+from fleetcast.simulator.days.replay import TraceReplay, fast_forward_trace
 from fleetcast.simulator.days.traces import DEFAULT_AT, JobTrace, TraceJob, load_trace
 from fleetcast.simulator.driver import Driver
 from fleetcast.simulator.faults.faults import DEMO, FaultSettings
@@ -41,7 +41,7 @@ from fleetcast.simulator.hardware.h100 import RecordedFleet, load_recorded_fleet
 from fleetcast.simulator.hardware.workload import WorkloadProfile, profile_of
 from fleetcast.simulator.outbox import Outbox, ProductApi
 from fleetcast.simulator.story import Story
-from fleetcast.simulator.teams import queues_toml, with_teams
+from fleetcast.simulator.teams import assign_teams, format_queues_toml
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
     fleet = SimulatedFleet(spec, options.seed)
     spec.write_topology(options.out / "topology.toml")
     if options.teams:  # a service may start from here on
-        _replace(options.out / "queues.toml", queues_toml(spec.nodes * spec.gpus).encode())
+        _replace(options.out / "queues.toml", format_queues_toml(spec.nodes * spec.gpus).encode())
     trace = load_trace(
         options.data,
         nodes=spec.nodes,
@@ -103,13 +103,13 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
         rush_h=RUSH_H,
     )
     if options.teams:
-        trace = with_teams(trace)
-    replay = fast_forward(trace, load_topology(options.out / "topology.toml"), weeks=options.weeks)
+        trace = assign_teams(trace)
+    replay = fast_forward_trace(trace, load_topology(options.out / "topology.toml"), weeks=options.weeks)
     logger.info("%s; %d jobs skipped as wider than the fleet", trace.note, trace.skipped)
     logger.info("at the start %d GPUs run, %d GPUs wait", replay.running_gpus, replay.queued_gpus)
     async with _session() as session:
         driver = make_driver(options, fleet, trace, replay, ProductApi(session, options.api))
-        driver.start_ongoing()
+        driver.start_ongoing_jobs()
         story = Story(driver, fleet.faults, options.out / "story.jsonl")
         about = {"note": trace.note, "source": trace.source, "skipped_jobs": trace.skipped}
         works = [driver.run(), _advance(fleet, options)] + ([story.run()] if options.story else [])
@@ -174,7 +174,7 @@ async def _run_recorded_fleet(options: SimulationOptions, stop: asyncio.Event, q
         api = ProductApi(session, options.api)
         outbox = Outbox(api)
         works = [outbox.run(), _send_recorded_events(fleet, outbox, options)]
-        running = {"running": len(recorded_jobs(fleet))}
+        running = {"running": len(find_recorded_jobs(fleet))}
         about = {
             "note": f"{len(fleet.names)} recorded H100 nodes",
             "source": "h100",
@@ -188,11 +188,11 @@ async def _run_recorded_fleet(options: SimulationOptions, stop: asyncio.Event, q
 
 
 async def _start_breakage(api: ProductApi, served: "_Served") -> None:
-    await api.until_ready("/readyz")
+    await api.wait_until_ready("/readyz")
     served.breakage.share = BAD_SHARE
 
 
-def recorded_jobs(fleet: RecordedFleet) -> dict[str, list[str]]:
+def find_recorded_jobs(fleet: RecordedFleet) -> dict[str, list[str]]:
     """Return the nodes of each recorded job: `t10-node0` and `t10-node1` belong to one job.
 
     Nodes without a page of their GPUs are left out, because their GPUs are unknown. The baseline ran no job.
@@ -204,7 +204,7 @@ def recorded_jobs(fleet: RecordedFleet) -> dict[str, list[str]]:
 async def _send_recorded_events(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
     """Send the events of each recorded job. It runs as long as this process does."""
     now_ms = options.clock.now_ms()
-    for job, nodes in recorded_jobs(fleet).items():
+    for job, nodes in find_recorded_jobs(fleet).items():
         ranks = tuple(RankPlacement(rank, node, tuple(range(8))) for rank, node in enumerate(nodes))
         await outbox.put(
             Submitted(job=job, sequence=0, time_ms=now_ms, queue="recorded", gang=len(nodes), gpus_per_node=8),

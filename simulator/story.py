@@ -44,7 +44,7 @@ class Story:
     async def run(self) -> None:
         await self.driver.live.wait()
         await asyncio.sleep(self.begins_s)
-        gang = largest_gang(self.driver, self.faults.faulty_nodes())
+        gang = largest_gang(self.driver, self.faults.list_faulty_nodes())
         if gang is None:
             self.write("none", "no gang spans two healthy nodes: no story in this run")
             return
@@ -81,12 +81,12 @@ class Story:
         flagged = named = False
         while not (flagged and named) and time.monotonic() - began < self.patience_s:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            if not flagged and (sentence := flag_of(await self.driver.api.get(f"/v1/nodes/{node}"))):
+            if not flagged and (sentence := describe_flag(await self.driver.api.get(f"/v1/nodes/{node}"))):
                 flagged = True
                 self.write("flagged", f"{node} is flagged: {sentence}")
             patient = time.monotonic() - began < self.patience_s - 2 * CHECK_INTERVAL_S
             stragglers = await self.driver.api.get(f"/v1/jobs/{gang.name}/stragglers")
-            if not named and (sentence := culprit_of(stragglers, measured=patient)):
+            if not named and (sentence := describe_culprit(stragglers, measured=patient)):
                 named = True
                 self.write("straggler", f"{gang.name} is slow: {sentence}")
 
@@ -130,7 +130,7 @@ def largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
     return max(fit, key=lambda job: (len(hosts(job)), job.profile.power_w), default=None)
 
 
-def flag_of(node: dict[str, Any] | None) -> str:
+def describe_flag(node: dict[str, Any] | None) -> str:
     """Return the first reason of a flagged node, or else its action. "" if it is not flagged."""
     if not node or node.get("action", {}).get("code", "none") in QUIET_CODES:
         return ""
@@ -138,7 +138,7 @@ def flag_of(node: dict[str, Any] | None) -> str:
     return str(reasons[0]["sentence"])
 
 
-def culprit_of(stragglers: dict[str, Any] | None, *, measured: bool = False) -> str:
+def describe_culprit(stragglers: dict[str, Any] | None, *, measured: bool = False) -> str:
     """Return the sentence that names a culprit. "" if there is none.
 
     measured: also "" until a step time has risen.

@@ -36,18 +36,18 @@ TEAMS = (
 )
 
 
-def with_teams(trace: JobTrace) -> JobTrace:
+def assign_teams(trace: JobTrace) -> JobTrace:
     """Return the trace with a queue and a user for each job, the same in every run."""
-    teams = [team_of(job) for job in trace.job]
+    teams = [choose_team(job) for job in trace.job]
     queues = tuple(_queue(team, gpus) for team, gpus in zip(teams, trace.gpus.tolist(), strict=True))
     users = tuple(_choose_person(team, job) for team, job in zip(teams, trace.job, strict=True))
     return replace(trace, queue=queues, user=users)
 
 
-def team_of(job: str) -> Team:
+def choose_team(job: str) -> Team:
     """Return the team of a job.
 
-    >>> team_of("g1-000007").name
+    >>> choose_team("g1-000007").name
     'teaching'
     """
     draw = zlib.crc32(f"team of {job}".encode()) % 100
@@ -68,7 +68,7 @@ def _choose_person(team: Team, job: str) -> str:
     return team.people[zlib.crc32(f"user of {job}".encode()) % len(team.people)]
 
 
-def queues_toml(gpus: int) -> str:
+def format_queues_toml(gpus: int) -> str:
     """Return the file of queues for a fleet of `gpus` GPUs."""
     urgent = int(gpus * URGENT_GUARANTEE) // 8 * 8
     parts = {team.name: (gpus - urgent) * team.weight // 100 for team in TEAMS}

@@ -88,7 +88,7 @@ class Tenants:
             events += self._work(tenancy, now_ms, dt_s)
         return events + self._start_some(now_ms, first)
 
-    def job_on(self, node: int, unit: int) -> str | None:
+    def find_job_on_gpu(self, node: int, unit: int) -> str | None:
         """Return the job on a GPU, or None.
 
         unit: -1 for any GPU of the node.
@@ -113,7 +113,7 @@ class Tenants:
 
     def _work(self, tenancy: Tenancy, now_ms: int, dt_s: float) -> list[JobEvent]:
         events = self._change_phase(tenancy, now_ms)
-        members = self.fleet.member_steps(tenancy.name)
+        members = self.fleet.draw_member_steps(tenancy.name)
         if members and tenancy.phase in ("steady", "warmup"):
             step_s = members[0].compute_s + members[0].communication_s
             tenancy.step += dt_s / step_s

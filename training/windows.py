@@ -38,14 +38,14 @@ class RollingWindow:
         return round(self.end_s * 1000)
 
 
-def rolling_windows(begin_s: float, end_s: float, count: int = 0) -> tuple[RollingWindow, ...]:
+def make_rolling_windows(begin_s: float, end_s: float, count: int = 0) -> tuple[RollingWindow, ...]:
     """Split a span into `count` windows, at most one for each day.
 
     If `count` is 0, there are as many as the span has months, weeks or days, from three to six.
 
-    >>> [window.begin_s / DAY_S for window in rolling_windows(0.0, 90 * DAY_S)]
+    >>> [window.begin_s / DAY_S for window in make_rolling_windows(0.0, 90 * DAY_S)]
     [0.0, 30.0, 60.0]
-    >>> len(rolling_windows(0.0, 21 * DAY_S)), len(rolling_windows(0.0, 5 * DAY_S)), len(rolling_windows(0.0, 60.0))
+    >>> len(make_rolling_windows(0.0, 21 * DAY_S)), len(make_rolling_windows(0.0, 5 * DAY_S)), len(make_rolling_windows(0.0, 60.0))
     (3, 5, 1)
     """
     if not end_s > begin_s:
@@ -59,12 +59,12 @@ def rolling_windows(begin_s: float, end_s: float, count: int = 0) -> tuple[Rolli
     return tuple(RollingWindow(*pair) for pair in pairwise(edges))
 
 
-def window_at(windows: Sequence[RollingWindow], times_s: ArrayLike) -> NDArray[np.intp]:
+def find_window_numbers(windows: Sequence[RollingWindow], times_s: ArrayLike) -> NDArray[np.intp]:
     """Return (time,) the number of the window that each time lies in.
 
     It is -1 before the first window, and from the end of the last window on.
 
-    >>> window_at(rolling_windows(0.0, 2.0 * DAY_S), [-1.0, 0.0, DAY_S, 2 * DAY_S]).tolist()
+    >>> find_window_numbers(make_rolling_windows(0.0, 2.0 * DAY_S), [-1.0, 0.0, DAY_S, 2 * DAY_S]).tolist()
     [-1, 0, 1, -1]
     """
     times = np.asarray(times_s, np.float64)

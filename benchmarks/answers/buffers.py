@@ -45,7 +45,7 @@ class BufferPlay(NamedTuple):
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield three records for each demand and each number of days."""
-    for name, wanted in demands():
+    for name, wanted in make_demands():
         for days in sizes:
             yield from _compare_buffers(name, wanted[: (HISTORY_DAYS + days) * DAY], days)
 
@@ -116,7 +116,7 @@ class ForecastBuffer:
         return Histories("wanted", (SeriesKey("serve"),), minutes, ten_minute, np.full(1, np.nan), covariates)
 
 
-def demands() -> Iterator[tuple[str, Array]]:
+def make_demands() -> Iterator[tuple[str, Array]]:
     """(name, GPUs wanted at the end of each bin of ten minutes)."""
     yield "made up", made_up(HISTORY_DAYS + max(SIZES), seed=1)
     folder = Path(os.environ.get("FLEETCAST_DATA", "../shared/data")) / EARTH

@@ -16,7 +16,7 @@ from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.placement.engine import decide
-from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
 
 SIZES = (1_000, 10_000, 80_000, 100_000)
@@ -25,7 +25,7 @@ RACK = 128  # nodes
 MAX_RISK = 0.5
 
 
-def synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
+def make_synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
     """Return a fleet of 8-GPU nodes: 20 % busy, 10 % with two GPUs left, the rest free, small risks everywhere."""
     rng = np.random.default_rng(seed)
     specs = [_node(index) for index in range(nodes)]
@@ -33,7 +33,7 @@ def synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
     free = np.arange(GPUS_PER_NODE)[None, :] < free_gpus[:, None]
     return ClusterView(
         topology=Topology.build(specs),
-        milli=milli_of(free),
+        milli=convert_to_milli(free),
         usable=np.ones((nodes, GPUS_PER_NODE), bool),
         state=np.zeros(nodes, np.int8),
         p_fail=rng.random(nodes) * 0.01,
@@ -93,7 +93,7 @@ def run(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
 
 
 def _cases(nodes: int) -> list[dict[str, Any]]:
-    view = synthetic_view(nodes)
+    view = make_synthetic_view(nodes)
     size = {"gpus": nodes * GPUS_PER_NODE, "nodes": nodes}
     gang = min(64, nodes // 4)
     rack = TopologyConstraint(required="rack")
@@ -103,11 +103,11 @@ def _cases(nodes: int) -> list[dict[str, Any]]:
         "gang_anywhere": PlacementRequest(request_id="a", gang=gang, gpus_per_node=8),
     }
     too_large = PlacementRequest(request_id="a", gang=min(RACK, nodes), gpus_per_node=8, topology=rack)
-    records = [_decide_case(name, view, request, size, "placed") for name, request in placed.items()]
-    return [*records, _decide_case("cannot_fit_one_rack", view, too_large, size, "refused")]
+    records = [_measure_decision(name, view, request, size, "placed") for name, request in placed.items()]
+    return [*records, _measure_decision("cannot_fit_one_rack", view, too_large, size, "refused")]
 
 
-def _decide_case(
+def _measure_decision(
     name: str, view: ClusterView, request: PlacementRequest, size: dict[str, int], outcome: str
 ) -> dict[str, Any]:
     members, each = request.members.min, request.gpus_per_node

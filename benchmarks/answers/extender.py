@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, Check, LoadResult, closed_loop, open_loop, post
-from fleetcast.benchmarks.kit.service import BoardProcess, ServerProcess, beside_the_server, free_port
+from fleetcast.benchmarks.kit.load import Ask, Check, LoadResult, post, run_closed_loop, run_open_loop
+from fleetcast.benchmarks.kit.service import BoardProcess, ServerProcess, find_free_port, pin_beside_server
 from fleetcast.schedulers.ratings import NEUTRAL
 from fleetcast.service.board.board import BoardReader
 
@@ -40,7 +40,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     for gpus in sizes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            with BoardProcess(folder, gpus) as board, beside_the_server():
+            with BoardProcess(folder, gpus) as board, pin_beside_server():
                 yield from _cases(folder, board, gpus)
 
 
@@ -75,11 +75,11 @@ def _cases(folder: Path, board: BoardProcess, gpus: int) -> Iterator[dict[str, A
 
 
 def _run_one_client(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
-    return closed_loop(server.port, draw, connections=1, seconds=SECONDS)
+    return run_closed_loop(server.port, draw, connections=1, seconds=SECONDS)
 
 
 def _run_at_rate(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
-    return open_loop(server.port, draw, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
+    return run_open_loop(server.port, draw, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
 
 
 class FilterRequests:
@@ -130,7 +130,7 @@ def _rates(server: ServerProcess, draw: FilterRequests) -> tuple[list[float], fl
     rates, cpu_s = [], []
     for _ in range(REPEATS):
         before = server.cpu_s()
-        load = closed_loop(server.port, draw, connections=CONNECTIONS, seconds=SECONDS)
+        load = run_closed_loop(server.port, draw, connections=CONNECTIONS, seconds=SECONDS)
         assert load.checked, "no answer was checked"
         rates.append(load.rate)
         cpu_s.append(server.cpu_s() - before)
@@ -144,7 +144,7 @@ def _measure_tails(server: ServerProcess, load: Callable[[], LoadResult]) -> tup
         before = server.cpu_s()
         came = load()
         assert came.checked, "no answer was checked"
-        tails.append(came.quantile_ms(0.99))
+        tails.append(came.compute_quantile_ms(0.99))
         cpu_s.append(server.cpu_s() - before)
     return tails, cpu_s[tails.index(min(tails))]
 
@@ -158,7 +158,7 @@ def _api(folder: Path) -> ServerProcess:
 
 
 def _peer() -> ServerProcess:
-    port = free_port()
+    port = find_free_port()
     return ServerProcess(port, [sys.executable, "-m", "fleetcast.benchmarks.answers.extender", str(port)])
 
 

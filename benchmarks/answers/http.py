@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, Check, LoadResult, closed_loop, get, open_loop
-from fleetcast.benchmarks.kit.service import BoardProcess, ServerProcess, beside_the_server, free_port
+from fleetcast.benchmarks.kit.load import Ask, Check, LoadResult, get, run_closed_loop, run_open_loop
+from fleetcast.benchmarks.kit.service import BoardProcess, ServerProcess, find_free_port, pin_beside_server
 from fleetcast.service.board.board import Board, BoardReader
 
 SIZES = (1_000, 10_000, 80_000)
@@ -33,7 +33,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     for gpus in sizes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            with BoardProcess(folder, gpus) as board, beside_the_server():
+            with BoardProcess(folder, gpus) as board, pin_beside_server():
                 yield from _cases(folder, board, {"gpus": gpus, "nodes": board.nodes})
 
 
@@ -94,7 +94,7 @@ def _closed(server: ServerProcess, draw: Callable[[], Ask]) -> tuple[list[float]
     rates, cpu_s, each_us = [], [], []
     for _ in range(REPEATS):
         before = server.cpu_s()
-        load = closed_loop(server.port, draw, connections=CONNECTIONS, seconds=CLOSED_S)
+        load = run_closed_loop(server.port, draw, connections=CONNECTIONS, seconds=CLOSED_S)
         _checked(load)
         rates.append(load.rate)
         cpu_s.append(server.cpu_s() - before)
@@ -111,9 +111,9 @@ def _open(
     while len(tails) < REPEATS or not has_ticked():
         assert len(tails) < MOST_REPEATS, "the pipeline did not tick"
         before = server.cpu_s()
-        load = open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
+        load = run_open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
         _checked(load)
-        tails.append(load.quantile_ms(0.99))
+        tails.append(load.compute_quantile_ms(0.99))
         cpu_s.append(server.cpu_s() - before)
     return record("http", "node, p99 of an open loop", size, tails, "ms", cpu_s=cpu_s[tails.index(min(tails))])
 
@@ -123,7 +123,7 @@ def _checked(load: LoadResult) -> None:
 
 
 def _peer(folder: Path) -> ServerProcess:
-    port = free_port()
+    port = find_free_port()
     return ServerProcess(port, [sys.executable, "-m", "fleetcast.benchmarks.answers.http", str(folder), str(port)])
 
 

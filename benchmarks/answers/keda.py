@@ -17,9 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.benchmarks.kit.autoscale import COLD_S, DAY, Autoscaled, Rates, as_costly, autoscaled, ramp, served_week
+from fleetcast.benchmarks.kit.autoscale import (
+    COLD_S,
+    DAY,
+    Autoscaled,
+    Rates,
+    match_replica_hours,
+    ramp,
+    read_served_week,
+    simulate_autoscaler,
+)
 from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server, free_port
+from fleetcast.benchmarks.kit.service import ServerProcess, find_free_port, pin_beside_server
 from fleetcast.features.request_series import RequestSeries
 from fleetcast.models.demand.forecaster import DemandForecaster
 from fleetcast.models.demand.rows import DemandRow
@@ -28,8 +37,8 @@ from fleetcast.schedulers.adapter import NotKnown
 from fleetcast.schedulers.keda import read_trigger, wanted
 from fleetcast.schedulers.weather import DemandKey, Weather
 from fleetcast.service.board.board import BoardWriter, Section
-from fleetcast.service.pipeline.demand.histories import read_requests
-from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.pipeline.demand.histories import read_request_rates
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
 
 SIZES = (200,)  # series on the board
 ROUNDS, CALLS, NEW_CALLS = 5, 1000, 200
@@ -50,7 +59,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     for series in sizes:
         yield from _answers(series)
     yield from _play_trace("ramp", ramp(RAMP_DAYS, SEED))
-    week = served_week(SEED)
+    week = read_served_week(SEED)
     if week is not None:
         yield from _play_trace("week", week)
 
@@ -58,8 +67,8 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 def _answers(series: int) -> Iterator[dict[str, Any]]:
     import grpc
 
-    port = free_port()
-    with TemporaryDirectory() as name, beside_the_server():
+    port = find_free_port()
+    with TemporaryDirectory() as name, pin_beside_server():
         writer = BoardWriter(Path(name) / "board")
         writer.publish(*_board(series))
         with ServerProcess.role("api", Path(name), api={"grpc_port": port}) as server:
@@ -69,11 +78,11 @@ def _answers(series: int) -> Iterator[dict[str, Any]]:
                 kept = _Asker(writer, series, lambda body: _ask(channel, body))
                 yield _tail("kept", kept, server, CALLS)
 
-            def on_a_new_one(body: bytes) -> bytes:
+            def ask_over_new_channel(body: bytes) -> bytes:
                 with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as own:
                     return _ask(own, body)
 
-            yield _tail("new", _Asker(writer, series, on_a_new_one), server, NEW_CALLS)
+            yield _tail("new", _Asker(writer, series, ask_over_new_channel), server, NEW_CALLS)
 
 
 def _ask(channel: Any, body: bytes) -> bytes:
@@ -89,7 +98,7 @@ class _Asker:
         self._writer, self._ask = writer, ask
         self._published_s = time.monotonic()
 
-    def round_ms(self, calls: int) -> list[float]:
+    def measure_rounds_ms(self, calls: int) -> list[float]:
         from fleetcast.clients.grpc_stubs.externalscaler_pb2 import (
             GetMetricsRequest,
             GetMetricsResponse,
@@ -112,9 +121,9 @@ class _Asker:
 
 
 def _tail(case: str, asker: _Asker, server: ServerProcess, calls: int) -> dict[str, Any]:
-    asker.round_ms(calls // 10)
+    asker.measure_rounds_ms(calls // 10)
     before = server.cpu_s()
-    rounds = [asker.round_ms(calls) for _ in range(ROUNDS)]
+    rounds = [asker.measure_rounds_ms(calls) for _ in range(ROUNDS)]
     tails = [float(np.quantile(took_ms, 0.99)) for took_ms in rounds]
     size = {"series": asker.series, "calls": calls}
     cpu_s = (server.cpu_s() - before) / ROUNDS
@@ -124,7 +133,7 @@ def _tail(case: str, asker: _Asker, server: ServerProcess, calls: int) -> dict[s
 def _board(series: int) -> tuple[list[Section], int]:
     now_ms = time.time_ns() // 1_000_000
     rows = [_row(f"pool{n}", 100.0 + n, now_ms) for n in range(series)]
-    return demand_sections(rows, {}, [], now_ms), now_ms
+    return make_demand_sections(rows, {}, [], now_ms), now_ms
 
 
 def _row(pool: str, value: float, now_ms: int) -> DemandRow:
@@ -147,16 +156,16 @@ def _play_trace(trace: str, rates: Rates) -> Iterator[dict[str, Any]]:
     """Four records a quantile, over the last days of a trace."""
     first = len(rates) - PLAYED_DAYS * DAY
     cpu = time.process_time()
-    forecasts = served_forecasts(rates, first)
+    forecasts = make_served_forecasts(rates, first)
     cpu_s = time.process_time() - cpu
     shown = rates[first:]
     per_replica = float(shown.max()) / REPLICAS_AT_PEAK
-    alone = autoscaled(shown, None, per_replica)
+    alone = simulate_autoscaler(shown, None, per_replica)
     assert alone.cold_s > 0, "no ramp was too steep for the reactive rule"
     for quantile, served in forecasts.items():
-        both = autoscaled(shown, served, per_replica)
+        both = simulate_autoscaler(shown, served, per_replica)
         yield from _lines(trace, quantile, both, alone, cpu_s)
-        headroom = as_costly(shown, per_replica, both.replica_hours)
+        headroom = match_replica_hours(shown, per_replica, both.replica_hours)
         size = {"quantile": round(100 * quantile), "days": PLAYED_DAYS}
         peer = ("more headroom, as many hours", headroom.cold_s)
         yield record("keda", f"{trace}: cold starts", size, [both.cold_s], "s", cpu_s=cpu_s, peer=peer)
@@ -172,7 +181,7 @@ def _lines(trace: str, quantile: float, both: Autoscaled, alone: Autoscaled, cpu
         yield record("keda", f"{trace}: {case}", size, [value], unit, cpu_s=cpu_s, peer=("reactive alone", peer))
 
 
-def served_forecasts(rates: Rates, first: int) -> dict[float, Rates]:
+def make_served_forecasts(rates: Rates, first: int) -> dict[float, Rates]:
     """Quantile -> (minute,) from minute `first` on: what KEDA is told at the end of each, COLD_S ahead; NaN unknown."""
     requests, forecaster = RequestSeries(), DemandForecaster([Sparse()], [Sparse()])
     served: dict[float, list[float]] = {quantile: [] for quantile in QUANTILES}
@@ -180,13 +189,13 @@ def served_forecasts(rates: Rates, first: int) -> dict[float, Rates]:
         now_ms = FIRST_MS + minute * MINUTE_MS
         requests.record(now_ms, {KEY: (float(rates[minute]), 1)})
         if minute >= first - DAY // 24:  # an hour for the gates to learn the history, as a pipeline does after a start
-            rows = forecaster.update([read_requests(requests, now_ms)], now_ms)
+            rows = forecaster.update([read_request_rates(requests, now_ms)], now_ms)
             for quantile, values in served.items() if minute >= first else ():
-                values.append(_served_value(rows, now_ms, quantile))
+                values.append(_read_served_value(rows, now_ms, quantile))
     return {quantile: np.array(values) for quantile, values in served.items()}
 
 
-def _served_value(rows: Sequence[DemandRow], now_ms: int, quantile: float) -> float:
+def _read_served_value(rows: Sequence[DemandRow], now_ms: int, quantile: float) -> float:
     trigger = read_trigger(
         {
             **{"queue": KEY[0], "group": KEY[1], "target": "request_rate", "targetPerReplica": "1"},

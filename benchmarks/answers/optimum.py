@@ -26,7 +26,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Two records a number of scenes: ours over the clairvoyant plan, of the means of all and of the proven ones."""
     for scenes in sizes:
         began_s = time.process_time()
-        found = np.array([waits_of(scene_of(seed)) for seed in range(scenes)])
+        found = np.array([compare_mean_waits(scene_of(seed)) for seed in range(scenes)])
         cpu_s, proven = time.process_time() - began_s, found[:, 3] == 1
         for case, rows in (("mean wait over clairvoyant", found), ("the same, proven optimal", found[proven])):
             ours, easy, best, _ = rows.sum(axis=0).tolist()
@@ -47,7 +47,7 @@ def scene_of(seed: int) -> PlayScene:
     return PlayScene(trace, NODES, EACH)
 
 
-def waits_of(scene: PlayScene) -> tuple[float, float, float, bool]:
+def compare_mean_waits(scene: PlayScene) -> tuple[float, float, float, bool]:
     """Return the mean waits of ours, of EASY on limits and of the clairvoyant plan.
 
     The fourth value is whether that plan is proven to be optimal.
@@ -55,11 +55,11 @@ def waits_of(scene: PlayScene) -> tuple[float, float, float, bool]:
     starts = {method: play(scene, method).start_s for method in METHODS}
     submit_s = np.array(scene.trace.submit_s)
     mean = {method: float((start_s - submit_s).mean()) for method, start_s in starts.items()}
-    total_s, proven = solved(scene, starts[min(mean, key=lambda method: mean[method])])
+    total_s, proven = solve_optimum(scene, starts[min(mean, key=lambda method: mean[method])])
     return mean["ours"], mean["easy_limits"], total_s / len(submit_s), proven
 
 
-def solved(scene: PlayScene, hint_s: Floats) -> tuple[float, bool]:
+def solve_optimum(scene: PlayScene, hint_s: Floats) -> tuple[float, bool]:
     """Return the sum of waits of the best plan that CP-SAT finds, and whether it is optimal.
 
     Raises AssertionError without ortools.

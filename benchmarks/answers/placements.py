@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, synthetic_view
-from fleetcast.benchmarks.answers.queue import NOW_MS, board_sections
+from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, make_synthetic_view
+from fleetcast.benchmarks.answers.queue import NOW_MS, make_board_sections
 from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, LoadResult, closed_loop, post
-from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.benchmarks.kit.load import Ask, LoadResult, post, run_closed_loop
+from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.service.board.board import BoardWriter, Section
 
 SIZES = (10_000,)
@@ -31,14 +31,14 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """One record for each size in GPUs and number of clients."""
     for gpus in sizes:
         for connections in CONNECTIONS:
-            with tempfile.TemporaryDirectory() as folder, beside_the_server():
+            with tempfile.TemporaryDirectory() as folder, pin_beside_server():
                 yield _case(Path(folder), gpus, connections)
 
 
 def _case(folder: Path, gpus: int, connections: int) -> dict[str, Any]:
-    view = synthetic_view(gpus // GPUS_PER_NODE)
+    view = make_synthetic_view(gpus // GPUS_PER_NODE)
     holders = np.where(view.free, -1, np.arange(len(view))[:, None]).astype(np.int32)
-    BoardWriter(folder / "board").publish([*board_sections(view), Section("gpu.job", holders, NOW_MS)], NOW_MS)
+    BoardWriter(folder / "board").publish([*make_board_sections(view), Section("gpu.job", holders, NOW_MS)], NOW_MS)
     clock = {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0}
     rates, cpu_s, dry = [], [], []
     with ServerProcess.role("placer", folder, clock=clock, api={"stale_after_s": 3600.0}) as server:
@@ -60,7 +60,7 @@ def _ask(port: int, connections: int, name: str, *, dry_run: bool) -> LoadResult
     bodies = ({"request_id": f"{name}{number}", "dry_run": dry_run} for number in range(ASKED))
     asks = (Ask(post("/placements", msgspec.json.encode(body)).wire, check=_is_placed) for body in bodies)
     ask: Callable[[], Ask | None] = lambda: next(asks, None)  # noqa: E731
-    load = closed_loop(port, ask, connections=connections, seconds=120)
+    load = run_closed_loop(port, ask, connections=connections, seconds=120)
     assert len(load.latency_s) == ASKED
     return load
 

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, synthetic_view
+from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, make_synthetic_view
 from fleetcast.benchmarks.kit.case import measure, record
-from fleetcast.benchmarks.kit.load import Ask, LoadResult, closed_loop, open_loop, post
-from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.benchmarks.kit.load import Ask, LoadResult, post, run_closed_loop, run_open_loop
+from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
@@ -29,7 +29,7 @@ from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.tree import QueueTree
 from fleetcast.service.answers.jobs import RunningJobRow
 from fleetcast.service.board.board import BoardWriter, Section
-from fleetcast.service.pipeline.publish import topology_sections
+from fleetcast.service.pipeline.publish import make_topology_sections
 
 SIZES = (1_000, 10_000, 80_000)
 WAITING = 10_000
@@ -46,12 +46,12 @@ encode = msgspec.json.encode
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Three records a size in GPUs."""
     for gpus in sizes:
-        view = synthetic_view(gpus // GPUS_PER_NODE)
+        view = make_synthetic_view(gpus // GPUS_PER_NODE)
         long = {"gpus": gpus, "nodes": len(view), "queued": WAITING}
         yield measure("queue", "pass", long, _make_pass(view, None), "ms", repeats=5)
-        yield measure("queue", "pass with queues", long, _make_pass(view, tree_of(view)), "ms", repeats=5)
+        yield measure("queue", "pass with queues", long, _make_pass(view, make_queue_tree(view)), "ms", repeats=5)
         size = long | {"queued": QUEUED}
-        with tempfile.TemporaryDirectory() as folder, beside_the_server():
+        with tempfile.TemporaryDirectory() as folder, pin_beside_server():
             yield _beside(Path(folder), view, size)
 
 
@@ -78,7 +78,7 @@ def _one(number: int) -> PlacementRequest:
     )
 
 
-def tree_of(view: ClusterView) -> QueueTree:
+def make_queue_tree(view: ClusterView) -> QueueTree:
     """Teams with a fortieth of the fleet each; one of the two queues of a team is shared among its users."""
     each = len(view) * GPUS_PER_NODE // 40
     teams = "".join(
@@ -90,7 +90,7 @@ def tree_of(view: ClusterView) -> QueueTree:
 
 
 def _beside(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
-    BoardWriter(folder / "board").publish(board_sections(view), NOW_MS)
+    BoardWriter(folder / "board").publish(make_board_sections(view), NOW_MS)
     clock = {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0}
     patient = {"stale_after_s": 3600.0}
     with ServerProcess.role("placer", folder, clock=clock, api=patient, placer={"queue_period_s": 0.1}) as server:
@@ -100,8 +100,10 @@ def _beside(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, 
         before = server.cpu_s()
         busy = _place(server.port)
         cpu_s = server.cpu_s() - before
-    alone = ("the same without a queue", calm.quantile_ms(0.99))
-    return record("queue", "placing beside it, p99", size, [busy.quantile_ms(0.99)], "ms", cpu_s=cpu_s, peer=alone)
+    alone = ("the same without a queue", calm.compute_quantile_ms(0.99))
+    return record(
+        "queue", "placing beside it, p99", size, [busy.compute_quantile_ms(0.99)], "ms", cpu_s=cpu_s, peer=alone
+    )
 
 
 def _place(port: int) -> LoadResult:
@@ -111,7 +113,7 @@ def _place(port: int) -> LoadResult:
         body = encode({"request_id": f"probe{next(number)}", "dry_run": True})
         return Ask(post("/placements", body).wire, check=_is_placed)
 
-    return open_loop(port, ask, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
+    return run_open_loop(port, ask, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
 
 
 def _is_placed(head: bytes, body: bytes) -> None:
@@ -126,11 +128,11 @@ def _fill(port: int, nodes: int) -> None:
         for number, gang in enumerate(gangs)
     ]
     asks = iter([post("/queue", body, b"202") for body in bodies])
-    load = closed_loop(port, lambda: next(asks, None), connections=CONNECTIONS, seconds=120)
+    load = run_closed_loop(port, lambda: next(asks, None), connections=CONNECTIONS, seconds=120)
     assert len(load.latency_s) == QUEUED
 
 
-def board_sections(view: ClusterView) -> list[Section]:
+def make_board_sections(view: ClusterView) -> list[Section]:
     """Return the sections of a board on which no node is completely free.
 
     A job of one node holds every GPU, except the free GPUs of nodes that are partly in use in `view`.
@@ -155,4 +157,7 @@ def board_sections(view: ClusterView) -> list[Section]:
         ),
         "meta": encode({"generation": view.generation, "models": {}}),
     }
-    return [*topology_sections(view.topology, NOW_MS), *(Section(name, part, NOW_MS) for name, part in data.items())]
+    return [
+        *make_topology_sections(view.topology, NOW_MS),
+        *(Section(name, part, NOW_MS) for name, part in data.items()),
+    ]

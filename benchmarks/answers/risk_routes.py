@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, closed_loop, get, post
-from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.benchmarks.kit.load import Ask, get, post, run_closed_loop
+from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.benchmarks.ticks.working_tick import Size, WorkingFleet
 
 SIZES = (10_000,)
@@ -28,7 +28,7 @@ HORIZON_S = 86_400
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Two records a size in GPUs."""
     for gpus in sizes:
-        with tempfile.TemporaryDirectory() as name, beside_the_server():
+        with tempfile.TemporaryDirectory() as name, pin_beside_server():
             fleet = WorkingFleet(Size(gpus, scrapes=4), Path(name))
             fleet.tick()
             with ServerProcess.role("api", Path(name)) as server:
@@ -70,10 +70,10 @@ def _measured(server: ServerProcess, fleet: WorkingFleet, case: str, ask: Ask) -
     def look(head: bytes, body: bytes) -> None:
         size[0] = len(body)
 
-    closed_loop(server.port, lambda: Ask(ask.wire, check=look), connections=1, seconds=0.2)
+    run_closed_loop(server.port, lambda: Ask(ask.wire, check=look), connections=1, seconds=0.2)
     for _ in range(REPEATS):
         before = server.cpu_s()
-        load = closed_loop(server.port, next_one, connections=1, seconds=SECONDS)
+        load = run_closed_loop(server.port, next_one, connections=1, seconds=SECONDS)
         cpu_s.append((server.cpu_s() - before) / len(load.latency_s))
         tails.append(float(np.quantile(load.latency_s, 0.99)) * 1000)
     about = {"nodes": fleet.nodes, "bytes": size[0]}

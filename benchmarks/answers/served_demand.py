@@ -21,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, get, open_loop
-from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.benchmarks.kit.load import Ask, get, run_open_loop
+from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
 from fleetcast.models.demand.sparse import Sparse
-from fleetcast.service.api.routes.demand import demand_body
+from fleetcast.service.api.routes.demand import encode_demand
 from fleetcast.service.board.board import BoardWriter, Section, encode_board
 from fleetcast.service.board.cache import BoardCache
-from fleetcast.service.pipeline.demand.sections import demand_sections
-from fleetcast.service.thread_work import in_thread
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
+from fleetcast.service.thread_work import run_in_thread
 
 SIZES = (20, 200)
 BINS, MINUTES = 28 * 144, 1440
@@ -49,7 +49,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         for minute in range(REFRESHES + 1):
             began = time.thread_time()
             rows = forecaster.update(histories, NOW_MS + minute * 60_000)
-            sections = demand_sections(rows, forecaster.record(), [], NOW_MS)
+            sections = make_demand_sections(rows, forecaster.record(), [], NOW_MS)
             cpu_s.append(time.thread_time() - began)
         assert len(rows) == sum(len(history.keys) for history in histories), f"{len(rows)} rows"
         size = {"pools": pools, "series": len(rows)}
@@ -72,13 +72,13 @@ def fleet(pools: int) -> list[Histories]:
     made = []
     for target in TARGETS:
         ten_minute = np.maximum(200 + day + np.cumsum(rng.normal(0, 3, (len(keys), BINS)), axis=1), 0.0)
-        ten_minute[[one.is_part for one in keys]] *= comes_and_goes(2 * (pools // 2), rng)
+        ten_minute[[one.is_part for one in keys]] *= draw_on_off_demand(2 * (pools // 2), rng)
         minutes = np.repeat(ten_minute[:, -MINUTES // 10 :], 10, axis=1)
         made.append(Histories(target, keys, minutes, ten_minute, np.full(len(keys), np.nan)))
     return made
 
 
-def comes_and_goes(series: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def draw_on_off_demand(series: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """(series, bin) 0 or 1 for eight hours on average, and 1 a third of the time."""
     turns = np.cumsum(rng.random((series, BINS)) < 1 / 48, axis=1)
     return np.asarray(turns % 3 == 0, np.float64)
@@ -88,7 +88,7 @@ def _measure_dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[st
     """Measure the longest gap between two turns of a loop that has nothing else to do."""
 
     async def longest() -> float:
-        work, gap_s = asyncio.ensure_future(in_thread(forecaster.dump)), 0.0
+        work, gap_s = asyncio.ensure_future(run_in_thread(forecaster.dump)), 0.0
         while not work.done():
             began = time.perf_counter()
             await asyncio.sleep(0.001)
@@ -112,7 +112,7 @@ def _measure_bodies(sections: Sequence[Section], pools: int, size: dict[str, int
         for n in range(BODIES):
             writer.publish(sections, NOW_MS)
             began = time.thread_time()
-            body = demand_body(cache, cache.board(), query | {"queue": f"pool{n % pools}"}, NOW_MS)
+            body = encode_demand(cache, cache.board(), query | {"queue": f"pool{n % pools}"}, NOW_MS)
             took_ms.append((time.thread_time() - began) * 1000)
             assert body.count(b'"running"') == 1, "not one row was found"
     return record(
@@ -122,17 +122,17 @@ def _measure_bodies(sections: Sequence[Section], pools: int, size: dict[str, int
 
 def _answers(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
     tails, cpu_s = [], []
-    with TemporaryDirectory() as name, beside_the_server():
+    with TemporaryDirectory() as name, pin_beside_server():
         folder = Path(name)
         BoardWriter(folder / "board").publish(sections, NOW_MS)
         with ServerProcess.role("api", folder) as server:
             server.wait("/v1/demand?queue=pool0&target=running")
             for _ in range(REPEATS):
                 draw, before = PoolRequests(folder / "board", sections, pools), server.cpu_s()
-                load = open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
+                load = run_open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
                 assert load.checked >= len(load.latency_s) // CHECK_EVERY > 0, f"{load.checked} bodies were checked"
                 assert draw.boards > OPEN_S, f"only {draw.boards} boards were put there"
-                tails.append(load.quantile_ms(0.99))
+                tails.append(load.compute_quantile_ms(0.99))
                 cpu_s.append(server.cpu_s() - before)
     at = tails.index(min(tails))
     return record("served_demand", "answer, p99", size | {"rate": round(RATE)}, tails, "ms", cpu_s=cpu_s[at])

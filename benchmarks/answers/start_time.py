@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, synthetic_view
-from fleetcast.benchmarks.answers.queue import board_sections
+from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, make_synthetic_view
+from fleetcast.benchmarks.answers.queue import make_board_sections
 from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, open_loop, post
-from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.benchmarks.kit.load import Ask, post, run_open_loop
+from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.fleet.requests import LevelName, PlacementRequest, TopologyConstraint
 from fleetcast.placement.ahead.paths import Timelines, timelines
 from fleetcast.placement.ahead.start_time import estimate_start
@@ -61,13 +61,13 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         each_s = (time.process_time() - cpu) / ESTIMATES
         yield record("start_time", "estimate, p99", size, [float(np.quantile(values, 0.99))], "ms", cpu_s=each_s)
         yield record("start_time", "refresh", size, [took_s], "s", cpu_s=cpu_s)
-        with tempfile.TemporaryDirectory() as folder, beside_the_server():
+        with tempfile.TemporaryDirectory() as folder, pin_beside_server():
             yield _answers(Path(folder), view, size)
 
 
 def busy_view(nodes: int) -> ClusterView:
     """Every node held by a job of its own."""
-    view = synthetic_view(nodes)
+    view = make_synthetic_view(nodes)
     holders = np.repeat(np.arange(nodes, dtype=np.int32)[:, None], view.free.shape[1], axis=1)
     jobs = tuple(f"job{row}" for row in range(nodes))
     return replace(view, milli=np.zeros_like(view.milli), holders=holders, jobs=jobs)
@@ -105,12 +105,14 @@ def _answers(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str,
         placer.wait("/healthz", b'"warming":false')
         with ServerProcess.role("api", folder, **about, placer={"port": placer.port}) as api:
             api.wait("/healthz")
-            _wait_for_paths(api.port)
+            _wait_for_start_time(api.port)
             numbers, before = iter(range(10**9)), placer.cpu_s()
-            load = open_loop(api.port, lambda: _ask(next(numbers)), connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
+            load = run_open_loop(
+                api.port, lambda: _ask(next(numbers)), connections=CONNECTIONS, seconds=SECONDS, rate=RATE
+            )
             cpu_s = placer.cpu_s() - before
     assert load.checked == len(load.latency_s) == RATE * SECONDS
-    return record("start_time", "answer, p99", size, [load.quantile_ms(0.99)], "ms", cpu_s=cpu_s)
+    return record("start_time", "answer, p99", size, [load.compute_quantile_ms(0.99)], "ms", cpu_s=cpu_s)
 
 
 def _sections(view: ClusterView) -> list[Section]:
@@ -120,7 +122,7 @@ def _sections(view: ClusterView) -> list[Section]:
         for number in range(QUEUED)
     ]
     changed: dict[str, Any] = {"gpu.job": view.holders, "jobs.queued": msgspec.json.encode(rows)}
-    unchanged = [section for section in board_sections(view) if section.name not in changed]
+    unchanged = [section for section in make_board_sections(view) if section.name not in changed]
     return [*unchanged, *(Section(name, data, NOW_MS) for name, data in changed.items())]
 
 
@@ -134,7 +136,7 @@ def _check_start(head: bytes, body: bytes) -> None:
     assert start_ms["p90"] > NOW_MS + 3_600_000, "there is no queue"
 
 
-def _wait_for_paths(port: int) -> None:
+def _wait_for_start_time(port: int) -> None:
     """Until there are paths to read; the first ones are sampled while the first caller waits."""
     body = msgspec.json.encode(request(0, "first"))
     url = f"http://127.0.0.1:{port}/v1/jobs/estimate"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fleetcast.benchmarks.kit.case import Peer, measure, record
-from fleetcast.benchmarks.kit.load import Ask, closed_loop, get
-from fleetcast.benchmarks.kit.service import BoardProcess, ServerProcess, beside_the_server
+from fleetcast.benchmarks.kit.load import Ask, get, run_closed_loop
+from fleetcast.benchmarks.kit.service import BoardProcess, ServerProcess, pin_beside_server
 from fleetcast.schedulers.trimaran import TrimaranAdapter
 from fleetcast.schedulers.weather import Load, Weather
 from fleetcast.service.board.board import BoardReader
@@ -32,7 +32,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Two records a size in GPUs, eight a node."""
     for gpus in sizes:
         yield _made(max(1, gpus // GPUS_A_NODE))
-        with tempfile.TemporaryDirectory() as name, BoardProcess(Path(name), gpus) as board, beside_the_server():
+        with tempfile.TemporaryDirectory() as name, BoardProcess(Path(name), gpus) as board, pin_beside_server():
             yield _measure_over_http(Path(name), board)
 
 
@@ -50,7 +50,7 @@ def _made(nodes: int) -> dict[str, Any]:
         verb.answer(Weather(1, NOW_MS, NOW_MS, load=load), names)
         return nodes
 
-    def plainly() -> int:
+    def encode_with_dictionaries() -> int:
         columns = (load.gpu[0], load.gpu[1] - load.gpu[0], load.memory[0], load.memory[0])
         shares = [column.tolist() for column in columns]  # a loop over an array would be several times slower
         kinds = (("CPU", "AVG"), ("CPU", "STD"), ("Memory", "AVG"), ("Memory", "STD"))
@@ -64,7 +64,9 @@ def _made(nodes: int) -> dict[str, Any]:
         return nodes
 
     size = {"gpus": nodes * GPUS_A_NODE, "nodes": nodes}
-    return measure("watcher", "body of a new board", size, once, "ms", peer=Peer("dictionaries and json", plainly))
+    return measure(
+        "watcher", "body of a new board", size, once, "ms", peer=Peer("dictionaries and json", encode_with_dictionaries)
+    )
 
 
 def _measure_over_http(folder: Path, board: BoardProcess) -> dict[str, Any]:
@@ -81,12 +83,12 @@ def _measure_over_http(folder: Path, board: BoardProcess) -> dict[str, Any]:
     tails, cpu_s = [], []
     with ServerProcess.role("api", folder, clock=clock, api={"stale_after_s": FRESH_S}) as server:
         server.wait("/healthz")
-        checked = closed_loop(server.port, lambda: Ask(get(PATH).wire, check=check), connections=1, seconds=0.2)
+        checked = run_closed_loop(server.port, lambda: Ask(get(PATH).wire, check=check), connections=1, seconds=0.2)
         assert checked.checked, "no answer was checked"
         board.say("swap")
         for _ in range(REPEATS):
             before = server.cpu_s()
-            load = closed_loop(server.port, lambda: get(PATH), connections=1, seconds=SECONDS)
+            load = run_closed_loop(server.port, lambda: get(PATH), connections=1, seconds=SECONDS)
             cpu_s.append((server.cpu_s() - before) / len(load.latency_s))
             tails.append(max(load.latency_s) * 1000)
         board.say("rest")

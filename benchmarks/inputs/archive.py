@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from pyarrow import csv
 
-from fleetcast.benchmarks.inputs.decode import FIELDS, GPUS, INTERVAL_MS, PAGES_A_BATCH, T0, round_of
+from fleetcast.benchmarks.inputs.decode import FIELDS, GPUS, INTERVAL_MS, PAGES_A_BATCH, T0, make_round_pages
 from fleetcast.benchmarks.kit.case import Peer, measure, record
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.archive.archive import Archive
@@ -142,7 +142,7 @@ def _make_parquet_peer(batches: Sequence[SampleBatch]) -> Peer:
 def _together(nodes: int) -> dict[str, Any]:
     """CPU of decode + ring + archive; a minute of scrapes, then a flush, as a pipeline's snapshots ask for."""
     rng = np.random.default_rng(1)
-    rounds = [round_of(nodes, rng) for _ in range(2)]
+    rounds = [make_round_pages(nodes, rng) for _ in range(2)]
     entities = Entities()
     resolver = ExporterResolver(entities)
     decoders = {node: PageDecoder(resolver, Target(node)) for node in rounds[0]}
@@ -184,7 +184,7 @@ def _together(nodes: int) -> dict[str, Any]:
 def _recorded() -> Iterator[dict[str, Any]]:
     """Sizes on disk of recorded H100 values, and compaction; nothing where the recording is not there."""
     entities = Entities()
-    samples = h100_samples(entities, HOUR_FIRST_MS)
+    samples = read_h100_samples(entities, HOUR_FIRST_MS)
     if samples is None:
         return
     folder = Folder(entities)
@@ -212,12 +212,12 @@ def _recorded() -> Iterator[dict[str, Any]]:
     archive.close()
     yield record("archive", "compact", size, [len(samples) / cpu_s], "samples/s", cpu_s=cpu_s)
     value = _bytes(folder.path) / len(samples)
-    for name, peer in (("pyarrow zstd, long", _parquet_bytes), ("DuckDB", _duckdb_bytes)):
+    for name, peer in (("pyarrow zstd, long", _measure_parquet_bytes), ("DuckDB", _measure_duckdb_bytes)):
         beside = (name, peer(samples, entities) / len(samples))
         yield record("archive", "bytes a sample", size, [value], "B/sample", cpu_s=cpu_s, peer=beside)
 
 
-def h100_samples(entities: Entities, first_ms: int) -> SampleBatch | None:
+def read_h100_samples(entities: Entities, first_ms: int) -> SampleBatch | None:
     """Every reading of every run as a scrape, 15 s apart, a node a run; None without the recording on this disk."""
     named = os.environ.get("FLEETCAST_DATA")
     data = Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -241,7 +241,7 @@ def _run(path: Path, node: str, entities: Entities, first_ms: int) -> list[Sampl
             value = np.round(value / round(1 / factor), 12) if factor < 1 else value * factor
             known = np.isfinite(value)
             n = int(known.sum())
-            metric = np.full(n, metric_row(EntityKind.GPU, name), np.int16)
+            metric = np.full(n, find_metric_row(EntityKind.GPU, name), np.int16)
             parts.append(SampleBatch(EntityKind.GPU, metric, np.full(n, row, np.int32), time_ms[known], value[known]))
     return parts
 
@@ -261,7 +261,7 @@ def _make_long_table(samples: SampleBatch, entities: Entities) -> Any:
     return pa.table({name: pa.array(column) for name, column in columns.items()})
 
 
-def _parquet_bytes(samples: SampleBatch, entities: Entities) -> int:
+def _measure_parquet_bytes(samples: SampleBatch, entities: Entities) -> int:
     import pyarrow.parquet as pq
 
     with tempfile.TemporaryDirectory() as name:
@@ -269,7 +269,7 @@ def _parquet_bytes(samples: SampleBatch, entities: Entities) -> int:
         return _bytes(Path(name))
 
 
-def _duckdb_bytes(samples: SampleBatch, entities: Entities) -> int:
+def _measure_duckdb_bytes(samples: SampleBatch, entities: Entities) -> int:
     import duckdb
 
     table = _make_long_table(samples, entities)

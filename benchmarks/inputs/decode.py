@@ -67,7 +67,7 @@ def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS, value: Value 
     return "".join(lines).encode()
 
 
-def round_of(nodes: int, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> dict[str, bytes]:
+def make_round_pages(nodes: int, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> dict[str, bytes]:
     """Node → page. The numbers of VARIANTS pages go round: to make all anew takes longer than to measure."""
     variants = [page_of(NODE, rng, gpus, value) for _ in range(min(nodes, VARIANTS))]
     names = [f"n{node:05d}" for node in range(nodes)]
@@ -88,14 +88,14 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 def _cases(nodes: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-    rounds = [round_of(nodes, rng) for _ in range(2)]
+    rounds = [make_round_pages(nodes, rng) for _ in range(2)]
     entities = Entities()
     decoders = _decoders(rounds[0], entities)
     size = _size(nodes)
     yield measure("decode", "steady", size, _steady(decoders, rounds), "samples/s", peer=_peer(rounds[0]))
     written = _written(decoders, rounds, WindowStore(entities))
     yield measure("decode", "steady, into the ring", size, written, "samples/s")
-    few = round_of(min(nodes, CHANGED_NODES), rng, GPUS - 1)
+    few = make_round_pages(min(nodes, CHANGED_NODES), rng, GPUS - 1)
     without_one = [{node: rounds[0][node] for node in few}, few]
     yield measure("decode", "changed", _size(len(few)), _steady(decoders, without_one), "samples/s")
     orders = [{node: reordered(page, rng) for node, page in few.items()} for _ in range(ORDERS)]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fleetcast.benchmarks.kit.case import Peer, beside, record
-from fleetcast.benchmarks.kit.load import Ask, closed_loop, post
-from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.benchmarks.kit.load import Ask, post, run_closed_loop
+from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.ingest.inbox.segments import HEADER, SUFFIX, scan_records
 
 JOBS = 64
@@ -27,7 +27,7 @@ PEER_ROWS = 20_000
 def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
     """One record a case."""
     for name, (events, connections) in CASES.items():
-        with tempfile.TemporaryDirectory() as folder, beside_the_server():
+        with tempfile.TemporaryDirectory() as folder, pin_beside_server():
             yield _case(Path(folder), name, events, connections)
 
 
@@ -38,11 +38,11 @@ def _case(folder: Path, name: str, events: int, connections: int) -> dict[str, A
         stream = Stream(events)
         for _ in range(REPEATS):
             before, asked = server.cpu_s(), stream.sent
-            load = closed_loop(server.port, stream, connections=connections, seconds=SECONDS)
+            load = run_closed_loop(server.port, stream, connections=connections, seconds=SECONDS)
             assert len(load.latency_s) * events == stream.sent - asked
             rates.append((stream.sent - asked) / load.seconds)
             cpu_s.append(server.cpu_s() - before)
-            assert records_on_disk(folder / "inbox") == stream.sent
+            assert count_records_on_disk(folder / "inbox") == stream.sent
     peer = beside(
         Peer("sqlite3, synchronous=FULL, no HTTP", lambda: _store_in_sqlite(folder, stream, events)), "events/s"
     )
@@ -77,7 +77,7 @@ class Stream:
         return post("/v1/events", self.body(), b"202")
 
 
-def records_on_disk(folder: Path) -> int:
+def count_records_on_disk(folder: Path) -> int:
     """Whole records in the segments of an inbox, each with the checksum it was written with."""
     total = 0
     for path in folder.glob(f"*{SUFFIX}"):

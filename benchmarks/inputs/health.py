@@ -25,7 +25,7 @@ from fleetcast.ingest.inbox.event_body import DecodedBody, decode_body
 from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
 from fleetcast.ingest.kernel_log.events import KernelReader
 from fleetcast.service.api.recent import RecentIdentities
-from fleetcast.service.api.routes.events import new_records
+from fleetcast.service.api.routes.events import filter_new_records
 from fleetcast.service.api.routes.kernel_log import decode as decode_log
 from fleetcast.service.pipeline.state import FleetState
 
@@ -93,7 +93,7 @@ async def _taken(folder: Path, bodies: Sequence[bytes], read: Read) -> int:
         writer, recent = InboxWriter(Path(name), "bench"), RecentIdentities()
         state = _state()
         for body in bodies:
-            fresh = await new_records(read(body).records, recent)
+            fresh = await filter_new_records(read(body).records, recent)
             await writer.append([record.raw for record, _ in fresh], NOW_MS)
             for _, key in fresh:
                 recent.add(key)
@@ -112,11 +112,11 @@ def _state() -> FleetState:
     return FleetState(entities, WindowStore(entities, interval_s=15.0), topology)
 
 
-def json_loads(body: bytes) -> list[str]:
+def parse_with_json(body: bytes) -> list[str]:
     return [json.dumps(row) for row in json.loads(body)]
 
 
-def one_regex(body: bytes) -> list[str]:
+def parse_with_regex(body: bytes) -> list[str]:
     return [match[0] for match in _XID.finditer(body.decode())]
 
 
@@ -146,8 +146,8 @@ def _read_kernel(body: bytes) -> DecodedBody:
 
 
 CASES: dict[str, tuple[Callable[[int], bytes], Read, Callable[[bytes], list[str]]]] = {
-    "job": (_jobs, _read_job, json_loads),
-    "health": (_health, _read_health, json_loads),
-    "kernel": (_kernel, _read_kernel, one_regex),
-    "kernel, one line in ten": (partial(_kernel, every=10), _read_kernel, one_regex),
+    "job": (_jobs, _read_job, parse_with_json),
+    "health": (_health, _read_health, parse_with_json),
+    "kernel": (_kernel, _read_kernel, parse_with_regex),
+    "kernel, one line in ten": (partial(_kernel, every=10), _read_kernel, parse_with_regex),
 }

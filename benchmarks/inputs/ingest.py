@@ -27,7 +27,7 @@ from fleetcast.benchmarks.kit.case import record
 from fleetcast.benchmarks.kit.child import ChildProcess
 from fleetcast.benchmarks.kit.exporters import Farm
 from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, cpu_s, find_prometheus
-from fleetcast.benchmarks.kit.service import free_port
+from fleetcast.benchmarks.kit.service import find_free_port
 from fleetcast.benchmarks.kit.written import Requests, WriteConnection, series_of
 from fleetcast.ingest.remote_write.request import Version
 
@@ -57,9 +57,9 @@ class FleetProcess:
 
     def __init__(self, folder: Path, **sections: dict[str, Any]) -> None:
         self.state = folder / "state"
-        self.port = free_port()
+        self.port = find_free_port()
         config: dict[str, Any] = {"state": str(self.state), "api": {"port": self.port}}
-        config["placer"] = {"port": free_port()}
+        config["placer"] = {"port": find_free_port()}
         path = folder / "config.toml"
         path.write_text(tomli_w.dumps(config | sections), encoding="utf-8")
         command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(path)]
@@ -96,7 +96,7 @@ class FleetProcess:
         counters = self.ingestion()
         return 0 if counters is None else int(counters["samples_total"]) + int(counters["late_total"])
 
-    def next_tick(self) -> None:
+    def wait_for_next_tick(self) -> None:
         """Return as soon as the pipeline has counted anew."""
         seen = (self.ingestion() or {}).get("ticks")
         deadline = time.monotonic() + START_S
@@ -145,7 +145,7 @@ def _measure_scraping(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
 
 
 def _now(fleet: FleetProcess) -> tuple[float, float, int]:
-    fleet.next_tick()
+    fleet.wait_for_next_tick()
     return fleet.cpu_s(), fleet.cpu_s(everything=True), fleet.samples()
 
 

@@ -33,7 +33,7 @@ from fleetcast.clients.kafka_records import FetchLimits, Outgoing, Place
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.clock import SystemClock
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.metrics import METRICS, find_metric_row
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.kafka.columnar import (
     BINARY_TYPE,
@@ -41,8 +41,8 @@ from fleetcast.ingest.kafka.columnar import (
     Header,
     RecordDecoder,
     RecordNames,
-    encode_binary,
-    encode_json,
+    encode_binary_record,
+    encode_json_record,
 )
 from fleetcast.ingest.kafka.source import KafkaSource
 
@@ -71,14 +71,14 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
     """(metric, GPU) numbers that each metric of the catalogue can have."""
-    limits = [METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, name)].limits for name in metrics]
+    limits = [METRICS[EntityKind.GPU][find_metric_row(EntityKind.GPU, name)].limits for name in metrics]
     low = np.array([0.0 if found is None else found.low for found in limits])[:, None]
     high = np.array([100.0 if found is None else min(100.0, found.high) for found in limits])[:, None]
     values: NDArray[np.float64] = low + (high - low) * rng.random((len(metrics), GPUS))
     return values.round(4)
 
 
-def node_record(node: int, time_ms: int, rng: np.random.Generator) -> ColumnarRecord:
+def make_node_record(node: int, time_ms: int, rng: np.random.Generator) -> ColumnarRecord:
     """Make a record of one node: all of the catalogue's metrics of its eight GPUs, with random values."""
     values = gpu_values(NAMES.metrics, rng)
     return ColumnarRecord(Header(f"n{node:05d}", {"gpu": NAMES}, "H100"), time_ms, (values,))
@@ -90,9 +90,9 @@ def _size(nodes: int) -> dict[str, int]:
 
 def _measure_decoding(nodes: int) -> Iterator[dict[str, Any]]:
     rng, now_ms = np.random.default_rng(1), SystemClock().now_ms()
-    records = [node_record(node, now_ms, rng) for node in range(nodes)]
+    records = [make_node_record(node, now_ms, rng) for node in range(nodes)]
     peers = {"compact": _make_arrow_peer(records[:200]), "json": _make_json_peer(records[:200])}
-    encoders: dict[str, Encode] = {"compact": encode_binary, "json": encode_json}
+    encoders: dict[str, Encode] = {"compact": encode_binary_record, "json": encode_json_record}
     for form, encode in encoders.items():
         values, decoder = [encode(row) for row in records], RecordDecoder(Entities())
 
@@ -129,7 +129,7 @@ def _make_arrow_peer(records: Sequence[ColumnarRecord]) -> Peer:
 
 
 def _make_json_peer(records: Sequence[ColumnarRecord]) -> Peer:
-    texts = [encode_json(row) for row in records]
+    texts = [encode_json_record(row) for row in records]
 
     def once() -> int:
         return sum(SAMPLES for text in texts if json.loads(text))
@@ -194,7 +194,7 @@ class _Topic:
 def _write(writer: KafkaWriter, topic: str, nodes: range, time_ms: int, rng: np.random.Generator) -> None:
     for first in range(nodes.start, nodes.stop, 500):
         part = range(first, min(first + 500, nodes.stop))
-        values = [(node, encode_binary(node_record(node, time_ms, rng))) for node in part]
+        values = [(node, encode_binary_record(make_node_record(node, time_ms, rng))) for node in part]
         writer.write([Outgoing(topic, b"block-%d" % (node // 64), value, HEADERS) for node, value in values])
 
 
@@ -275,7 +275,7 @@ async def _catch_up(topic: _Topic) -> int:
             return sum(source._next.values())
 
 
-def write_on(brokers: str, topic: str, nodes: int) -> None:
+def write_fleet_records(brokers: str, topic: str, nodes: int) -> None:
     """Write a fleet in its rhythm: every node once in INTERVAL_S, for two minutes at most."""
     writer, rng = KafkaWriter(KafkaAccess(brokers=brokers)), np.random.default_rng(2)
     began, slices = time.monotonic(), 30
@@ -286,4 +286,4 @@ def write_on(brokers: str, topic: str, nodes: int) -> None:
 
 
 if __name__ == "__main__":
-    write_on(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    write_fleet_records(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -28,7 +28,7 @@ import tomli_w
 
 from fleetcast.benchmarks.kit.case import record
 from fleetcast.benchmarks.kit.child import ChildProcess
-from fleetcast.benchmarks.kit.service import free_port, process_cpu_s
+from fleetcast.benchmarks.kit.service import find_free_port, read_cpu_s
 
 SIZES = (100_000,)  # jobs, and as many nodes
 REQUESTS = 100
@@ -117,13 +117,13 @@ class _Fleet:
     """A Fleetcast of its own: FLEET_NODES nodes by a topology, one running job, no telemetry."""
 
     def __init__(self, folder: Path, limits: Mapping[str, int]) -> None:
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port = folder, find_free_port()
         (folder / "topology.toml").write_text(f'[[rack]]\nname = "r1"\nnodes = "n[001-{FLEET_NODES:03d}]"\ngpus = 8\n')
         config = {
             "state": str(folder / "state"),
             "fleet": {"topology": str(folder / "topology.toml")},
             "api": {"port": self.port},
-            "placer": {"port": free_port()},
+            "placer": {"port": find_free_port()},
             "limits": dict(limits),
         }
         (folder / "config.toml").write_text(tomli_w.dumps(config))
@@ -178,7 +178,7 @@ class _Fleet:
 
     def cpu_s(self) -> float:
         """CPU seconds of all roles."""
-        return sum(process_cpu_s(pid) for role, pid in self._pids().items() if role in ROLES)
+        return sum(read_cpu_s(pid) for role, pid in self._pids().items() if role in ROLES)
 
     def _pids(self) -> dict[str, int]:
         with contextlib.suppress(FileNotFoundError):

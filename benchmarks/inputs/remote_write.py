@@ -17,7 +17,7 @@ import numpy as np
 from fleetcast.benchmarks.inputs.decode import FIELDS, GPUS
 from fleetcast.benchmarks.kit.case import measure, record
 from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, cpu_s, find_prometheus
-from fleetcast.benchmarks.kit.service import ServerProcess, beside_the_server
+from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.benchmarks.kit.written import Requests, WriteConnection, series_of
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
@@ -41,7 +41,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         for version in Version:
             requests = Requests(series_of(nodes), version, np.random.default_rng(1))
             yield _decode(requests, version, size)
-            with tempfile.TemporaryDirectory() as folder, beside_the_server():
+            with tempfile.TemporaryDirectory() as folder, pin_beside_server():
                 yield _whole(requests, version, size, Path(folder))
 
 

@@ -13,7 +13,7 @@ from fleetcast.benchmarks.kit.case import measure
 from fleetcast.fleet.events import Started, Step, StepParts
 from fleetcast.fleet.jobs import JobTable
 from fleetcast.fleet.requests import RankPlacement
-from fleetcast.models.stragglers.steps import StepPace, pace_of
+from fleetcast.models.stragglers.steps import StepPace, measure_pace
 
 # jobs, ranks that report, events a job and tick
 CASES = {"whole_job": (100, 1, 200), "every_rank": (100, 8, 200), "large_gang": (1, 1024, 20 * 1024)}
@@ -51,7 +51,7 @@ class _Fleet:
         for name in self.names:
             attempt = self.table.get(name)
             assert attempt is not None
-            self.paces[name] = pace_of(attempt, self.paces.get(name))
+            self.paces[name] = measure_pace(attempt, self.paces.get(name))
         assert all(pace.expected_s for pace in self.paces.values())
         return len(events)
 

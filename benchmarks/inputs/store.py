@@ -17,7 +17,7 @@ from fleetcast.features.extract import extract
 from fleetcast.features.layout import SUMMED
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.metrics import METRICS, metric_row, plausible_range
+from fleetcast.fleet.metrics import METRICS, find_metric_row, list_plausible_ranges
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 
 GPUS_PER_NODE = 8
@@ -43,7 +43,7 @@ class Scraped:
         self.store = WindowStore(_entities(gpus))
         self._values: dict[EntityKind, np.ndarray[Any, np.dtype[np.float64]]] = {}
         for kind in (EntityKind.GPU, EntityKind.PORT, EntityKind.NODE):
-            low, high = np.clip(plausible_range(kind), 0.0, 100.0)
+            low, high = np.clip(list_plausible_ranges(kind), 0.0, 100.0)
             shape = (len(self.store.entities[kind]), len(METRICS[kind]))
             self._values[kind] = low + np.random.default_rng(1).random(shape) * (high - low) * 0.9
 
@@ -84,7 +84,7 @@ def _cases(fleet: Scraped) -> Iterator[dict[str, Any]]:
         fleet.now_ms += INTERVAL_MS
         return fleet.store.write(batches.pop(), fleet.now_ms).applied
 
-    batches = _later_batches(fleet, 6)
+    batches = _make_later_batches(fleet, 6)
     yield measure("store", "write", size, write, "samples/s", peer=Peer("deque a series", _make_deque_writer(fleet)))
 
     def features() -> int:
@@ -107,7 +107,7 @@ def _cases(fleet: Scraped) -> Iterator[dict[str, Any]]:
         yield measure("store", "save of a minute, with its writes", size, save, "ms", repeats=3)
 
 
-def _later_batches(fleet: Scraped, count: int) -> list[SampleBatch]:
+def _make_later_batches(fleet: Scraped, count: int) -> list[SampleBatch]:
     """Scrapes to come, the last one first; each is `fleet.now_ms` + 15 s later than the one before."""
     start = fleet.now_ms
     batches = []
@@ -148,7 +148,7 @@ def _make_pandas_features(fleet: Scraped) -> Any:
     """Mean and standard deviation over 2 and 30 minutes of the same nine metrics, from frames (slot, gpu)."""
     ring = fleet.store.ring(EntityKind.GPU)
     names = SUMMED[EntityKind.GPU]
-    assert all(metric_row(EntityKind.GPU, name) >= 0 for name in names)
+    assert all(find_metric_row(EntityKind.GPU, name) >= 0 for name in names)
     frames = [pd.DataFrame(ring.slots(name, 120)) for name in names]
 
     def features() -> int:

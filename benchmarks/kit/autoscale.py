@@ -57,9 +57,9 @@ class ReplicaSet:
             self._wishes.popleft()
         if wanted < now:
             wanted = min(now, max(number for _, number in self._wishes))
-        self._scale(now_s, min(wanted, max(2 * now, now + 4)))
+        self._scale_replicas(now_s, min(wanted, max(2 * now, now + 4)))
 
-    def _scale(self, now_s: float, wanted: int) -> None:
+    def _scale_replicas(self, now_s: float, wanted: int) -> None:
         del self.warm_at[wanted:]
         self.warm_at += [now_s + COLD_S] * (wanted - len(self.warm_at))
 
@@ -73,7 +73,7 @@ def wish(value: float, target: float, replicas: int) -> int:
     return replicas if abs(value / (target * replicas) - 1) <= TOLERANCE else math.ceil(value / target)
 
 
-def autoscaled(rates: Rates, forecasts: Rates | None, per_replica: float, headroom: float = 1.0) -> Autoscaled:
+def simulate_autoscaler(rates: Rates, forecasts: Rates | None, per_replica: float, headroom: float = 1.0) -> Autoscaled:
     """Simulate the autoscaler on request rates, and return what it costs.
 
     rates: (minute,) requests/s. forecasts: (minute,) requests/s, each issued at the end of that minute. Without
@@ -94,14 +94,14 @@ def autoscaled(rates: Rates, forecasts: Rates | None, per_replica: float, headro
     return Autoscaled(cold_s, held_s / 3600, short / (MINUTE_S * float(rates[1:].sum())))
 
 
-def as_costly(rates: Rates, per_replica: float, replica_hours: float) -> Autoscaled:
+def match_replica_hours(rates: Rates, per_replica: float, replica_hours: float) -> Autoscaled:
     """Reactive alone, with the headroom that holds as many replica hours: what they buy without a forecast."""
     low, high = 1.0, 2.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        less = autoscaled(rates, None, per_replica, middle).replica_hours < replica_hours
+        less = simulate_autoscaler(rates, None, per_replica, middle).replica_hours < replica_hours
         low, high = (middle, high) if less else (low, middle)
-    return autoscaled(rates, None, per_replica, high)
+    return simulate_autoscaler(rates, None, per_replica, high)
 
 
 def ramp(days: int, seed: int) -> Rates:
@@ -133,7 +133,7 @@ def counted(means: Rates, rng: np.random.Generator) -> Rates:
     return np.asarray(rng.poisson(means * MINUTE_S) / MINUTE_S, np.float64)
 
 
-def served_week(seed: int) -> Rates | None:
+def read_served_week(seed: int) -> Rates | None:
     """(minute,) requests/s of all clients of one model over a week; None where the data are not here.
 
     They are told as means of ten minutes: between their middles the rate is a straight line.

@@ -164,16 +164,16 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("
 def machine() -> dict[str, Any]:
     """Return what the numbers depend on: processor, cores this process may use, memory, versions."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": _read_cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": _read_memory_gib(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "numpy": np.__version__,
     }
 
 
-def _cpu_name() -> str:
+def _read_cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -182,7 +182,7 @@ def _cpu_name() -> str:
     return next(names, platform.processor())
 
 
-def _memory_gib() -> float | None:
+def _read_memory_gib() -> float | None:
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (ValueError, OSError, AttributeError):

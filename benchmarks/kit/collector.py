@@ -7,17 +7,17 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-from fleetcast.service.pipeline.role import spare_the_collector
+from fleetcast.service.pipeline.role import reduce_garbage_collection
 
 
 @contextlib.contextmanager
-def spared_collector() -> Iterator[None]:
+def configure_garbage_collector() -> Iterator[None]:
     """Set the garbage collector as in a pipeline's process while the context is open.
 
     A process that froze objects before, as the tests do, has them frozen afterwards.
     """
     before, froze = gc.get_threshold(), gc.get_freeze_count() > 0
-    spare_the_collector()
+    reduce_garbage_collection()
     try:
         yield
     finally:

@@ -14,9 +14,9 @@ import numpy as np
 
 from fleetcast.benchmarks.inputs.decode import NODE, page_of
 from fleetcast.benchmarks.kit.child import ChildProcess
-from fleetcast.benchmarks.kit.service import free_port
+from fleetcast.benchmarks.kit.service import find_free_port
 from fleetcast.benchmarks.ticks.tick import USUAL
-from fleetcast.fleet.metrics import METRICS, dcgm_row
+from fleetcast.fleet.metrics import METRICS, find_dcgm_row
 from fleetcast.fleet.samples import EntityKind
 
 VARIANTS = 8
@@ -26,7 +26,7 @@ PCIE = range(235, 239)  # exact, or the link is not what it was
 
 def healthy(field: int, rng: np.random.Generator) -> str:
     """Return what a busy GPU in good health prints. Fields that the catalogue names in other units look plausible."""
-    row = dcgm_row(EntityKind.GPU, field)
+    row = find_dcgm_row(EntityKind.GPU, field)
     assert row is not None
     usual = USUAL.get(METRICS[EntityKind.GPU][row].name, 0.0)
     if field in (203, 204):
@@ -41,7 +41,7 @@ class Farm:
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
-        self.port = free_port()
+        self.port = find_free_port()
         command = [sys.executable, "-m", "fleetcast.benchmarks.kit.exporters", str(nodes), str(self.port)]
         self.process = ChildProcess("the farm of exporters", command)
         deadline = time.monotonic() + START_S

@@ -45,7 +45,7 @@ class LoadResult:
     def rate(self) -> float:
         return len(self.latency_s) / self.seconds
 
-    def quantile_ms(self, q: float) -> float:
+    def compute_quantile_ms(self, q: float) -> float:
         return float(np.quantile(self.latency_s, q)) * 1000
 
 
@@ -58,13 +58,13 @@ def post(path: str, body: bytes, status: bytes = b"200", kind: str = "applicatio
     return Ask(head.encode() + body, status)
 
 
-def closed_loop(port: int, ask: Callable[[], Ask | None], *, connections: int, seconds: float) -> LoadResult:
+def run_closed_loop(port: int, ask: Callable[[], Ask | None], *, connections: int, seconds: float) -> LoadResult:
     """Ask until `seconds` are over or `ask` has nothing more."""
     load: LoadResult = uvloop.run(_closed(port, ask, connections, seconds))
     return load
 
 
-def open_loop(port: int, ask: Callable[[], Ask], *, connections: int, seconds: float, rate: float) -> LoadResult:
+def run_open_loop(port: int, ask: Callable[[], Ask], *, connections: int, seconds: float, rate: float) -> LoadResult:
     """Send `rate` requests a second, evenly spaced."""
     load: LoadResult = uvloop.run(_open(port, ask, connections, round(seconds * rate), rate))
     return load

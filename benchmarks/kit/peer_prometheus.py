@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from fleetcast.benchmarks.kit.child import ChildProcess
-from fleetcast.benchmarks.kit.service import free_port
+from fleetcast.benchmarks.kit.service import find_free_port
 
 VARIABLE = "FLEETCAST_PROMETHEUS"
 START_S = 60.0
@@ -27,7 +27,7 @@ def find_prometheus() -> str | None:
     return next((path for path in (named, *built, shutil.which("prometheus")) if path), None)
 
 
-def version_of(program: str) -> str:
+def read_version(program: str) -> str:
     """Its name for a record, such as "Prometheus 3.15.0"."""
     shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     words = (shown.stdout + shown.stderr).split()
@@ -38,8 +38,8 @@ class PrometheusPeer:
     """A running Prometheus; `config` is that of its prometheus.yml. It takes remote writes of both versions."""
 
     def __init__(self, program: str, folder: Path, config: dict[str, Any]) -> None:
-        self.name = version_of(program)
-        self.port = free_port()
+        self.name = read_version(program)
+        self.port = find_free_port()
         folder.mkdir(exist_ok=True)
         path = folder / "prometheus.yml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")

@@ -45,12 +45,12 @@ def pinned(wanted: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def beside_the_server() -> contextlib.AbstractContextManager[None]:
+def pin_beside_server() -> contextlib.AbstractContextManager[None]:
     """Pin this process, which generates the load, to the second core. The first is the server's."""
     return pinned(set(cores()[1:2] or cores()))
 
 
-def board_cores() -> set[int]:
+def choose_board_cores() -> set[int]:
     """Return the cores of a pipeline that ticks: neither the server's nor the generator's, where there are three.
 
     With two it shares the server's. A generator that waits for a core would blame the server for its own delay.
@@ -58,13 +58,13 @@ def board_cores() -> set[int]:
     return set(cores()[2:] or cores()[:1])
 
 
-def process_cpu_s(pid: int) -> float:
+def read_cpu_s(pid: int) -> float:
     """User and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return an unused loopback port below the ephemeral ones, so that no connection takes it first."""
     for port in random.sample(PORTS, 50):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ class ServerProcess:
     @classmethod
     def role(cls, name: str, folder: Path, **sections: dict[str, Any]) -> "ServerProcess":
         """Our own `api` or `placer` on a state folder; `sections` of the configuration are added."""
-        ports = {"api": free_port(), "placer": free_port()}
+        ports = {"api": find_free_port(), "placer": find_free_port()}
         config: dict[str, Any] = {"state": str(folder)} | {role: {"port": port} for role, port in ports.items()}
         for section, values in sections.items():
             config[section] = config.get(section, {}) | values
@@ -121,7 +121,7 @@ class ServerProcess:
         self.process.check(unless=f"{path}: no answer within {START_S:.0f} s")
 
     def cpu_s(self) -> float:
-        return process_cpu_s(self.process.pid)
+        return read_cpu_s(self.process.pid)
 
     def __enter__(self) -> "ServerProcess":
         return self
@@ -136,7 +136,7 @@ class BoardProcess:
     def __init__(self, folder: Path, gpus: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
-        with pinned(board_cores()):
+        with pinned(choose_board_cores()):
             self._process = context.Process(target=_publish, args=(folder, gpus, theirs), daemon=True)
             self._process.start()
         theirs.close()  # so that its end is seen here

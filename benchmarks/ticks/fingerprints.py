@@ -16,7 +16,7 @@ from fleetcast.features.store import WindowStore
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Checkpoint, JobEvent, Started, Submitted
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
@@ -42,7 +42,7 @@ class WallClock(ManualClock):
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Seconds from pass to pass until all were looked at, and which part of a core that takes."""
     for gpus in sizes:
-        state, jobs = fleet_of(gpus)
+        state, jobs = make_full_fleet(gpus)
         clock = WallClock(NOW_MS)
         prints = Fingerprints(clock)
         size = {"gpus": gpus, "jobs": jobs}
@@ -89,7 +89,7 @@ async def _watched(prints: Fingerprints, state: FleetState) -> float:
     return longest
 
 
-def fleet_of(gpus: int) -> tuple[FleetState, int]:
+def make_full_fleet(gpus: int) -> tuple[FleetState, int]:
     """Return a full fleet, and how many jobs run on it."""
     nodes = gpus // GPUS_PER_NODE
     entities = Entities()
@@ -119,7 +119,7 @@ def _fill(state: FleetState, gpus: int) -> None:
         columns = (busy, 0.5 * busy, np.ones(gpus), 100 + 500 * busy, np.full(gpus, 6e10))
         rows = np.arange(gpus, dtype=np.int32)
         for name, values in zip(READINGS, columns, strict=True):
-            metric = np.full(gpus, metric_row(EntityKind.GPU, name), np.int16)
+            metric = np.full(gpus, find_metric_row(EntityKind.GPU, name), np.int16)
             times = np.full(gpus, time_ms, np.int64)
             state.store.write(SampleBatch(EntityKind.GPU, metric, rows, times, values), time_ms)
     state.store.advance(NOW_MS)
@@ -141,11 +141,11 @@ def _events(nodes: int) -> Iterator[JobEvent]:
         yield Submitted(job=f"job{number}", sequence=0, time_ms=began_ms, gang=len(ranks), gpus_per_node=GPUS_PER_JOB)
         yield Started(job=f"job{number}", sequence=1, time_ms=began_ms, ranks=ranks)
         if number % 4 == 0:
-            yield from _checkpoints(f"job{number}", NOW_MS - 600_000 * 8 + 7000 * number % 600_000)
+            yield from _make_checkpoints(f"job{number}", NOW_MS - 600_000 * 8 + 7000 * number % 600_000)
         number += 1
 
 
-def _checkpoints(job: str, first_ms: int) -> Iterator[JobEvent]:
+def _make_checkpoints(job: str, first_ms: int) -> Iterator[JobEvent]:
     for turn in range(8):
         at = first_ms + 600_000 * turn
         yield Checkpoint(job=job, sequence=10 + 2 * turn, time_ms=at, edge="begin", bytes=10**11, target="store")

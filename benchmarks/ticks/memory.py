@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.benchmarks.inputs.decode import FIELDS, round_of
+from fleetcast.benchmarks.inputs.decode import FIELDS, make_round_pages
 from fleetcast.benchmarks.kit.case import fits_memory, record
 from fleetcast.benchmarks.kit.exporters import healthy
 from fleetcast.benchmarks.kit.service import MAKE_S
-from fleetcast.benchmarks.ticks.tick import GPUS_PER_NODE, gangs, no_sources, rows_of, scrape_of, topology_of
+from fleetcast.benchmarks.ticks.tick import GPUS_PER_NODE, gangs, make_scrape, no_sources, rows_of, topology_of
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages.exporters import ExporterResolver
@@ -116,12 +116,12 @@ class MeasuredFleet:
         now_ms = self.clock.now_ms()
         for first in range(0, self.nodes, 256):
             part = self._decoders[first : first + 256]
-            pages = round_of(len(part), self._rng, value=healthy).values()
+            pages = make_round_pages(len(part), self._rng, value=healthy).values()
             for number, (decoder, page) in enumerate(zip(part, pages, strict=True), first):
                 own = page.replace(b"n%05d" % (number - first), b"n%05d" % number)
                 self.pipeline.take(decoder.decode(own, now_ms))
         if len(self._ports):
-            self.pipeline.take(Batch(samples=(scrape_of(EntityKind.PORT, self._ports, now_ms, self._rng),)))
+            self.pipeline.take(Batch(samples=(make_scrape(EntityKind.PORT, self._ports, now_ms, self._rng),)))
         self.clock.advance(SCRAPE_S)
 
     def tick(self) -> None:

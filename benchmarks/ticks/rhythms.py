@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.benchmarks.kit.case import record
-from fleetcast.features.period import find_period, find_swing
+from fleetcast.features.period import find_period, find_swing_period
 
 SIZES = (300,)  # jobs of each case and seed
 SEEDS = (1, 2, 3)
@@ -47,7 +47,7 @@ def _measure(case: str, jobs: int, samples: int, points: int) -> Iterator[dict[s
             began = time.process_time()
             found = find_period(channels[:points], INTERVAL_S, means[:points]).period_s
             spent_s += time.process_time() - began
-            alone = find_swing(channels[:points], INTERVAL_S).period_s
+            alone = find_swing_period(channels[:points], INTERVAL_S).period_s
             is_visible = min(works, 1 - works) * period_s >= INTERVAL_S
             visible += is_visible
             shown, old = shown + (is_visible and found is not None), old + (is_visible and alone is not None)

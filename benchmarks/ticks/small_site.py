@@ -17,7 +17,7 @@ import tomli_w
 from fleetcast.benchmarks.kit.case import record
 from fleetcast.benchmarks.kit.child import ChildProcess
 from fleetcast.benchmarks.kit.exporters import Farm
-from fleetcast.benchmarks.kit.service import free_port, process_cpu_s
+from fleetcast.benchmarks.kit.service import find_free_port, read_cpu_s
 from fleetcast.benchmarks.ticks.tick import GPUS_PER_NODE
 from fleetcast.service.board.board import BoardReader
 
@@ -57,7 +57,9 @@ def _cases(folder: Path, gpus: int) -> Iterator[dict[str, Any]]:
             yield record(
                 "small_site", "CPU at rest, all roles", size, [1000 * used / took_s], "ms/s of time", cpu_s=used
             )
-            yield record("small_site", "snapshots on disk", size, [site.snapshot_bytes() / MIB], "MiB", cpu_s=used)
+            yield record(
+                "small_site", "snapshots on disk", size, [site.measure_snapshot_bytes() / MIB], "MiB", cpu_s=used
+            )
         finally:
             site.stop()
     finally:
@@ -76,8 +78,8 @@ class SmallSite:
         settings = {
             "state": str(self._state),
             "scrape": {"targets": [f"file_sd:{folder / 'targets.json'}"]},
-            "api": {"port": free_port()},
-            "placer": {"port": free_port()},
+            "api": {"port": find_free_port()},
+            "placer": {"port": find_free_port()},
             "adapters": {"adapter": [bands]},
         }
         config.write_text(tomli_w.dumps(settings), encoding="utf-8")
@@ -104,13 +106,13 @@ class SmallSite:
         return sum(map(pss_bytes, self.pids().values()))
 
     def cpu_s(self) -> float:
-        return sum(map(process_cpu_s, self.pids().values()))
+        return sum(map(read_cpu_s, self.pids().values()))
 
     def wake_ups(self) -> dict[str, int]:
         """Voluntary context switches of each process since its start."""
         return {name: wake_ups(pid) for name, pid in self.pids().items()}
 
-    def snapshot_bytes(self) -> int:
+    def measure_snapshot_bytes(self) -> int:
         """Return what the snapshots take on disk: a file with several names counts once."""
         files = [path.stat() for path in (self._state / "snapshot").rglob("*") if path.is_file()]
         return sum({file.st_ino: file.st_blocks * 512 for file in files}.values())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetcast.benchmarks.kit.case import fits_memory, record
-from fleetcast.benchmarks.kit.collector import spared_collector
+from fleetcast.benchmarks.kit.collector import configure_garbage_collector
 from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, T0, BusyFleet
 from fleetcast.fleet.events import Finished, Started, Step, Submitted
 from fleetcast.fleet.jobs import JobAttempt, encode_job
@@ -42,8 +42,8 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         if not fits_memory(gpus, BYTES_PER_GPU):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            site = old_site(gpus, Path(folder))
-            with spared_collector():
+            site = make_old_site(gpus, Path(folder))
+            with configure_garbage_collector():
                 yield from _cases(site, gpus)
 
 
@@ -90,7 +90,7 @@ async def _measure_save(fleet: BusyFleet) -> Save:
     return Save(pause_ms, took_ms, cpu_s)
 
 
-def old_site(gpus: int, folder: Path) -> BusyFleet:
+def make_old_site(gpus: int, folder: Path) -> BusyFleet:
     """Return a busy fleet with steps of every running job, and the jobs of weeks at rest."""
     fleet = BusyFleet(gpus, folder)
     jobs = fleet.pipeline.state.jobs

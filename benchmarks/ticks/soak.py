@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from fleetcast.benchmarks.kit.case import fits_memory, record
-from fleetcast.benchmarks.kit.collector import spared_collector
+from fleetcast.benchmarks.kit.collector import configure_garbage_collector
 from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, USUAL
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Started, Step, Submitted
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
@@ -63,7 +63,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     for gpus in sizes:
         if gpus > LARGEST or not fits_memory(gpus, BYTES_PER_GPU):
             continue
-        with tempfile.TemporaryDirectory() as folder, spared_collector():
+        with tempfile.TemporaryDirectory() as folder, configure_garbage_collector():
             cpu = time.process_time()
             hours = list(SoakSite(gpus, Path(folder)).live(HOURS))
             yield from _cases(hours, gpus, time.process_time() - cpu)
@@ -131,7 +131,7 @@ class SoakSite:
     def _measure_hour(self, tick_ms: float, save_ms: float) -> Hour:
         gc.collect()
         jobs = self.pipeline.state.jobs
-        return Hour(_rss_mib(), tick_ms, save_ms, len(jobs.attempts), len(jobs.resting), len(gc.get_objects()))
+        return Hour(_read_rss_mib(), tick_ms, save_ms, len(jobs.attempts), len(jobs.resting), len(gc.get_objects()))
 
     def _scrape(self) -> None:
         now_ms = self.clock.now_ms()
@@ -221,7 +221,7 @@ Columns = tuple[EntityKind, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
 
 def _columns(kind: EntityKind, metrics: Sequence[str], rows: Sequence[int]) -> Columns:
     """Kind, and the metric and entity columns of a page after the other."""
-    numbers = np.array([metric_row(kind, name) for name in metrics], np.int16)
+    numbers = np.array([find_metric_row(kind, name) for name in metrics], np.int16)
     return kind, np.tile(numbers, len(rows)), np.repeat(np.array(rows, np.int32), len(metrics))
 
 
@@ -240,6 +240,6 @@ def _ms(work: Any) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-def _rss_mib() -> float:
+def _read_rss_mib() -> float:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)

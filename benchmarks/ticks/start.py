@@ -16,8 +16,8 @@ import tomli_w
 
 from fleetcast.benchmarks.kit.case import fits_memory, record
 from fleetcast.benchmarks.kit.child import ChildProcess
-from fleetcast.benchmarks.kit.service import process_cpu_s, write_topology
-from fleetcast.benchmarks.ticks.snapshot import old_site
+from fleetcast.benchmarks.kit.service import read_cpu_s, write_topology
+from fleetcast.benchmarks.ticks.snapshot import make_old_site
 from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, BusyFleet
 from fleetcast.service.board.board import BoardReader
 
@@ -32,7 +32,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         if not fits_memory(gpus, 2 * BYTES_PER_GPU):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            fleet = old_site(gpus, Path(folder))
+            fleet = make_old_site(gpus, Path(folder))
             leave(fleet)
             now_ms, jobs = fleet.clock.now_ms(), len(fleet.pipeline.state.jobs.running())
             del fleet
@@ -65,7 +65,7 @@ def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float,
         while (board := reader.latest()) is None or board.sequence == sequence:
             process.check(unless="no first board in time" if time.monotonic() - began > PATIENCE_S else "")
             time.sleep(0.005)
-        took_s, cpu_s = time.monotonic() - began, process_cpu_s(process.pid)
+        took_s, cpu_s = time.monotonic() - began, read_cpu_s(process.pid)
     finally:
         process.stop(0)
     assert len(board.json("jobs.running")) == jobs > 0, "the board does not know what runs"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.benchmarks.kit.case import fits_memory, measure
-from fleetcast.benchmarks.kit.collector import spared_collector
+from fleetcast.benchmarks.kit.collector import configure_garbage_collector
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import JobEvent, Started, Submitted
@@ -66,7 +66,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
                 fleet = BusyFleet(gpus, Path(folder), jobs)
                 if case == SILENT:
                     fleet.silence(SILENT_SHARE)
-                with spared_collector():
+                with configure_garbage_collector():
                     yield measure("tick", case, {"gpus": gpus}, fleet.tick, "ms")
 
 
@@ -91,7 +91,7 @@ class BusyFleet:
         """One scrape of everything, and the 15 s after it."""
         now_ms = self.clock.now_ms()
         self.pipeline.take(
-            Batch(samples=tuple(scrape_of(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()))
+            Batch(samples=tuple(make_scrape(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()))
         )
         self.clock.advance(15)
 
@@ -129,7 +129,7 @@ def rows_of(entities: Entities, kind: EntityKind, nodes: int) -> NDArray[np.int3
     return np.array([entities.of_node(kind, name, *unit) for name in names for unit in units], np.int32)
 
 
-def scrape_of(kind: EntityKind, rows: NDArray[np.int32], now_ms: int, rng: np.random.Generator) -> SampleBatch:
+def make_scrape(kind: EntityKind, rows: NDArray[np.int32], now_ms: int, rng: np.random.Generator) -> SampleBatch:
     """All metrics of some entities, a little off what is usual."""
     metrics = METRICS[kind]
     usual = np.array([USUAL.get(metric.name, 0.0) for metric in metrics])
@@ -169,17 +169,17 @@ def gangs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
         node, number = node + width, number + 1
 
 
-def one_on_each_node(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+def make_job_per_node(nodes: int, now_ms: int) -> Iterator[JobEvent]:
     """Yield a job on all GPUs of each node."""
-    return _single_member_events(nodes, now_ms, [tuple(range(GPUS_PER_NODE))])
+    return _make_single_member_events(nodes, now_ms, [tuple(range(GPUS_PER_NODE))])
 
 
-def one_on_each_gpu(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+def make_job_per_gpu(nodes: int, now_ms: int) -> Iterator[JobEvent]:
     """Yield a job on each GPU."""
-    return _single_member_events(nodes, now_ms, [(gpu,) for gpu in range(GPUS_PER_NODE)])
+    return _make_single_member_events(nodes, now_ms, [(gpu,) for gpu in range(GPUS_PER_NODE)])
 
 
-def _single_member_events(nodes: int, now_ms: int, places: Sequence[tuple[int, ...]]) -> Iterator[JobEvent]:
+def _make_single_member_events(nodes: int, now_ms: int, places: Sequence[tuple[int, ...]]) -> Iterator[JobEvent]:
     """Jobs of one member. places: their GPUs on each node."""
     began_ms = now_ms - 900_000
     for node in range(nodes):
@@ -194,6 +194,6 @@ SILENT = "extract, score, publish; 40 % of the nodes silent"
 CASES: dict[str, Callable[[int, int], Iterator[JobEvent]]] = {
     "extract, score, publish": gangs,
     SILENT: gangs,
-    "extract, score, publish; a job on each node": one_on_each_node,
-    "extract, score, publish; a job on each GPU": one_on_each_gpu,
+    "extract, score, publish; a job on each node": make_job_per_node,
+    "extract, score, publish; a job on each GPU": make_job_per_gpu,
 }

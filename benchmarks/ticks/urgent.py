@@ -27,8 +27,8 @@ import tomli_w
 
 from fleetcast.benchmarks.kit.case import fits_memory, record
 from fleetcast.benchmarks.kit.child import ChildProcess
-from fleetcast.benchmarks.kit.service import START_S, free_port, process_cpu_s, write_topology
-from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, gangs, rows_of, scrape_of
+from fleetcast.benchmarks.kit.service import START_S, find_free_port, read_cpu_s, write_topology
+from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, gangs, make_scrape, rows_of
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.samples import EntityKind, SampleBatch
@@ -59,7 +59,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
                     yield record("urgent", f"{way} to answer, {what}", size, [value], "ms", cpu_s=site.cpu_s())
             used_s, took_s = site.cpu_s() - before, time.monotonic() - began
             yield record("urgent", "CPU of the pipeline", fleet, [1000 * used_s / took_s], "ms/s of time", cpu_s=used_s)
-            yield record("urgent", "memory of the pipeline", fleet, [site.resident_mib()], "MiB", cpu_s=used_s)
+            yield record("urgent", "memory of the pipeline", fleet, [site.read_resident_mib()], "MiB", cpu_s=used_s)
 
 
 class FleetFeed(Source):
@@ -84,7 +84,7 @@ class FleetFeed(Source):
     def _scrape_slice(self, kind: EntityKind, number: int) -> SampleBatch:
         rows = self._rows[kind]
         part = rows[len(rows) * number // SLICES : len(rows) * (number + 1) // SLICES]
-        return scrape_of(kind, part, self._clock.now_ms(), self._rng)
+        return make_scrape(kind, part, self._clock.now_ms(), self._rng)
 
     def position(self) -> dict[str, Any]:
         return {}
@@ -146,12 +146,12 @@ class UrgentSite:
         self.nodes = max(1, gpus // GPUS_PER_NODE)
         self._folder = folder
         self._exporters = Exporters()
-        self._port = free_port()
+        self._port = find_free_port()
         config = {
             "state": str(folder / "state"),
             "fleet": {"topology": str(write_topology(folder, gpus))},  # unknown GPUs are bounded
             "api": {"port": self._port},
-            "placer": {"port": free_port()},
+            "placer": {"port": find_free_port()},
             "scrape": {"targets": self._exporters.urls, "interval_s": INTERVAL_S},
             "pipeline": {
                 "sources": [{"use": "fleetcast.benchmarks.ticks.urgent:FleetFeed", "options": {"gpus": gpus}}]
@@ -249,9 +249,9 @@ class UrgentSite:
             time.sleep(POLL_S)
 
     def cpu_s(self) -> float:
-        return process_cpu_s(self._processes[0].pid)
+        return read_cpu_s(self._processes[0].pid)
 
-    def resident_mib(self) -> float:
+    def read_resident_mib(self) -> float:
         """Return the resident memory of the pipeline."""
         pages = Path(f"/proc/{self._processes[0].pid}/statm").read_text(encoding="utf-8").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -31,8 +31,8 @@ from unittest import mock
 import numpy as np
 
 from fleetcast.benchmarks.kit.case import fits_memory, record
-from fleetcast.benchmarks.kit.collector import spared_collector
-from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, no_sources, rows_of, scrape_of
+from fleetcast.benchmarks.kit.collector import configure_garbage_collector
+from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, make_scrape, no_sources, rows_of
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Started, Step, StepParts, Submitted
 from fleetcast.fleet.metrics import METRICS
@@ -142,8 +142,8 @@ def measured(size: Size, ticks: int = TICKS) -> dict[str, Any]:
     """Return the line of a case. `value`: CPU milliseconds of the median tick. `parts`: the same of each part."""
     with tempfile.TemporaryDirectory() as folder:
         fleet = WorkingFleet(size, Path(folder))
-        with spared_collector():
-            rows = [fleet.measured_tick() for _ in range(ticks + 1)][1:]
+        with configure_garbage_collector():
+            rows = [fleet.measure_tick() for _ in range(ticks + 1)][1:]
     parts = {name: statistics.median(row[name] for row in rows) for name in (*PARTS, *BESIDE)}
     totals = [row["tick"] for row in rows]
     models = parts["score"] + parts["co-runs"] + parts["fingerprints"]
@@ -180,8 +180,8 @@ class WorkingFleet:
     def scrape(self) -> None:
         """One scrape of everything, and the 15 s after it."""
         now_ms = self.clock.now_ms()
-        samples = [scrape_of(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()]
-        self.pipeline.take(Batch(samples=(*samples, node_samples(self.nodes, now_ms))))
+        samples = [make_scrape(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()]
+        self.pipeline.take(Batch(samples=(*samples, make_node_samples(self.nodes, now_ms))))
         self.clock.advance(SCRAPE_S)
 
     def tick(self) -> None:
@@ -192,7 +192,7 @@ class WorkingFleet:
         assert board.as_of_ms == self.clock.now_ms()
         assert not board.array("node.flagged").any(), "a healthy fleet was flagged"
 
-    def measured_tick(self) -> dict[str, float]:
+    def measure_tick(self) -> dict[str, float]:
         """CPU milliseconds of a tick and its parts, and of what is done beside it."""
         self.watch.seconds.clear()
         with self.watch.of("samples"):
@@ -353,7 +353,7 @@ def domains_of(nodes: int) -> Topology:
     )
 
 
-def node_samples(nodes: int, now_ms: int) -> SampleBatch:
+def make_node_samples(nodes: int, now_ms: int) -> SampleBatch:
     """Return typical samples of `nodes` nodes, as scrapers report them.
 
     The nodes are the first rows of the scrapers' node table.

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetcast.cli.demo.evidence import evidence_of
+from fleetcast.cli.demo.evidence import parse_flag_reasons
 from fleetcast.cli.demo.guards import fresh, refuse_taken_ports, refuse_unknown_token
 from fleetcast.cli.demo.report import Totals, Watch, false_nodes, is_flagged, judge_faults, verdict
 from fleetcast.cli.demo.screen import DemoScreen
 from fleetcast.cli.kit.options import AtOption, SpeedOption, check_outputs
 from fleetcast.cli.kit.screen import echo, echo_text
-from fleetcast.fleet.process import bearer, child_environment
+from fleetcast.fleet.process import bearer, make_child_environment
 
 POLL_S = 0.5
 START_LIMIT_S = 240.0  # of a machine with much else to do
@@ -102,7 +102,7 @@ async def _run(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
     refuse_taken_ports(options.port)
     refuse_unknown_token()
     with fresh(options.folder) as folder, DemoScreen(options.port) as screen:
-        simulation = await _spawn(folder, "simulation.log", _simulation_command(options, folder, clock))
+        simulation = await _spawn(folder, "simulation.log", _make_simulation_command(options, folder, clock))
         service = None
         try:
             screen.say("starting the simulated fleet")
@@ -112,7 +112,7 @@ async def _run(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
             config = _write_config(options, folder, clock)
             service = await _spawn(folder, "service.log", ["run", "--config", str(config)])
             run = DemoRun(options, folder, screen, stop)
-            return await run.until_done(simulation, service)
+            return await run.run_until_done(simulation, service)
         finally:
             for process in (simulation, service):
                 await _end(process)
@@ -140,7 +140,7 @@ class DemoRun:
         self._starts: dict[str, Any] = {}
         self._worth: dict[str, Any] | None = None
 
-    async def until_done(
+    async def run_until_done(
         self, simulation: asyncio.subprocess.Process, service: asyncio.subprocess.Process
     ) -> tuple[dict[str, Any], list[str]]:
         import aiohttp
@@ -221,7 +221,7 @@ class DemoRun:
             self.placements[row["outcome"]] += 1
             if row["request_id"] == ASKED:
                 self.screen.say(row["sentence"])
-        self._narrate()
+        self._print_story()
 
     async def _read_flagged_nodes(self, session: Any, rows: list[dict[str, Any]]) -> None:
         """Record every reason of the flagged nodes, because the ranking only names the first."""
@@ -231,9 +231,9 @@ class DemoRun:
                 continue
             if node := await _get(session, f"/v1/nodes/{name}"):
                 self._looks[name] = looks
-                self.watch.record(name, evidence_of(node["reasons"]), node["as_of_ms"])
+                self.watch.record(name, parse_flag_reasons(node["reasons"]), node["as_of_ms"])
 
-    def _narrate(self) -> None:
+    def _print_story(self) -> None:
         path = self.folder / "story.jsonl"
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -332,26 +332,26 @@ class _Clock:
 
 
 def _clock(options: DemoOptions) -> _Clock:
-    from fleetcast.simulator.days.traces import parse_time_ms, shifted_start_ms
+    from fleetcast.simulator.days.traces import parse_time_ms, shift_start_ms
 
     wall_ms = time.time_ns() // 1_000_000
     try:
-        return _Clock(shifted_start_ms(parse_time_ms(options.at), wall_ms), wall_ms)
+        return _Clock(shift_start_ms(parse_time_ms(options.at), wall_ms), wall_ms)
     except ValueError as error:
         raise typer.BadParameter(f"{options.at!r}: {error}", param_hint="--at") from None
 
 
-def _simulation_command(options: DemoOptions, folder: Path, clock: _Clock) -> list[str]:
+def _make_simulation_command(options: DemoOptions, folder: Path, clock: _Clock) -> list[str]:
     command = ["simulate", "cluster", "--out", str(folder), "--api", f"http://127.0.0.1:{options.port}"]
     command += ["--epoch-ms", str(clock.epoch_ms), "--wall-ms", str(clock.wall_ms), "--speed", str(options.speed)]
     command += ["--seed", str(options.seed), "--at", options.at, "--input", options.input]
     command += ["--story" if options.story else "--no-story"]
     command += ["--teams"] if options.input == "trace" else []
-    command += ["--kafka", options.kafka, "--kafka-topic", _topic_name(clock)] if options.kafka else []
+    command += ["--kafka", options.kafka, "--kafka-topic", _make_topic_name(clock)] if options.kafka else []
     return command + (["--faults", str(options.faults)] if options.faults else [])
 
 
-def _topic_name(clock: _Clock) -> str:
+def _make_topic_name(clock: _Clock) -> str:
     """Return a topic for this run alone, because records of another run have other times."""
     return f"fleetcast.demo-{clock.wall_ms}"
 
@@ -381,7 +381,7 @@ def _write_config(options: DemoOptions, folder: Path, clock: _Clock) -> Path:
     )
     if options.kafka:
         read: dict[str, str | int | float | bool | list[str]]
-        read = {"brokers": options.kafka, "telemetry": _topic_name(clock), "events": "", "group": ""}
+        read = {"brokers": options.kafka, "telemetry": _make_topic_name(clock), "events": "", "group": ""}
         sources = (PluginConfig(use="kafka", options=read),)
         pipeline = msgspec.structs.replace(config.pipeline, sources=sources)
         config = msgspec.structs.replace(config, scrape=ScrapeConfig(timeout_s=15.0), pipeline=pipeline)
@@ -403,7 +403,7 @@ async def _spawn(folder: Path, log: str, command: list[str]) -> asyncio.subproce
             stdout=file,
             stderr=file,
             start_new_session=True,
-            env=child_environment(),
+            env=make_child_environment(),
         )
 
 

@@ -50,13 +50,13 @@ class FlagReason:
 
     def shows(self, fault: Mapping[str, Any]) -> bool:
         """Return whether this reason is about the fault's kind, and about its part or its whole node."""
-        if not self.flags or not self._is_on(fault):
+        if not self.flags or not self._matches_location(fault):
             return False
         if self.rule.startswith("xid_"):
             return XIDS.get(round(self.value)) == str(fault["kind"])
         return self.rule in SHOWN_BY.get(str(fault["kind"]), frozenset())
 
-    def _is_on(self, fault: Mapping[str, Any]) -> bool:
+    def _matches_location(self, fault: Mapping[str, Any]) -> bool:
         node, *part = self.entity.split("/")
         gpu, port = fault.get("gpu"), fault.get("port")
         if node != fault["node"] or not part:
@@ -66,7 +66,7 @@ class FlagReason:
         return gpu is None and port is not None and part[0] == f"mlx5_{port}"
 
 
-def evidence_of(reasons: list[Mapping[str, Any]]) -> tuple[FlagReason, ...]:
+def parse_flag_reasons(reasons: list[Mapping[str, Any]]) -> tuple[FlagReason, ...]:
     """Convert the `reasons` of `/v1/nodes/{node}`."""
     return tuple(
         FlagReason(_rule_of(row["feature"], row["sentence"]), row["entity"], row["value"] or 0.0, row["sentence"])

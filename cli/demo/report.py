@@ -37,7 +37,7 @@ class Flag:
             code = round(each.value) if each.rule.startswith("xid_") else 0
             self.seen.setdefault((each.rule, each.entity, code), (now_ms, each))
 
-    def first_of(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
+    def find_first_evidence(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
         """Return (since when, sentence) of the earliest evidence of a fault's own kind and part, or None."""
         rows = [(since_ms, each.sentence) for since_ms, each in self.seen.values() if each.shows(fault)]
         return min(rows, default=None)
@@ -98,7 +98,7 @@ class Watch:
         start_ms = fault["start_ms"]
         last_ms = (fault.get("end_ms") or start_ms) + LINGER_MS
         for flag in self.flags.get(fault["node"], ()):
-            found = flag.first_of(fault)
+            found = flag.find_first_evidence(fault)
             if found and flag.until_ms >= start_ms and found[0] <= last_ms:
                 return found
         return None

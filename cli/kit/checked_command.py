@@ -58,13 +58,13 @@ class CheckedCommand(TyperCommand):
             raise ConfigError(f"{', '.join(named)} {_shown(error.filename or '')}: {error.strerror or error}") from None
 
 
-def check_all(app: typer.Typer) -> None:
+def use_checked_commands(app: typer.Typer) -> None:
     """Make every command of an app and of its groups a CheckedCommand."""
     for command in app.registered_commands:
         command.cls = CheckedCommand
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            check_all(group.typer_instance)
+            use_checked_commands(group.typer_instance)
 
 
 def _given(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, Any]]:

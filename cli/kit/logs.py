@@ -17,7 +17,7 @@ from typing import TypeVar
 from fleetcast.cli.kit.screen import echo
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.fleet.printable import printable
-from fleetcast.fleet.redaction import redacted
+from fleetcast.fleet.redaction import redact_secrets
 
 FORMAT_VARIABLE, LEVEL_VARIABLE = "FLEETCAST_LOG_FORMAT", "FLEETCAST_LOG_LEVEL"
 
@@ -49,8 +49,8 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        message = redacted(record.getMessage())
-        trace = redacted(self.formatException(record.exc_info)) if record.exc_info else ""
+        message = redact_secrets(record.getMessage())
+        trace = redact_secrets(self.formatException(record.exc_info)) if record.exc_info else ""
         if self.form is Format.TEXT:
             said = f"{message}\n{trace}" if trace else message
             return f"{time} {record.levelname} {self.role} {record.name}: {printable(said)}"
@@ -93,4 +93,4 @@ def complain(error: FleetcastError) -> None:
     if os.environ.get(FORMAT_VARIABLE) == Format.JSON:
         logging.getLogger("fleetcast").error("%s", error)
     else:
-        echo(f"fleetcast: {redacted(str(error))}", err=True)
+        echo(f"fleetcast: {redact_secrets(str(error))}", err=True)

@@ -129,7 +129,7 @@ def configured(config: Path | None, state: str | None) -> "Config":
     return override(load_config(config), state=state)
 
 
-def inputs_of(
+def choose_training_inputs(
     config: "Config", data: Path | None, archive: str | None, sets: list[str] | None, until: str | None, say: Say
 ) -> "TrainingInputs":
     """Return the training data that the options name.
@@ -173,11 +173,11 @@ def _check_contract(one: "OwnForecaster") -> None:
 
 def fleet_gpus(config: "Config") -> int:
     """Count the GPUs of the topology file. Returns 0 without one."""
-    topology = site_topology(config)
+    topology = load_site_topology(config)
     return 0 if topology is None else int(topology.gpus.sum())
 
 
-def site_topology(config: "Config") -> "Topology | None":
+def load_site_topology(config: "Config") -> "Topology | None":
     """Return the topology file of the configuration, or None without one."""
     if not config.fleet.topology:
         return None
@@ -187,7 +187,7 @@ def site_topology(config: "Config") -> "Topology | None":
 
 
 @contextmanager
-def progress_of(label: str) -> Iterator[Say]:
+def print_progress(label: str) -> Iterator[Say]:
     """Yield a function that prints progress lines on stderr.
 
     On a terminal it shows the newest line with a clock, and keeps every line that begins with `skipped`.

@@ -29,7 +29,7 @@ def write_table(path: Path, name: str, command: Sequence[str], rows: Sequence[Se
     part.replace(path)
 
 
-def bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def make_bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return a row for each case. The alternative is bold if it is better."""
     rows = [["case", "size", "Fleetcast", "alternative"]]
     for line in lines:

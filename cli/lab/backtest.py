@@ -18,10 +18,10 @@ from fleetcast.cli.kit.options import (
     StateOption,
     UntilOption,
     check_outputs,
+    choose_training_inputs,
     configured,
-    inputs_of,
     own_forecasters,
-    progress_of,
+    print_progress,
     write_html,
     write_json,
 )
@@ -62,8 +62,8 @@ def backtest(
     """
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.training.fits.backtest import backtest as run
-    from fleetcast.training.fits.backtest import demand_windows, duration_windows
-    from fleetcast.training.reports.report import report_html
+    from fleetcast.training.fits.backtest import make_demand_windows, make_duration_windows
+    from fleetcast.training.reports.report import render_report
     from fleetcast.training.reports.results_files import summary
 
     if task not in TASKS:
@@ -72,16 +72,16 @@ def backtest(
     if own and task != "demand":
         raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {task}; backtest demand")
     check_outputs(json, html=html)
-    with progress_of(f"backtest {task}") as say:
-        source = inputs_of(configured(config, state), data, archive, sets, until, say)
+    with print_progress(f"backtest {task}") as say:
+        source = choose_training_inputs(configured(config, state), data, archive, sets, until, say)
         if task == "demand":
-            pieces = demand_windows(source.read_panels(), windows, seed, share, own)
+            pieces = make_demand_windows(source.read_panels(), windows, seed, share, own)
         else:
-            pieces = duration_windows(source.read_jobs(), windows, seed, share)
+            pieces = make_duration_windows(source.read_jobs(), windows, seed, share)
         results = run(task, pieces, address=dask, processes=processes, say=say)
     for line in results.skipped:
         echo(f"skipped {line}", err=True)
     echo(summary(results), err=True)
     about = {"task": task, "seed": seed, "windows": len(pieces), "source": str(data or source.archive)}
     write_json(json, {**about, "rows": results.rows, "skipped": results.skipped})
-    write_html(html, lambda: report_html(results))
+    write_html(html, lambda: render_report(results))

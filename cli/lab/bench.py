@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from fleetcast.cli.kit.options import check_outputs
-from fleetcast.cli.kit.results_table import bench_rows, describe_machine, short, write_table
+from fleetcast.cli.kit.results_table import describe_machine, make_bench_rows, short, write_table
 from fleetcast.cli.kit.screen import echo
 
 SIZES = (1_000, 10_000, 100_000)
@@ -60,7 +60,7 @@ def bench(
                     file.flush()
                 if results is not None and lines:
                     command = ["fleetcast", "bench", name, *(f"--size={one}" for one in size or ())]
-                    write_table(results, f"bench {name}", command, bench_rows(lines), describe_machine(lines[0]))
+                    write_table(results, f"bench {name}", command, make_bench_rows(lines), describe_machine(lines[0]))
             except AssertionError as error:
                 echo(f"{name}: measures no success: {error}", err=True)
                 failed = True

@@ -60,24 +60,24 @@ def evaluate_curve(
     Raises ConfigError for options that do not fit. drop: telemetry that is left out
     (`fleetcast.training.sets.dropped`).
     """
-    from fleetcast.training.reports.curves import curve_svg, curve_table
-    from fleetcast.training.sets.dropped import dropped_metrics
+    from fleetcast.training.reports.curves import draw_curve, make_curve_table
+    from fleetcast.training.sets.dropped import find_dropped_metrics
 
-    dropped_metrics(drop)
+    find_dropped_metrics(drop)
     named = check_curve(task, curve, {**beside, "drop": drop or None} if curve == "drop" else beside)
     check_outputs(to.json, results=to.results, plot=to.plot)
     without = {"drop": list(drop)} if drop else {}
-    points = judged_curve(task, named, seeds, say, **without)
+    points = judge_curve(task, named, seeds, say, **without)
     axis, runs = UNITS[named], [f"--curve={named}", f"--seed={seeds.start}", f"--runs={len(seeds)}"]
     left_out = [f"--drop={name}" for name in drop]
     write_json(to.json, {"task": task, "curve": named, "seeds": list(seeds), **without, "points": points})
     if to.plot is not None:
-        to.plot.write_text(curve_svg(task, axis, points), encoding="utf-8")
+        to.plot.write_text(draw_curve(task, axis, points), encoding="utf-8")
         say(f"wrote {to.plot}")
     if to.results is not None:
         name = " ".join(["evaluate", task, f"--curve={named}", *left_out])
         write_table(
-            to.results, name, ["fleetcast", "evaluate", task, *runs, *left_out], curve_table(task, axis, points)
+            to.results, name, ["fleetcast", "evaluate", task, *runs, *left_out], make_curve_table(task, axis, points)
         )
         say(f"wrote {to.results}")
 
@@ -94,13 +94,13 @@ def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> s
     return curve
 
 
-def judged_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options: Any) -> "list[CurvePoint]":
+def judge_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options: Any) -> "list[CurvePoint]":
     """Return a point for each magnitude, interval or set of left-out telemetry.
 
     options: passed on to the judge.
     """
     from fleetcast.simulator.instrument import simulate_faults
-    from fleetcast.training.reports.curves import label_of, point_of
+    from fleetcast.training.reports.curves import format_point_label, make_curve_point
 
     points = []
     evaluate = import_module(f"fleetcast.training.judges.{task}").evaluate
@@ -109,15 +109,15 @@ def judged_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **option
             folder = Path(root) / (curve if isinstance(at, str) else f"{at:g}")  # the same fleets, whatever is left out
             if not folder.exists():
                 for seed in seeds:
-                    simulate_faults(file_at(curve, at, seed), folder)
+                    simulate_faults(make_fault_settings(curve, at, seed), folder)
             left_out = {"drop": at.split("+")} if isinstance(at, str) and at != "nothing" else {}
             results = evaluate(folder, folder, seeds[0], lambda line: None, **options, **left_out)
-            points.append(point_of(task, at, results))
-            say(f"{label_of(at)} {UNITS[curve]}: {points[-1].words()}")
+            points.append(make_curve_point(task, at, results))
+            say(f"{format_point_label(at)} {UNITS[curve]}: {points[-1].words()}")
     return points
 
 
-def file_at(curve: str, at: float | str, seed: int) -> "FaultFile":
+def make_fault_settings(curve: str, at: float | str, seed: int) -> "FaultFile":
     """Return the settings of the run of a seed at one point of a curve.
 
     at: the strength of its faults (look-alikes keep full strength), or the seconds between scrapes. On the

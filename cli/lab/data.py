@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 
-def data_folder() -> Path:
+def find_data_folder() -> Path:
     """Return FLEETCAST_DATA, or else the folder `shared/data` next to the project."""
     named = os.environ.get("FLEETCAST_DATA")
     return Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -35,14 +35,14 @@ def list_sets(data: DataOption = None) -> None:
 
     Example:  fleetcast data list
     """
-    from fleetcast.training.sets.data_folders import set_names
-    from fleetcast.training.sets.public_sets import PUBLIC_SETS, public_set
+    from fleetcast.training.sets.data_folders import list_set_names
+    from fleetcast.training.sets.public_sets import PUBLIC_SETS, find_public_set
 
-    folder = data or data_folder()
-    present = set_names(folder) if folder.is_dir() else ()
+    folder = data or find_data_folder()
+    present = list_set_names(folder) if folder.is_dir() else ()
     echo(f"{folder}: {len(present)} sets" if present else f"{folder}: no data sets here")
     for name in present:
-        known = public_set(name)
+        known = find_public_set(name)
         echo()
         echo(name + (f"  {known.what} ({known.licence})" if known else ""))
         _echo_files(folder, name)
@@ -102,7 +102,7 @@ def split(
     bad = next((key for key, sign, value in pairs if not (key and sign and value)), None)
     if bad is not None:
         raise ConfigError(f"--hold-out {bad}: expected KEY=VALUE")
-    report = split_set(data or data_folder(), name, at, [(key, value) for key, _, value in pairs], out)
+    report = split_set(data or find_data_folder(), name, at, [(key, value) for key, _, value in pairs], out)
     for row in report:
         counts = "copied to both" if row.train is None else f"train {row.train:,} rows, test {row.test:,} rows"
         echo(f"{row.file}: {counts}")

@@ -14,7 +14,7 @@ import numpy as np
 from fleetcast.fleet.events import Failed, JobEvent, Started, Submitted
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import Topology
-from fleetcast.ingest.topology.load import parse_toml
+from fleetcast.ingest.topology.load import parse_toml_nodes
 from fleetcast.models.risk.scores import RISK_KINDS, RiskScores
 from fleetcast.simulator.faults.detection import INNOCENT, DetectionTable, Sighting
 from fleetcast.simulator.faults.faults import FaultSettings
@@ -86,7 +86,7 @@ class _Bench:
         spec = FleetSpec(nodes=2 * len(kinds), rack_nodes=12)
         self.rng = np.random.default_rng([seed, 7])
         self.fleet = SimulatedFleet(spec, seed, FaultSettings(watchdog_s=WATCHDOG_S))
-        self.topology = Topology.build(parse_toml(spec.topology_toml()))
+        self.topology = Topology.build(parse_toml_nodes(spec.format_topology_toml()))
         self.observer = PageObserver(self.topology, SCRAPE_MS / 1000)
         self.events: list[JobEvent] = []  # since the last round
         self.trials = [self._start_trial(number, kind, spec) for number, kind in enumerate(kinds)]

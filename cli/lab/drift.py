@@ -16,9 +16,9 @@ from fleetcast.cli.kit.options import (
     StateOption,
     UntilOption,
     check_outputs,
+    choose_training_inputs,
     configured,
-    inputs_of,
-    progress_of,
+    print_progress,
     write_html,
     write_json,
 )
@@ -64,27 +64,27 @@ def drift(
     """
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.models.versions.registry import Registry
-    from fleetcast.training.fits.drift_report import demand_drift, drift_html, duration_drift
+    from fleetcast.training.fits.drift_report import measure_demand_drift, measure_duration_drift, render_drift_page
 
     if kind not in KINDS:
         raise ConfigError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
     check_outputs(json, html=html)
     loaded = configured(config, state)
-    serving = recent_drift(kind, Registry(models or loaded.models_folder), loaded)
+    serving = measure_recent_drift(kind, Registry(models or loaded.models_folder), loaded)
     since_ms = _since_ms(since, serving, kind)
-    with progress_of(f"drift {kind}") as say:
-        source = inputs_of(loaded, data, archive, sets, until, say)
+    with print_progress(f"drift {kind}") as say:
+        source = choose_training_inputs(loaded, data, archive, sets, until, say)
         if kind == "demand":
-            found = demand_drift(source.read_panels(), since_ms)
+            found = measure_demand_drift(source.read_panels(), since_ms)
         else:
-            found = duration_drift(source.read_jobs(), since_ms)
+            found = measure_duration_drift(source.read_jobs(), since_ms)
     reasons = serving.reasons if serving else {}
     _report(found, serving)
     write_json(json, {"kind": kind, "since_ms": since_ms, "serving": serving, "moved": _rows(found)})
-    write_html(html, lambda: drift_html(f"Drift: {kind}", found, reasons))
+    write_html(html, lambda: render_drift_page(f"Drift: {kind}", found, reasons))
 
 
-def recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | None":
+def measure_recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | None":
     """Judge the serving version against its card. Returns None if no version serves.
 
     It uses the errors on the service's board, or else the version's age.
@@ -120,7 +120,7 @@ def _since_ms(since: str | None, serving: "Drift | None", kind: str) -> int:
 
 def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
     for one in found:
-        echo(f"{one.name}: {_describe_samples(one)}")
+        echo(f"{one.name}: {_describe_drifted_features(one)}")
     if serving is None:
         echo("no version serves")
     elif serving.reasons:
@@ -129,7 +129,7 @@ def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
         echo(_explain_serving(serving, sum(len(one.far) for one in found)))
 
 
-def _describe_samples(one: "FeatureDrift") -> str:
+def _describe_drifted_features(one: "FeatureDrift") -> str:
     """Return a sentence on the features that drifted."""
     far = ", ".join(f"{row.feature} (PSI {row.psi:.2f}, {row.by_chance:.2f} by chance)" for row in one.far[:5])
     said = f"{len(one.far)} of {len(one.rows)} features drifted{': ' + far if far else ''}"

@@ -134,9 +134,9 @@ def evaluate(
         return
     rolling = _make_rolling_arguments(task, windows, forecaster) | _make_queue_arguments(task, capacity, max_wait_h)
     if faults is not None or nodes is not None or year:
-        judge, source = _log_judge(task, train, test, faults, nodes, year)
+        judge, source = _choose_log_judge(task, train, test, faults, nodes, year)
     else:
-        judge, source = _folder_judge(task, train, test, drop or [], rolling)
+        judge, source = _choose_folder_judge(task, train, test, drop or [], rolling)
     check_outputs(json, html=html, predictions=predictions, results=results)
     asked = [*([f"--windows={windows}"] if windows else []), *(f"--forecaster={path}" for path in forecaster or ())]
     asked += [f"--{name}={value}" for name, value in (("capacity", capacity), ("max-wait-h", max_wait_h)) if value]
@@ -162,9 +162,9 @@ def _judge(
     found nothing to judge.
     """
     from fleetcast.fleet.errors import FleetcastError
-    from fleetcast.training.reports.report import report_html
+    from fleetcast.training.reports.report import render_report
     from fleetcast.training.reports.results_files import summary, tables, write_predictions
-    from fleetcast.training.reports.window_rows import summaries
+    from fleetcast.training.reports.window_rows import summarise_windows
 
     drop, words = asked
     found = judge(seed)
@@ -175,7 +175,7 @@ def _judge(
         raise FleetcastError(f"nothing to judge in {where}: no set that {task} reads is in both")
     _say(summary(found))
     without = {"drop": drop} if drop else {}
-    rolled = {"windows": found.windows, "over_windows": summaries(found.windows)} if found.windows else {}
+    rolled = {"windows": found.windows, "over_windows": summarise_windows(found.windows)} if found.windows else {}
     about = {"task": task, "seed": seed, **source, **without}
     write_json(to.json, {**about, "rows": found.rows, **rolled, "skipped": found.skipped})
     if to.predictions is not None:
@@ -189,7 +189,7 @@ def _judge(
         for name, rows in tables(found).items():
             write_table(to.results, " ".join([name, *beside]), command, rows)
         _say(f"wrote {to.results}")
-    write_html(to.html, lambda: report_html(found))
+    write_html(to.html, lambda: render_report(found))
 
 
 def _make_rolling_arguments(task: str, windows: int, forecaster: list[str] | None) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _make_queue_arguments(task: str, capacity: int | None, max_wait_h: float | N
     return given
 
 
-def _folder_judge(
+def _choose_folder_judge(
     task: str, train: Path | None, test: Path | None, drop: list[str], rolling: dict[str, Any]
 ) -> "tuple[Judge, dict[str, str]]":
     """Return the judge of two data folders, and its arguments."""
@@ -237,7 +237,7 @@ def _folder_judge(
     return (lambda seed: evaluate_folders(*folders, seed, _say, **without)), source
 
 
-def _log_judge(
+def _choose_log_judge(
     task: str, train: Path | None, test: Path | None, faults: Path | None, nodes: int | None, year: bool
 ) -> "tuple[Judge, dict[str, str]]":
     """Return the judge of a log of faults or of a simulated year, and its arguments."""
@@ -254,7 +254,7 @@ def _log_judge(
 
         size = nodes or YEAR_NODES
         return (lambda seed: evaluate_year(size, seed, _say)), {"year": "", "nodes": str(size)}
-    from fleetcast.training.judges.risk import evaluate_log
+    from fleetcast.training.judges.risk import evaluate_fault_log
 
     if not faults.is_file():
         raise ConfigError(f"--faults {faults}: no such file; expected a CSV with node,start,end,kind")
@@ -262,7 +262,7 @@ def _log_judge(
         raise ConfigError(
             f"--nodes: how many nodes has the fleet? {faults} names those that failed, and says nothing of the others"
         )
-    return (lambda seed: evaluate_log(faults, nodes, seed, _say)), {"faults": str(faults), "nodes": str(nodes)}
+    return (lambda seed: evaluate_fault_log(faults, nodes, seed, _say)), {"faults": str(faults), "nodes": str(nodes)}
 
 
 def _say(line: str) -> None:

@@ -87,9 +87,9 @@ def show(
     if html is not None:
         _write_page(card, html)
     if json_path is not None:
-        _write(json_path, _card_document(registry, card))
+        _write(json_path, _make_card_document(registry, card))
     elif html is None:
-        print_card(card, _card_document(registry, card))
+        print_card(card, _make_card_document(registry, card))
 
 
 @app.command("promote")
@@ -278,7 +278,7 @@ def _row(kind: str, name: str, card: "Card | None", damage: str | None, serves: 
     }
 
 
-def _card_document(registry: "Registry", card: "Card") -> dict[str, Any]:
+def _make_card_document(registry: "Registry", card: "Card") -> dict[str, Any]:
     import msgspec
 
     document: dict[str, Any] = msgspec.to_builtins(card)

@@ -66,7 +66,7 @@ def play(
     from fleetcast.fleet.errors import FleetcastError
     from fleetcast.training.judges.played import play as play_method
     from fleetcast.training.judges.played import scene_of
-    from fleetcast.training.judges.played_numbers import numbers_of, price_of_fairness
+    from fleetcast.training.judges.played_numbers import compute_play_numbers, describe_fairness_price
     from fleetcast.training.reports.play_report import play_report
 
     check_outputs(json, html=html)
@@ -83,11 +83,11 @@ def play(
     for method in _choose_methods(scene, policy):
         with _show_progress(method, scene) as tick:
             played = play_method(scene, method, tick)
-        found.append(numbers_of(scene, played))
+        found.append(compute_play_numbers(scene, played))
         starts[method] = played.start_s
         wait = found[-1].wait
         echo(f"{method:<20} mean wait {wait.mean_s:,.0f} s, p99 {wait.p99_s:,.0f} s, longest {wait.max_s:,.0f} s")
-    price = price_of_fairness(found)
+    price = describe_fairness_price(found)
     if price:
         echo(price)
     about: dict[str, Any] = {"trace": str(trace), "jobs": len(scene.trace), "nodes": scene.nodes, "gpus": scene.gpus}

@@ -39,9 +39,9 @@ def day(
     """
     import json
 
-    from fleetcast.cli.lab.data import data_folder
+    from fleetcast.cli.lab.data import find_data_folder
 
-    echo(json.dumps(worth_of_a_day(seed, data_folder(), at, seeds)))
+    echo(json.dumps(worth_of_a_day(seed, find_data_folder(), at, seeds)))
 
 
 @app.command("starts")
@@ -68,14 +68,16 @@ def starts(
 
     import msgspec
 
-    from fleetcast.cli.lab.data import data_folder
+    from fleetcast.cli.lab.data import find_data_folder
     from fleetcast.cli.lab.waiting_fleet import waiting_fleet
 
     size: dict[str, Any] = {"nodes": nodes, "hours": hours, "is_cold": cold}
     for one in range(seed, seed + seeds):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                fleet = waiting_fleet(Path(folder), data_folder(), one, at, time.time_ns() // 1_000_000, teams, **size)
+                fleet = waiting_fleet(
+                    Path(folder), find_data_folder(), one, at, time.time_ns() // 1_000_000, teams, **size
+                )
             except ValueError as error:
                 raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
             record = asyncio.run(fleet.live(hours * 3600))
@@ -120,7 +122,7 @@ def cluster(
 
     With --kafka the fleet's telemetry is on a topic as well, for a source `kafka` instead of [scrape].
     """
-    from fleetcast.cli.lab.data import data_folder
+    from fleetcast.cli.lab.data import find_data_folder
     from fleetcast.simulator.hardware.cluster import FleetSpec
     from fleetcast.simulator.run import SimulationOptions
 
@@ -130,7 +132,7 @@ def cluster(
         out=out,
         api=api,
         clock=_clock(at, epoch_ms, wall_ms, speed),
-        data=data_folder(),
+        data=find_data_folder(),
         seed=seed,
         at=at,
         input=input,
@@ -163,12 +165,12 @@ def faults(
     """
     from msgspec.structs import replace
 
-    from fleetcast.simulator.faults.fault_file import FaultFile, read_fault_file, to_toml
+    from fleetcast.simulator.faults.fault_file import FaultFile, format_fault_file, read_fault_file
 
     file = FaultFile() if config is None else read_fault_file(config)
     file = file if seed is None else replace(file, seed=seed)
     if print_config:
-        echo_text(to_toml(file), nl=False)
+        echo_text(format_fault_file(file), nl=False)
         return
     if out is None:
         raise typer.BadParameter("is needed: a data folder, such as var/data", param_hint="--out")
@@ -188,10 +190,10 @@ def steps(
 
       fleetcast simulate steps --out var/data
     """
-    from fleetcast.cli.lab.data import data_folder
+    from fleetcast.cli.lab.data import find_data_folder
     from fleetcast.simulator.hardware.rendered_steps import render_steps
 
-    written = render_steps(data_folder(), out, seed, series, say=lambda line: echo(line, err=True))
+    written = render_steps(find_data_folder(), out, seed, series, say=lambda line: echo(line, err=True))
     echo(f"{len(written)} folders below {out}", err=True)
 
 
@@ -206,13 +208,13 @@ def compare(
 
       fleetcast simulate compare --seed 2
     """
-    from fleetcast.cli.lab.data import data_folder
+    from fleetcast.cli.lab.data import find_data_folder
     from fleetcast.simulator.hardware.h100 import FOLDER
     from fleetcast.simulator.hardware.realism import HEADER, compare_with_recordings
 
-    rows = list(compare_with_recordings(data_folder(), seed))
+    rows = list(compare_with_recordings(find_data_folder(), seed))
     if not rows:
-        echo(f"no recorded run in {data_folder() / FOLDER}; set FLEETCAST_DATA", err=True)
+        echo(f"no recorded run in {find_data_folder() / FOLDER}; set FLEETCAST_DATA", err=True)
         raise typer.Exit(2)
     echo_text("\n".join([HEADER, *(row.line() for row in rows)]))
 
@@ -221,17 +223,17 @@ def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]
     """Measure detection on a small fleet. Then simulate the day for every seed, with and without risk."""
     from fleetcast.cli.lab.detection import measure_detection
     from fleetcast.fleet.topology import Topology
-    from fleetcast.ingest.topology.load import parse_toml
+    from fleetcast.ingest.topology.load import parse_toml_nodes
     from fleetcast.simulator.days.compare import compare
-    from fleetcast.simulator.days.replay import fast_forward
+    from fleetcast.simulator.days.replay import fast_forward_trace
     from fleetcast.simulator.days.traces import load_trace
     from fleetcast.simulator.hardware.cluster import FleetSpec
 
     spec = FleetSpec()
     now_ms = time.time_ns() // 1_000_000
     trace = load_trace(data, nodes=spec.nodes, gpus_per_node=spec.gpus, now_ms=now_ms, at=at, seed=seed)
-    topology = Topology.build(parse_toml(spec.topology_toml()))
-    replay = fast_forward(trace, topology)
+    topology = Topology.build(parse_toml_nodes(spec.format_topology_toml()))
+    replay = fast_forward_trace(trace, topology)
     worth = compare(trace, replay, topology, measure_detection(seed), seed=seed, seeds=seeds)
     return worth | {"jobs": trace.note}
 
@@ -239,11 +241,11 @@ def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]
 def _clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> "ScaledClock":
     """Return the clock of the simulation. Raises BadParameter."""
     from fleetcast.fleet.clock import ScaledClock
-    from fleetcast.simulator.days.traces import parse_time_ms, shifted_start_ms
+    from fleetcast.simulator.days.traces import parse_time_ms, shift_start_ms
 
     wall_ms = time.time_ns() // 1_000_000 if wall_ms is None else wall_ms
     try:
-        start_ms = shifted_start_ms(parse_time_ms(at), wall_ms)
+        start_ms = shift_start_ms(parse_time_ms(at), wall_ms)
     except ValueError as error:
         raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
     return ScaledClock(start_ms if epoch_ms is None else epoch_ms, wall_ms, speed)
@@ -270,10 +272,10 @@ def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
         echo(line, err=True)
 
     if recorded:
-        from fleetcast.cli.lab.data import data_folder
+        from fleetcast.cli.lab.data import find_data_folder
         from fleetcast.simulator.faults.recorded_faults import inject_faults
 
-        inject_faults(file, data_folder(), out, say)
+        inject_faults(file, find_data_folder(), out, say)
     else:
         simulate_faults(file, out, say)
 

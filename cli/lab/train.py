@@ -21,15 +21,15 @@ from fleetcast.cli.kit.options import (
     SetOption,
     StateOption,
     UntilOption,
+    choose_training_inputs,
     configured,
-    inputs_of,
+    load_site_topology,
     own_forecasters,
-    progress_of,
-    site_topology,
+    print_progress,
 )
 from fleetcast.cli.kit.screen import echo
-from fleetcast.cli.lab.drift import recent_drift
-from fleetcast.fleet.redaction import redacted
+from fleetcast.cli.lab.drift import measure_recent_drift
+from fleetcast.fleet.redaction import redact_secrets
 
 if TYPE_CHECKING:
     from fleetcast.models.risk.hazard import HistoryFit
@@ -86,8 +86,8 @@ def fit_kind(
     kind, own = context.info_name or "", tuple(own_forecasters(forecaster))
     if own and kind != "demand":
         raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {kind}; train demand")
-    plan = TrainingPlan(kind, _command_line(context), seed, windows, dask, processes, own)
-    _train(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
+    plan = TrainingPlan(kind, _format_command_line(context), seed, windows, dask, processes, own)
+    _train_version(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
 
 
 DEMAND_HELP = """Fit the demand forecaster on this site's archive, or on data sets.
@@ -112,7 +112,7 @@ app.command("demand", help=DEMAND_HELP)(fit_kind)
 app.command("duration", help=DURATION_HELP)(fit_kind)
 
 
-def _command_line(context: typer.Context) -> str:
+def _format_command_line(context: typer.Context) -> str:
     """Return the command with the given options, without the secrets in URLs."""
     words = ["fleetcast", "train", context.info_name or ""]
     for option in context.command.params:
@@ -125,11 +125,11 @@ def _command_line(context: typer.Context) -> str:
             words.append(option.opts[0] if value else (option.secondary_opts or option.opts)[0])
         else:
             for one in value if isinstance(value, list | tuple) else [value]:
-                words += [option.opts[0], redacted(str(one))]
+                words += [option.opts[0], redact_secrets(str(one))]
     return shlex.join(words)
 
 
-def _train(
+def _train_version(
     plan: "TrainingPlan",
     source: tuple[Path | None, str | None, list[str] | None, str | None],
     places: tuple[Path | None, str | None, Path | None],
@@ -143,19 +143,19 @@ def _train(
     config = configured(*places[:2])
     registry = Registry(places[2] or config.models_folder)
     if if_drift:
-        serving = recent_drift(plan.kind, registry, config)
+        serving = measure_recent_drift(plan.kind, registry, config)
         if serving is not None and not serving.reasons:
             echo(f"{plan.kind} {serving.version} serves, and nothing asks for another")
             return
         echo("; ".join(serving.reasons.values()) if serving else f"no {plan.kind} model serves yet", err=True)
-    with progress_of(f"train {plan.kind}") as say:
+    with print_progress(f"train {plan.kind}") as say:
         now_ms = time.time_ns() // 1_000_000
-        trained = train(inputs_of(config, *source, say), plan, registry, now_ms, promote=promote, say=say)
+        trained = train(choose_training_inputs(config, *source, say), plan, registry, now_ms, promote=promote, say=say)
     _report(plan.kind, trained)
     if mlflow is not None:
-        from fleetcast.training.fits.tracking import track_run
+        from fleetcast.training.fits.tracking import log_version_to_mlflow
 
-        track_run(mlflow, trained.card, registry.path(plan.kind, trained.version))
+        log_version_to_mlflow(mlflow, trained.card, registry.path(plan.kind, trained.version))
         echo(f"told {mlflow}", err=True)
 
 
@@ -206,16 +206,16 @@ def risk(
       fleetcast train risk --seed 7 --out models/fitted/node_risk.json
     """
     if archive is not None:
-        _train_site(_command_line(context), archive, until, windows, seed, (config, state, models), promote)
+        _train_site(_format_command_line(context), archive, until, windows, seed, (config, state, models), promote)
         return
-    from fleetcast.training.fits.fit import HORIZON_S, by_run, fit_risk
+    from fleetcast.training.fits.fit import HORIZON_S, fit_risk, split_by_run
 
     rows = []
     for run in range(runs):
         rows.append(simulate_rows(seed * 1000 + run, hours, nodes, HORIZON_S))
         echo(f"run {run + 1} of {runs}: {len(rows[-1]):,} rows", err=True)
     notes = {"seed": seed, "runs": runs, "hours": hours, "nodes": nodes, "source": "fleetcast train risk"}
-    fit = fit_risk(by_run(rows), notes)
+    fit = fit_risk(split_by_run(rows), notes)
     _write_fit(out, fit)
 
 
@@ -239,8 +239,8 @@ def _train_site(
     config = configured(*places[:2])
     registry = Registry(places[2] or config.models_folder)
     url = config.archive_url if archive == OWN else archive
-    with progress_of("train risk") as say:
-        days = read_days(ArchiveFiles(url), moment_ms("--until", until), say, site_topology(config))
+    with print_progress("train risk") as say:
+        days = read_days(ArchiveFiles(url), moment_ms("--until", until), say, load_site_topology(config))
         plan = TrainingPlan("risk", made_by, seed, windows)
         trained = train_risk(days, plan, registry, time.time_ns() // 1_000_000, promote=promote, say=say)
     _report("risk", trained)
@@ -273,9 +273,9 @@ def interference(
     configuration = configured(config, state)
     registry = Registry(models or configuration.models_folder)
     files = ArchiveFiles(configuration.archive_url if archive == OWN else archive)
-    with progress_of("train interference"):
-        site = read_co_runs(files, moment_ms("--until", until), site_topology(configuration))
-        plan = TrainingPlan("interference", _command_line(context))
+    with print_progress("train interference"):
+        site = read_co_runs(files, moment_ms("--until", until), load_site_topology(configuration))
+        plan = TrainingPlan("interference", _format_command_line(context))
         trained = train_interference(site, plan, registry, time.time_ns() // 1_000_000, promote=promote)
     _report("interference", trained)
 
@@ -293,10 +293,10 @@ def history(
 
     Example:  fleetcast train history --faults faults.parquet --nodes 400 --out models/fault_history.json
     """
-    from fleetcast.training.judges.risk import fit_file
+    from fleetcast.training.judges.risk import fit_history_file
 
-    with progress_of("train history"):
-        fit = fit_file(faults, until_day, nodes)
+    with print_progress("train history"):
+        fit = fit_history_file(faults, until_day, nodes)
     _write_fit(out, fit)
 
 

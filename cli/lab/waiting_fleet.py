@@ -29,12 +29,12 @@ from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.role import QueueWorker
 from fleetcast.service.placer.service import PlacementService
 from fleetcast.service.placer.start_times import StartTimeSampler
-from fleetcast.simulator.days.replay import TraceReplay, fast_forward, opening_events
+from fleetcast.simulator.days.replay import TraceReplay, fast_forward_trace, make_opening_events
 from fleetcast.simulator.days.traces import JobTrace, TraceJob, load_trace
 from fleetcast.simulator.hardware.cluster import FleetSpec
 from fleetcast.simulator.hardware.workload import profile_of
 from fleetcast.simulator.live_job import LiveJob
-from fleetcast.simulator.teams import queues_toml, with_teams
+from fleetcast.simulator.teams import assign_teams, format_queues_toml
 
 STEP_S, TICK_S = 15.0, 60.0  # at least every TICK_S there is a board; after a change, within STEP_S
 DEMAND_MS = 1_800_000
@@ -56,11 +56,11 @@ class WaitingFleet:
     ) -> None:
         queues = folder / "queues.toml"
         if teams:
-            trace = with_teams(trace)
-            queues.write_text(queues_toml(spec.nodes * spec.gpus), encoding="utf-8")
+            trace = assign_teams(trace)
+            queues.write_text(format_queues_toml(spec.nodes * spec.gpus), encoding="utf-8")
         spec.write_topology(folder / "topology.toml")
         topology = load_topology(folder / "topology.toml")
-        replay = fast_forward(trace, topology, weeks=WEEKS)
+        replay = fast_forward_trace(trace, topology, weeks=WEEKS)
         self.jobs = trace.note
         config = Config(state=str(folder), placer=PlacerConfig(queues=str(queues) if teams else ""))
         self._seed, self._gpus = seed, spec.gpus
@@ -89,7 +89,7 @@ class WaitingFleet:
         for row in replay.ongoing:
             live = self._live(row.job)
             live.sequence = 2
-            self._fold(*opening_events(row.job, self._gpus, started_ms=row.started_ms, ranks=row.ranks))
+            self._fold(*make_opening_events(row.job, self._gpus, started_ms=row.started_ms, ranks=row.ranks))
             heapq.heappush(self._ends, (replay.start_ms + round(row.remaining_s * 1000), live.name, live))
 
     def _fold(self, *events: JobEvent) -> None:

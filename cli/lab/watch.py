@@ -21,7 +21,7 @@ FULL = 0.9  # share of GPUs that jobs are started up to
 STEP_GPUS = 8  # jobs from this size on report steps
 
 
-def frequent_faults() -> FaultSettings:
+def make_frequent_fault_settings() -> FaultSettings:
     """Return settings with faults more frequent and shorter than real ones, and with benign decoys.
 
     So a run of hours has many faults.
@@ -43,8 +43,8 @@ class SimulatedJobs:
 
     def __init__(self, seed: int, nodes: int, settings: FaultSettings | None = None) -> None:
         self.spec = FleetSpec(nodes=nodes)
-        self.fleet = SimulatedFleet(self.spec, seed, settings or frequent_faults())
-        self.topology = Topology.build(parse_topology(self.spec.topology_toml()))
+        self.fleet = SimulatedFleet(self.spec, seed, settings or make_frequent_fault_settings())
+        self.topology = Topology.build(parse_topology(self.spec.format_topology_toml()))
         self._rng = np.random.default_rng([seed, 11])
         self._ends_ms: dict[str, int] = {}
         self._ranks: dict[str, tuple[RankPlacement, ...]] = {}
@@ -84,7 +84,7 @@ class SimulatedJobs:
             if not row.benign
         ]
 
-    def _phase_events(self, job: str, now_ms: int) -> list[JobEvent]:
+    def _make_phase_events(self, job: str, now_ms: int) -> list[JobEvent]:
         phase, before = self.fleet.phase(job), self._phases.get(job, "")
         if phase == before or not phase:
             return []
@@ -154,7 +154,7 @@ class SimulatedJobs:
         for job, ranks in self._ranks.items():
             if sum(len(rank.gpus) for rank in ranks) < STEP_GPUS:
                 continue
-            events += self._phase_events(job, now_ms)
+            events += self._make_phase_events(job, now_ms)
             seconds = self.fleet.step_time_s(job)
             if np.isfinite(seconds):
                 sequence = self._next(job)

@@ -25,7 +25,7 @@ from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, Topology
 from fleetcast.ingest.archive.events import Event, KnownEvents
 from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, UNPLACED, ArchiveFiles, Dataset, FileName, day_of, live
-from fleetcast.ingest.archive.read import log_damaged, newest_ms
+from fleetcast.ingest.archive.read import log_damaged_file, newest_ms
 from fleetcast.ingest.archive.rows import (
     KINDS,
     ArchiveRows,
@@ -35,7 +35,7 @@ from fleetcast.ingest.archive.rows import (
     encode_events,
     encode_samples,
     in_order,
-    metric_columns,
+    make_metric_columns,
     series_of,
 )
 from fleetcast.ingest.inbox.job_events import YEAR_2000_MS
@@ -113,7 +113,7 @@ class Archive:
         self.counts = ArchiveHealth()
         self.writer = writer
         self._entities = entities
-        self._series = {kind: series_of(KINDS.index(kind), at, 0) for kind, at in metric_columns().items()}
+        self._series = {kind: series_of(KINDS.index(kind), at, 0) for kind, at in make_metric_columns().items()}
         self._number = -1
         self._swap = threading.Lock()  # a flush that fails puts its rows back, in its thread
         self._waiting = _Waiting()
@@ -187,7 +187,7 @@ class Archive:
 
         def write() -> None:
             try:
-                with self.files.as_os_error():
+                with self.files.convert_to_os_error():
                     self._write(taken, flush, oldest_ms)
             except Exception as error:
                 self._again(taken, error)
@@ -259,7 +259,7 @@ class Archive:
         words = Words(lambda kind, entity: self._entities[kind].row(entity))
         found = np.zeros(len(rows), np.bool_)
         for name in names:
-            with log_damaged(name), self.files.open(name) as file:
+            with log_damaged_file(name), self.files.open(name) as file:
                 here = np.isin(wanted, code(decode_samples(file, words, span), hour_ms))
                 if here.any():
                     self.files.keep([name])
@@ -296,7 +296,7 @@ class _Blocks:
     def of(self, rows: ArchiveRows) -> NDArray[np.int16]:
         """Return (n,) the row of each block's name, -1 if unplaced."""
         block = np.full(len(rows), -1, np.int16)
-        starts, entities = rows.kind_starts(), rows.entity
+        starts, entities = rows.find_kind_starts(), rows.entity
         for kind, first, end in zip(KINDS, starts[:-1], starts[1:], strict=True):
             if first < end:
                 node = self._owners[kind][entities[first:end]]

@@ -17,11 +17,11 @@ from fleetcast.ingest.archive.rows import (
     STATISTICS,
     ArchiveRows,
     Words,
-    adding,
     decode_samples,
     encode_event_table,
     encode_samples,
     in_order,
+    make_row_lookup,
 )
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def merge(files: ArchiveFiles, run: CompactionRun) -> FileName:
     case nothing has changed.
     """
     ready = replace(run.becomes, ready=True)
-    there = [name for name in live(files.names(ready.dataset, [ready.day])) if ready.stands_for(name)]
+    there = [name for name in live(files.names(ready.dataset, [ready.day])) if ready.supersedes(name)]
     if sorted(there) != sorted(run.names):
         raise ValueError(f"its hour has {len(there)} files now, not the {len(run.names)} that were found")
     merged = _merge_samples if ready.dataset == "samples" else _merge_events
@@ -130,7 +130,7 @@ def _merge_samples(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
     parts = []
     for name in names:
         with files.open(name) as file:
-            parts.append(decode_samples(file, Words(adding(entities), metric_of)))
+            parts.append(decode_samples(file, Words(make_row_lookup(entities), metric_of)))
     rows, _ = in_order(ArchiveRows.concat(parts), names[0].first_ms)
     return encode_samples(rows, {kind: entities[kind].names for kind in KINDS}, metrics, STATISTICS)
 
@@ -146,7 +146,7 @@ def _merge_events(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
     return encode_event_table(pa.concat_tables(tables).sort_by("time_ms"))
 
 
-def old_days(files: ArchiveFiles, now_ms: int, keep_days: int) -> list[str]:
+def list_old_days(files: ArchiveFiles, now_ms: int, keep_days: int) -> list[str]:
     """Return the days that ended at least `keep_days` days ago."""
     days = {day for dataset in DATASETS for day in files.days(dataset)}
     return sorted(day for day in days if day_ms(day) + DAY_MS <= now_ms - keep_days * DAY_MS)

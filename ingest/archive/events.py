@@ -11,7 +11,7 @@ from typing import IO
 
 from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles
-from fleetcast.ingest.archive.read import ArchiveSpan, each_file, newest_ms
+from fleetcast.ingest.archive.read import ArchiveSpan, newest_ms, read_each_file
 from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, Identity, identity
 
 Event = JobEvent | NodeEvent
@@ -80,7 +80,7 @@ def identities(files: ArchiveFiles, span: ArchiveSpan) -> set[Identity]:
         table = pq.read_table(file, columns=IDENTITY, filters=span.filters, use_threads=False)
         return list(_rows(column.to_pylist() for column in table.columns))
 
-    found = list(each_file(files, span, "events", read))
+    found = list(read_each_file(files, span, "events", read))
     files.keep(name for name, _ in found)
     return {one for _, same in found for one in same}
 

@@ -72,7 +72,7 @@ class FileName:
         """The beginning of the file's hour."""
         return day_ms(self.day) + self.hour * HOUR_MS
 
-    def stands_for(self, other: "FileName") -> bool:
+    def supersedes(self, other: "FileName") -> bool:
         """Return whether this file also holds all rows of `other`."""
         if not self.compacted or (self.place, self.writer) != (other.place, other.writer):
             return False
@@ -126,7 +126,7 @@ def live(names: Iterable[FileName]) -> list[FileName]:
     left: list[FileName] = []
     for same in places.values():
         wide = [name for name in same if name.compacted]
-        left += [name for name in same if not any(other.stands_for(name) for other in wide)]
+        left += [name for name in same if not any(other.supersedes(name) for other in wide)]
     return sorted(left)
 
 
@@ -149,7 +149,7 @@ class ArchiveFiles:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise ConfigError(f"archive.url = {url!r}: {error}") from None
-        self.folder = Path(self._root) if "file" in _protocols(self._fs) else None
+        self.folder = Path(self._root) if "file" in _list_protocols(self._fs) else None
 
     def names(self, dataset: Dataset, days: Sequence[str] | None = None) -> list[FileName]:
         """Return all existing files, live or not, of some days or of all."""
@@ -215,7 +215,7 @@ class ArchiveFiles:
         if final in names and ready not in names:  # `finish` put it there
             return
         for name in names:
-            if name != final and ready.stands_for(name):
+            if name != final and ready.supersedes(name):
                 self.remove(name)
         failpoints.reach(f"{AREA}.before_rename")
         self._fs.mv(self._at(ready), self._at(final))
@@ -232,7 +232,7 @@ class ArchiveFiles:
                     self.become(name)
 
     @contextlib.contextmanager
-    def as_os_error(self) -> Iterator[None]:
+    def convert_to_os_error(self) -> Iterator[None]:
         """Convert any error of an object store's library into the OSError that a disk would raise."""
         try:
             yield
@@ -275,5 +275,5 @@ class ArchiveFiles:
         return f"{self._root}/{name.path}"
 
 
-def _protocols(fs: Any) -> tuple[str, ...]:
+def _list_protocols(fs: Any) -> tuple[str, ...]:
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)

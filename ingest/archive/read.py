@@ -47,7 +47,7 @@ class ArchiveSpan:
 
 
 @contextlib.contextmanager
-def log_damaged(name: FileName) -> Iterator[None]:
+def log_damaged_file(name: FileName) -> Iterator[None]:
     """Log an error of a damaged file and go on. Errors of the operating system are raised."""
     try:
         yield
@@ -57,7 +57,7 @@ def log_damaged(name: FileName) -> Iterator[None]:
         logger.error("archive: %s is damaged, its rows cannot be read: %s", name.path, error)
 
 
-def each_file(
+def read_each_file(
     files: ArchiveFiles, span: ArchiveSpan, dataset: Dataset, read: Callable[[IO[bytes]], T]
 ) -> Iterator[tuple[FileName, T]]:
     """Yield each live file with what `read` returns for it. Raises OSError.
@@ -68,7 +68,7 @@ def each_file(
         answers = []
         try:
             for name in span.names(files, dataset):
-                with log_damaged(name), files.open(name) as file:
+                with log_damaged_file(name), files.open(name) as file:
                     answers.append((name, read(file)))
         except FileNotFoundError:
             if attempt == RETRIES - 1:
@@ -86,7 +86,9 @@ def read_samples(
     also: further filters on kind, metric, entity or value.
     """
     filters = [*span.filters, *also]
-    parts = [rows for _, rows in each_file(files, span, "samples", lambda file: decode_samples(file, words, filters))]
+    parts = [
+        rows for _, rows in read_each_file(files, span, "samples", lambda file: decode_samples(file, words, filters))
+    ]
     return ArchiveRows.concat(parts) if parts else ArchiveRows.none()
 
 
@@ -100,7 +102,7 @@ def read_events(files: ArchiveFiles, span: ArchiveSpan) -> tuple[list[JobEvent |
 
     events: list[JobEvent | NodeEvent] = []
     bad: list[RecordError] = []
-    rows = [row for _, same in each_file(files, span, "events", read) for row in same]
+    rows = [row for _, same in read_each_file(files, span, "events", read) for row in same]
     for time_ms, text in sorted(rows, key=lambda row: row[0]):
         try:
             events.append(decode_event(text.encode(), time_ms, NO_FUTURE_LIMIT_MS, archived=True))
@@ -123,15 +125,15 @@ def newest_ms(files: ArchiveFiles, dataset: Dataset = "samples") -> int:
         for name in names:
             if name.hour == newest:
                 latest_ms = name.first_ms + HOUR_MS
-                with log_damaged(name), files.open(name) as file:
-                    latest_ms = _largest_time(pq.read_metadata(file))
+                with log_damaged_file(name), files.open(name) as file:
+                    latest_ms = _read_largest_time(pq.read_metadata(file))
                 times.append(latest_ms)
         if times:
             return max(times)
     return NOTHING_MS
 
 
-def _largest_time(footer: Any) -> int:
+def _read_largest_time(footer: Any) -> int:
     column = footer.schema.names.index("time_ms")
     groups = (footer.row_group(group).column(column).statistics for group in range(footer.num_row_groups))
     return max((int(statistics.max) for statistics in groups), default=NOTHING_MS)

@@ -67,7 +67,7 @@ class ArchiveRows:
     def take(self, at: NDArray[Any] | slice) -> "ArchiveRows":
         return ArchiveRows(self.series[at], self.time_ms[at], self.value[at])
 
-    def kind_starts(self) -> list[int]:
+    def find_kind_starts(self) -> list[int]:
         """Return (kinds + 1,) where the rows of each kind begin. The rows must be ordered by series."""
         starts: list[int] = np.searchsorted(self.series, series_of(np.arange(len(KINDS) + 1), 0, 0)).tolist()
         return starts
@@ -91,7 +91,7 @@ def series_of(kind: Any, metric: Any, entity: Any) -> NDArray[np.int64]:
     return series
 
 
-def metric_columns() -> dict[EntityKind, NDArray[np.int16]]:
+def make_metric_columns() -> dict[EntityKind, NDArray[np.int16]]:
     """Return for each kind: row of its catalogue → row of METRIC_NAMES."""
     return {kind: np.array([_METRIC_AT[metric.name] for metric in METRICS[kind]], np.int16) for kind in KINDS}
 
@@ -169,7 +169,7 @@ def _tables(rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metric
     words = [pa.array([kind.value for kind in KINDS]), pa.array(metrics), pa.array(used, pa.string())]
     for first in range(0, max(1, len(rows)), ROWS_A_GROUP):
         part = rows.take(slice(first, first + ROWS_A_GROUP))
-        entity, starts = part.entity, part.kind_starts()
+        entity, starts = part.entity, part.find_kind_starts()
         for kind, begin, end in zip(KINDS, starts[:-1], starts[1:], strict=True):
             if begin < end:
                 entity[begin:end] = place[kind][entity[begin:end]]
@@ -188,7 +188,7 @@ def _make_name_dictionary(
     """Return for each kind (entity,) its place in the list of names of all entities that occur, and this list."""
     place: dict[EntityKind, NDArray[np.int32]] = {}
     used: list[str] = []
-    starts = rows.kind_starts()
+    starts = rows.find_kind_starts()
     for kind, first, end in zip(KINDS, starts[:-1], starts[1:], strict=True):
         if first < end:
             there = np.flatnonzero(np.bincount(rows.series[first:end] & 2**ENTITY_BITS - 1))
@@ -238,7 +238,7 @@ def _row(found: int | None) -> int:
     return -1 if found is None else found
 
 
-def adding(entities: Entities) -> Callable[[EntityKind, str], int]:
+def make_row_lookup(entities: Entities) -> Callable[[EntityKind, str], int]:
     """Return a lookup of rows in `entities` that adds new names."""
 
     def row_of(kind: EntityKind, name: str) -> int:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.ingest.archive.files import ArchiveFiles
-from fleetcast.ingest.archive.read import ArchiveSpan, log_damaged
-from fleetcast.ingest.archive.rows import KINDS, METRIC_NAMES, ArchiveRows, Words, adding, decode_samples
+from fleetcast.ingest.archive.read import ArchiveSpan, log_damaged_file
+from fleetcast.ingest.archive.rows import KINDS, METRIC_NAMES, ArchiveRows, Words, decode_samples, make_row_lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def read_series(
     filters += [(key, "==", value) for key, value in (("metric", metric), ("entity", entity)) if value]
     entities, parts = Entities(), [ArchiveRows.none()]
     for name in each(span.names(files, "samples")):
-        with log_damaged(name), files.open(name) as file:
-            parts.append(decode_samples(file, Words(adding(entities)), filters))
+        with log_damaged_file(name), files.open(name) as file:
+            parts.append(decode_samples(file, Words(make_row_lookup(entities)), filters))
     return list(_series(ArchiveRows.concat(parts), entities))
 
 

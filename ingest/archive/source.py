@@ -20,7 +20,7 @@ from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.archive.files import DATASETS, ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan, read_events, read_samples
-from fleetcast.ingest.archive.rows import KINDS, ArchiveRows, Words, adding, metric_columns, series_of
+from fleetcast.ingest.archive.rows import KINDS, ArchiveRows, Words, make_metric_columns, make_row_lookup, series_of
 from fleetcast.ingest.node_names import node_name
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import RecordTally
@@ -72,7 +72,7 @@ class ArchiveSource(Source):
         self.name = self.options.name
         self._files = ArchiveFiles(self.options.url)
         self._entities = entities
-        self._catalogue = {kind: _catalogue_rows(columns) for kind, columns in metric_columns().items()}
+        self._catalogue = {kind: _find_catalogue_rows(columns) for kind, columns in make_metric_columns().items()}
         self._at_ms = self.options.from_ms
         self._window: _Window | None = None
         self._bad = 0
@@ -155,7 +155,7 @@ class ArchiveSource(Source):
     def _read_samples_and_events(
         self, span: ArchiveSpan, known: Entities
     ) -> tuple[ArchiveRows, list[Event], list[RecordError]]:
-        rows = read_samples(self._files, span, Words(adding(known)))
+        rows = read_samples(self._files, span, Words(make_row_lookup(known)))
         return rows.take(np.argsort(rows.time_ms, kind="stable")), *read_events(self._files, span)
 
     def _floor_to_step(self, time_ms: Any) -> Any:
@@ -185,7 +185,7 @@ class ArchiveSource(Source):
         )
 
 
-def _catalogue_rows(columns: Any) -> Any:
+def _find_catalogue_rows(columns: Any) -> Any:
     """Return (METRIC_NAMES row,) the row in a kind's catalogue, -1 if the kind lacks the metric."""
     rows = np.full(sum(len(metrics) for metrics in METRICS.values()) + 1, -1, np.int16)
     rows[columns] = np.arange(len(columns))

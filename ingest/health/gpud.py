@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from fleetcast.fleet.clock import Clock
-from fleetcast.fleet.devices import device_name
+from fleetcast.fleet.devices import normalise_device_name
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, RecordError
 from fleetcast.fleet.events import NodeEvent
-from fleetcast.ingest.health.polling import Poller, PollOptions, check_polling
-from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, malformed
+from fleetcast.ingest.health.polling import Poller, PollOptions, check_polling_options
+from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, make_malformed_error
 from fleetcast.ingest.node_names import check_name
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import RecordTally, SkipRule
@@ -93,7 +93,7 @@ _events = msgspec.json.Decoder(list[ComponentEvents] | None).decode
 Known = dict[str, list[Any]]
 
 
-def parse_gpud(entry: str) -> tuple[str, str]:
+def parse_gpud_target(entry: str) -> tuple[str, str]:
     """Split one target into (node, URL). Raises ConfigError."""
     found = _named.fullmatch(entry)
     node, url = (found[1], found[2]) if found is not None else ("", entry)
@@ -114,7 +114,7 @@ class GpudSource(Source):
         chosen = read_options("gpud", options, GpudOptions)
         if not chosen.targets:
             raise ConfigError("pipeline.sources gpud: targets: expected at least one URL such as https://n001:15132")
-        self._urls = dict(map(parse_gpud, chosen.targets))
+        self._urls = dict(map(parse_gpud_target, chosen.targets))
         self.name = chosen.name
         self._clock = clock
         self._known: dict[str, Known] = {}
@@ -123,7 +123,7 @@ class GpudSource(Source):
         token = os.environ.get(TOKEN, "")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         asks = dict.fromkeys(self._urls, self._ask)
-        self._poller = Poller(self.name, asks, chosen, check_polling("gpud", chosen), headers)
+        self._poller = Poller(self.name, asks, chosen, check_polling_options("gpud", chosen), headers)
 
     @property
     def pending(self) -> RecordTally:  # type: ignore[override]
@@ -157,13 +157,15 @@ class GpudSource(Source):
         events = decode_events(await poller.get(f"{url}/v1/events?startTime={since_s}"))
         known = self._known.setdefault(node, {})
         events_found = [*state_events(node, states, known, now_ms)]
-        xids = [*xid_events(node, events, now_ms)]
+        xids = [*make_xid_events(node, events, now_ms)]
         self._seen_s[node] = now_ms // 1000 - 60  # gpud's clock may be behind; what comes twice counts once
         batch = _checked([*events_found, *xids], now_ms)
-        return replace(batch, tally=tally_of(states, events, len(events_found), len(xids), len(batch.bad)))
+        return replace(
+            batch, tally=count_states_and_events(states, events, len(events_found), len(xids), len(batch.bad))
+        )
 
 
-def tally_of(
+def count_states_and_events(
     states: list[ComponentStates], events: list[ComponentEvents], events_found: int, xids: int, refused: int
 ) -> RecordTally:
     """Count the states and events of an answer.
@@ -185,7 +187,7 @@ def decode_states(body: bytes) -> list[ComponentStates]:
     try:
         return _states(body) or []
     except (ValueError, RecursionError) as error:
-        raise malformed(error, body, _states) from None
+        raise make_malformed_error(error, body, _states) from None
 
 
 def decode_events(body: bytes) -> list[ComponentEvents]:
@@ -193,7 +195,7 @@ def decode_events(body: bytes) -> list[ComponentEvents]:
     try:
         return _events(body) or []
     except (ValueError, RecursionError) as error:
-        raise malformed(error, body, _events) from None
+        raise make_malformed_error(error, body, _events) from None
 
 
 def state_events(node: str, components: list[ComponentStates], known: Known, now_ms: int) -> Iterator[NodeEvent]:
@@ -239,7 +241,7 @@ def _reported(event: NodeEvent) -> list[Any]:
     return [event.severity, zlib.crc32(event.message.encode("utf-8", "replace")), event.time_ms]
 
 
-def xid_events(node: str, components: list[ComponentEvents], now_ms: int) -> Iterator[NodeEvent]:
+def make_xid_events(node: str, components: list[ComponentEvents], now_ms: int) -> Iterator[NodeEvent]:
     """Yield the XIDs among a daemon's events, with the time that it gives them."""
     for component in components:
         for event in component.events or ():
@@ -248,7 +250,7 @@ def xid_events(node: str, components: list[ComponentEvents], now_ms: int) -> Ite
                 continue
             time_ms = _time_ms(event.time, now_ms)
             address = _address.search(event.message)
-            device = device_name(address[0]) if address else ""
+            device = normalise_device_name(address[0]) if address else ""
             yield NodeEvent(
                 node=node,
                 source=SOURCE,

@@ -15,11 +15,11 @@ from typing import Final, Literal
 import msgspec
 
 from fleetcast.fleet.decode_faults import shown
-from fleetcast.fleet.devices import device_name
+from fleetcast.fleet.devices import normalise_device_name
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord
-from fleetcast.ingest.inbox.job_events import MAX_MESSAGE_LENGTH, check_event, malformed
+from fleetcast.ingest.inbox.job_events import MAX_MESSAGE_LENGTH, check_event, make_malformed_error
 
 SOURCE: Final = "nvsentinel"
 TYPE: Final = "com.nvidia.nvsentinel.health.v1"
@@ -144,7 +144,7 @@ def _parts(body: bytes, headers: Mapping[str, str]) -> "Iterable[bytes | EventEn
     try:
         return map(bytes, _raw_list(body))
     except (ValueError, RecursionError) as error:
-        return (malformed(error, body, _raw_list),)
+        return (make_malformed_error(error, body, _raw_list),)
 
 
 def _binary(body: bytes, headers: Mapping[str, str]) -> "EventEnvelope | RecordError":
@@ -156,14 +156,14 @@ def _binary(body: bytes, headers: Mapping[str, str]) -> "EventEnvelope | RecordE
     try:
         return EventEnvelope(headers["ce-id"], headers.get("ce-time", ""), _data(body).health_event)
     except (ValueError, RecursionError) as error:
-        return malformed(error, body, _data)
+        return make_malformed_error(error, body, _data)
 
 
 def _decoded(part: bytes) -> EventEnvelope:
     try:
         envelope = _envelope(part)
     except (ValueError, RecursionError) as error:
-        raise malformed(error, part, _envelope) from None
+        raise make_malformed_error(error, part, _envelope) from None
     if envelope.specversion != "1.0" or not envelope.id:
         raise RecordError("cloud_event", f"specversion {shown(envelope.specversion)}, expected '1.0' and an id")
     if envelope.type != TYPE:
@@ -244,7 +244,7 @@ def _devices(entities: tuple[Entity, ...]) -> list[tuple[int | None, str]]:
     for entity in entities[: 4 * MOST_ENTITIES]:
         kind, value = entity.entity_type.upper(), entity.entity_value
         if kind == "PCI":
-            addresses.append(device_name(value))
+            addresses.append(normalise_device_name(value))
         elif kind == "GPU_UUID":
             boards.append(value)
         elif kind == "GPU" and _number.fullmatch(value):

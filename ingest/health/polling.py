@@ -42,7 +42,7 @@ class PollOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     key_file: str = ""
 
 
-def check_polling(name: str, options: PollOptions) -> "ssl.SSLContext | bool":
+def check_polling_options(name: str, options: PollOptions) -> "ssl.SSLContext | bool":
     """Return the TLS context that the options describe. Raises ConfigError that names the key.
 
     Returns False if certificates are not to be verified.

@@ -21,8 +21,8 @@ from fleetcast.fleet.decode_faults import shown
 from fleetcast.fleet.errors import ConfigError, RecordError
 from fleetcast.fleet.events import Failed, FailureCategory, Finished, JobEvent, Phase, Resized, Started
 from fleetcast.ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord, split
-from fleetcast.ingest.inbox.job_events import check_event, malformed
-from fleetcast.ingest.kubernetes.failures import category_of_exit
+from fleetcast.ingest.inbox.job_events import check_event, make_malformed_error
+from fleetcast.ingest.kubernetes.failures import classify_exit
 from fleetcast.ingest.lifecycle import ENDED, RESIZED, STARTED
 from fleetcast.ingest.node_names import expand_nodes
 
@@ -107,7 +107,7 @@ def _read(part: bytes) -> ElasticRecord:
     try:
         return _record(part)
     except (ValueError, RecursionError) as error:
-        raise malformed(error, part, _record) from None
+        raise make_malformed_error(error, part, _record) from None
 
 
 def job_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int = 0) -> Iterable[JobEvent]:
@@ -139,7 +139,7 @@ def _event(record: ElasticRecord, about: Metadata, sender: Sender, now_ms: int, 
     same: dict[str, Any] = {"job": _job(sender, about.run_id), "attempt": sender.attempt or restarts + 1}
     state = about.state.upper()
     if state == "FAILED" and record.source in ("WORKER", "AGENT"):
-        error = failure_of(about.raw_error or "")
+        error = parse_failure(about.raw_error or "")
         rank = "" if about.global_rank is None else f"rank {about.global_rank}: "
         message = f"{rank}{error.message or 'it failed and said nothing'}"[:MESSAGE_LENGTH]
         node = about.hostname or ""
@@ -236,12 +236,12 @@ class _ErrorFile(msgspec.Struct):
     exitcode: int | None = None
 
 
-def failure_of(raw_error: str) -> Failure:
+def parse_failure(raw_error: str) -> Failure:
     """Return the failure that an error file states.
 
-    >>> failure_of('{"message": {"message": "RuntimeError: NCCL error: remote process exited"}}').category
+    >>> parse_failure('{"message": {"message": "RuntimeError: NCCL error: remote process exited"}}').category
     'network'
-    >>> failure_of("Traceback …: Process 7 got signal: 15 SIGTERM").category
+    >>> parse_failure("Traceback …: Process 7 got signal: 15 SIGTERM").category
     'cancelled'
     """
     text, code = raw_error, 1
@@ -258,4 +258,4 @@ def failure_of(raw_error: str) -> Failure:
         return Failure("unknown", text)
     if code < 0:  # subprocess' way to say which signal ended it
         code = 128 - code
-    return Failure(category_of_exit(code, "", text[-1000:]), text)
+    return Failure(classify_exit(code, "", text[-1000:]), text)

@@ -21,8 +21,8 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, RecordError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.health.polling import Poller, PollOptions, check_polling
-from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, malformed
+from fleetcast.ingest.health.polling import Poller, PollOptions, check_polling_options
+from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, make_malformed_error
 from fleetcast.ingest.node_names import known_name
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import RecordTally, SkipRule, unknown_fields
@@ -70,7 +70,7 @@ _alert = msgspec.json.Decoder(Alert).decode
 Known = dict[str, float]
 
 
-def _is_http(url: str) -> bool:
+def _is_http_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -83,7 +83,7 @@ class UfmSource(Source):
 
     def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
         chosen = read_options("ufm", options, UfmOptions)
-        if not _is_http(chosen.url):
+        if not _is_http_url(chosen.url):
             raise ConfigError(f"pipeline.sources ufm: url = {chosen.url!r}: expected something like https://ufm:8443")
         if chosen.since_h < 1:
             raise ConfigError(f"pipeline.sources ufm: since_h = {chosen.since_h}: expected at least 1")
@@ -96,7 +96,11 @@ class UfmSource(Source):
         self._known: Known = {}
         self._taken: Known = {}  # the same, as far as `next` has returned it
         self._poller = Poller(
-            self.name, {self._url: self._ask}, chosen, check_polling("ufm", chosen), _auth_headers(chosen.user)
+            self.name,
+            {self._url: self._ask},
+            chosen,
+            check_polling_options("ufm", chosen),
+            _make_auth_headers(chosen.user),
         )
 
     @property
@@ -195,7 +199,7 @@ def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
     try:
         rows = _alerts(body) or []
     except (ValueError, RecursionError) as error:
-        raise malformed(error, body, _alerts) from None
+        raise make_malformed_error(error, body, _alerts) from None
     alerts, bad = [], []
     beyond = len(rows) - MOST_ALERTS
     bad += [RecordError("too_many", f"{len(rows):,} alerts, at most {MOST_ALERTS:,} are read")] * max(0, beyond)
@@ -203,7 +207,7 @@ def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
         try:
             alert = _alert(row)
         except (ValueError, RecursionError) as error:
-            bad.append(malformed(error, bytes(row), _alert))
+            bad.append(make_malformed_error(error, bytes(row), _alert))
             continue
         if 0 <= alert.probability <= 100:
             alerts.append(alert)
@@ -231,7 +235,7 @@ def _event(key: str, p: float | None, alert: Alert | None, now_ms: int) -> NodeE
     )
 
 
-def _auth_headers(user: str) -> dict[str, str]:
+def _make_auth_headers(user: str) -> dict[str, str]:
     token, password = os.environ.get(TOKEN, ""), os.environ.get(PASSWORD, "")
     if token:
         return {"Authorization": f"Basic {token}"}

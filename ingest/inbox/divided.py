@@ -16,7 +16,7 @@ import msgspec
 from fleetcast.fleet import files
 from fleetcast.fleet.entities import Entities
 from fleetcast.ingest.inbox.inbox import InboxSource
-from fleetcast.ingest.inbox.segments import places, prune, segment_name
+from fleetcast.ingest.inbox.segments import format_segment_name, places, prune
 from fleetcast.ingest.shares import OwnRows, Share
 from fleetcast.ingest.source import Batch, Source
 
@@ -109,7 +109,7 @@ def least(positions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     tables = [{writer: (number, offset) for (writer, number), offset in places(row)} for row in positions]
     shared = set.intersection(*(set(table) for table in tables)) if tables else set()
     found = {writer: min(table[writer] for table in tables) for writer in sorted(shared)}
-    return {segment_name(writer, number): offset for writer, (number, offset) in found.items()}
+    return {format_segment_name(writer, number): offset for writer, (number, offset) in found.items()}
 
 
 def read_marks(folder: Path) -> list[Mark]:

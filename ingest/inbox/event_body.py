@@ -21,7 +21,7 @@ from fleetcast.fleet.decode_faults import shown
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import JobEvent, NodeEvent
-from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, MAX_COUNT, decode_event, malformed
+from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, MAX_COUNT, decode_event, make_malformed_error
 
 MAX_RECORDS = 200_000
 MAX_REJECTED = 10_000
@@ -164,7 +164,7 @@ def _array(body: bytes) -> Iterable[bytes | RecordError]:
     try:
         return map(bytes, _raw_list(body))
     except (ValueError, RecursionError) as error:
-        return _scan_array_elements(body, malformed(error))
+        return _scan_array_elements(body, make_malformed_error(error))
 
 
 def _scan_array_elements(body: bytes, error: RecordError) -> Iterator[bytes | RecordError]:
@@ -206,7 +206,7 @@ def _unwrap_cloud_event(body: bytes) -> bytes | RecordError:
     try:
         envelope = _cloud_event(body)
     except (ValueError, RecursionError) as error:
-        broken = malformed(error, body, _cloud_event)
+        broken = make_malformed_error(error, body, _cloud_event)
         return RecordError("cloud_event", str(broken)) if isinstance(error, msgspec.ValidationError) else broken
     if envelope.specversion != "1.0":
         return RecordError("cloud_event", f"specversion {shown(envelope.specversion)}, expected '1.0'")

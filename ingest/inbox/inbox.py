@@ -36,16 +36,16 @@ from fleetcast.ingest.inbox.segments import (
     HEADER,
     Record,
     RecordKind,
+    count_retained_bytes,
     encode_records,
+    find_last_segment_number,
     folders_in_the_way,
-    last_number,
+    format_segment_name,
+    list_segments,
     places,
     prune,
     read_segment,
-    retained_bytes,
     scan_records,
-    segment_name,
-    segments_of,
 )
 from fleetcast.ingest.remote_write.decoder import WriteDecoder
 from fleetcast.ingest.source import Batch, Source
@@ -107,15 +107,15 @@ class InboxWriter:
         done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Append(records, kind, received_ms, done))
         if self._commits is None or self._commits.done():
-            self._commits = asyncio.ensure_future(self._commit_waiting())
+            self._commits = asyncio.ensure_future(self._commit_waiting_records())
         return await done
 
-    async def _commit_waiting(self) -> None:
+    async def _commit_waiting_records(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
             batch, self._waiting = self._waiting, []
             try:
-                position = await loop.run_in_executor(self._thread, self._commit, batch)
+                position = await loop.run_in_executor(self._thread, self._commit_batch, batch)
             except OSError as error:
                 logger.error("inbox %s: %s, refused %d appends", self.name, error, len(batch))
                 why = error.strerror or str(error)
@@ -128,7 +128,7 @@ class InboxWriter:
                     if not append.done.done():
                         append.done.set_result(position)
 
-    def _commit(self, batch: Sequence[_Append]) -> Position:
+    def _commit_batch(self, batch: Sequence[_Append]) -> Position:
         """Write and fsync a batch, in the writer's thread. Raises OSError."""
         blobs = [blob for row in batch for blob in encode_records(row.kind, row.received_ms, row.records)]
         file = self._roll() if self._file is None or self._offset >= self.segment_bytes else self._file
@@ -168,9 +168,9 @@ class InboxWriter:
         """Open the next segment and make its name durable."""
         if self._give_back is None:
             self._open()
-        path = self.folder / segment_name(self.name, self._number + 1)
+        path = self.folder / format_segment_name(self.name, self._number + 1)
         try:
-            file = files.create_appended(path, AREA)
+            file = files.create_append_only_file(path, AREA)
         except FileExistsError:  # one that could neither be begun nor taken away
             self._number += 1
             raise
@@ -191,7 +191,7 @@ class InboxWriter:
         """Reserve a writer's name in the folder, and continue after the last segment of that name."""
         files.make_folder(self.folder, AREA)
         self.name, self._give_back = _claim_name(self.folder, self.name)
-        self._number = last_number(self.folder, self.name)
+        self._number = find_last_segment_number(self.folder, self.name)
 
     def _end_segment(self) -> None:
         if self._file is not None:
@@ -242,7 +242,7 @@ class Backlog:
         """Raise SourceError if more bytes wait than the bound. The senders then send their records again."""
         now = time.monotonic()
         if now > self._measured + 1.0 or self._measured < 0:
-            self._measured, self._bytes = now, retained_bytes(self.folder)
+            self._measured, self._bytes = now, count_retained_bytes(self.folder)
         if self._bytes > self.most_bytes:
             held = f"{self._bytes:,} bytes wait in the inbox, at most {self.most_bytes:,} may"
             raise SourceError(f"{held}; nothing was kept, send it again", retry_after_s=5.0)
@@ -282,14 +282,14 @@ class InboxSource(Source):
         raise StopAsyncIteration
 
     def position(self) -> dict[str, Any]:
-        return {segment_name(writer, number): offset for writer, (number, offset) in self._at.items()}
+        return {format_segment_name(writer, number): offset for writer, (number, offset) in self._at.items()}
 
     def seek(self, position: Mapping[str, Any]) -> None:
         self._at = {writer: (number, int(offset)) for (writer, number), offset in places(position)}
 
     def begins(self) -> bool:
         """Return whether each writer's first segment still exists, so nothing has been deleted yet."""
-        return all(rows[0][0] == 1 for rows in segments_of(self.folder).values())
+        return all(rows[0][0] == 1 for rows in list_segments(self.folder).values())
 
     def prune(self, position: Mapping[str, Any]) -> int:
         """Delete the segments that `position`, taken from a snapshot, has passed. Returns their number."""
@@ -323,7 +323,7 @@ class InboxSource(Source):
     def backlog_bytes(self) -> int:
         """Return the number of bytes on disk that have not been read yet."""
         total = 0
-        for writer, rows in segments_of(self.folder).items():
+        for writer, rows in list_segments(self.folder).items():
             number, offset = self._at.get(writer, (0, 0))
             sizes = [(row, files.size_bytes(path)) for row, path in rows if row >= number]
             total += sum(max(0, size - (offset if row == number else len(HEADER))) for row, size in sizes)
@@ -337,7 +337,7 @@ class InboxSource(Source):
         """Read about a megabyte from each writer that has unread records."""
         records: list[Record] = []
         bad: list[RecordError] = []
-        for writer, rows in sorted(segments_of(self.folder).items()):
+        for writer, rows in sorted(list_segments(self.folder).items()):
             number, offset = self._at.get(writer, (0, 0))
             if number > rows[-1][0]:  # the folder was emptied and numbering began anew
                 number = 0
@@ -365,10 +365,10 @@ def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
 
     A starting receiver uses them to know which events were accepted before.
     """
-    events = [rows for writer, rows in segments_of(folder).items() if not writer.startswith(WRITES)]
+    events = [rows for writer, rows in list_segments(folder).items() if not writer.startswith(WRITES)]
     rows = [path for segments in events for _, path in segments]
     taken: list[list[Record]] = []
-    for _, path in sorted(((_modified_ns(path), path) for path in rows), reverse=True):
+    for _, path in sorted(((_read_modified_ns(path), path) for path in rows), reverse=True):
         try:
             files.sync_folder(path, AREA)  # its writer may have been killed before: a retry would be lost with it
             data = path.read_bytes()
@@ -384,7 +384,7 @@ def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
         yield from batch.node_events
 
 
-def _modified_ns(path: Path) -> int:
+def _read_modified_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:

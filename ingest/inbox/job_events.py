@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain_json, fault_in, shown
+from fleetcast.fleet.decode_faults import explain_json_error, find_first_json_fault, shown
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import (
@@ -26,7 +26,7 @@ from fleetcast.fleet.events import (
     Submitted,
 )
 from fleetcast.fleet.events import Preempted as PreemptedEvent
-from fleetcast.fleet.node_names import is_node_name, node_name_fault
+from fleetcast.fleet.node_names import explain_node_name_fault, is_node_name
 from fleetcast.fleet.requests import MAX_MODELS, WHOLE_GPU, Gang
 
 FUTURE_LIMIT_MS = 60_000
@@ -139,20 +139,20 @@ def check_fields(
 def _decode_as_node_event(record: bytes, error: Exception) -> NodeEvent:
     """Decode the record as a node event if it has a node event's keys. Otherwise raise `error` as a RecordError."""
     if not isinstance(error, msgspec.ValidationError):
-        raise malformed(error) from None
+        raise make_malformed_error(error) from None
     try:
         keys = _decode_keys(record)
     except (ValueError, RecursionError) as reason:
-        raise malformed(reason, record, dict[str, Any]) from None
+        raise make_malformed_error(reason, record, dict[str, Any]) from None
     if "job" in keys or not ("node" in keys and "source" in keys):
-        raise malformed(error, record, _decode_job) from None
+        raise make_malformed_error(error, record, _decode_job) from None
     try:
         return _decode_node(record)
     except (ValueError, RecursionError) as reason:
-        raise malformed(reason, record, _decode_node) from None
+        raise make_malformed_error(reason, record, _decode_node) from None
 
 
-def malformed(error: Exception, record: bytes = b"", decode: Any = None) -> RecordError:
+def make_malformed_error(error: Exception, record: bytes = b"", decode: Any = None) -> RecordError:
     """Convert a decoder's error into a RecordError with a short label and the first fault.
 
     decode: the decoder that refused the record, or its type.
@@ -163,11 +163,11 @@ def malformed(error: Exception, record: bytes = b"", decode: Any = None) -> Reco
         return RecordError("too_deep", "nested too deeply")
     if isinstance(error, msgspec.ValidationError):
         try:
-            fault = fault_in(error, decode, record)
+            fault = find_first_json_fault(error, decode, record)
         except (ValueError, RecursionError) as broken:
-            return malformed(broken)
+            return make_malformed_error(broken)
         return RecordError(fault.label, fault.sentence)
-    return RecordError("truncated" if "truncated" in str(error) else "not_json", explain_json(error))
+    return RecordError("truncated" if "truncated" in str(error) else "not_json", explain_json_error(error))
 
 
 def _check_time(time_ms: int, now_ms: int, limit_ms: int) -> None:
@@ -218,7 +218,7 @@ def _check_name(field: str, value: str) -> None:
 def _check_node(field: str, value: str) -> None:
     if not is_node_name(value):
         _check_name(field, value)
-        raise RecordError("bad_name", f"{field}: {node_name_fault(value)}")
+        raise RecordError("bad_name", f"{field}: {explain_node_name_fault(value)}")
 
 
 def _check_gang(gang: Gang | int) -> None:
@@ -228,7 +228,7 @@ def _check_gang(gang: Gang | int) -> None:
         raise RecordError("bad_value", f"gang {shown(gang)}: expected {limits}")
 
 
-def _check_submitted(event: Submitted) -> None:
+def _check_submitted_event(event: Submitted) -> None:
     for field in ("cluster", "tenant", "queue", "user", "group", "name", "gpu_model", "pool"):
         _check_label(field, getattr(event, field))
     if len(event.gpu_models) > MAX_MODELS:
@@ -281,7 +281,7 @@ def _check_gpus(gpus: tuple[int, ...]) -> None:
             raise RecordError("bad_value", f"gpus {shown(gpus)} names a GPU twice")
 
 
-def _check_place(event: Phase | Step) -> None:
+def _check_rank_place(event: Phase | Step) -> None:
     """Check where a rank says that it runs: its rank, node and GPUs. Raises RecordError."""
     _check_count("rank", event.rank)
     if event.node:
@@ -289,8 +289,8 @@ def _check_place(event: Phase | Step) -> None:
     _check_gpus(event.gpus)
 
 
-def _check_step(event: Step) -> None:
-    _check_place(event)
+def _check_step_event(event: Step) -> None:
+    _check_rank_place(event)
     _check_count("step", event.step)
     _check_amount("duration_s", event.duration_s)
     if 0 < event.duration_s < LEAST_STEP_S:
@@ -303,28 +303,28 @@ def _check_step(event: Step) -> None:
             _check_amount(f"parts.{field}", getattr(event.parts, field))
 
 
-def _check_checkpoint(event: Checkpoint) -> None:
+def _check_checkpoint_event(event: Checkpoint) -> None:
     _check_count("bytes", event.bytes)
     _check_text("target", event.target, MAX_MESSAGE_LENGTH)
 
 
-def _check_failed(event: Failed) -> None:
+def _check_failed_event(event: Failed) -> None:
     if event.node:
         _check_node("node", event.node)
     _check_text("message", event.message, MAX_MESSAGE_LENGTH)
 
 
-def _check_preempted(event: PreemptedEvent) -> None:
+def _check_preempted_event(event: PreemptedEvent) -> None:
     _check_label("by", event.by)
     _check_text("reason", event.reason, MAX_MESSAGE_LENGTH)
 
 
-def _check_lost(event: NodeLost) -> None:
+def _check_lost_event(event: NodeLost) -> None:
     _check_node("node", event.node)
     _check_text("reason", event.reason, MAX_MESSAGE_LENGTH)
 
 
-def _check_queued(event: Queued) -> None:
+def _check_queued_event(event: Queued) -> None:
     _check_text("reason", event.reason, MAX_MESSAGE_LENGTH)
 
 
@@ -349,14 +349,14 @@ def _check_node_event(event: NodeEvent) -> None:
 
 
 _CHECKS: dict[type, Callable[[Any], None]] = {
-    Submitted: _check_submitted,
+    Submitted: _check_submitted_event,
     Started: _check_ranks,
     Resized: _check_ranks,
-    Phase: _check_place,
-    Step: _check_step,
-    Checkpoint: _check_checkpoint,
-    Failed: _check_failed,
-    PreemptedEvent: _check_preempted,
-    NodeLost: _check_lost,
-    Queued: _check_queued,
+    Phase: _check_rank_place,
+    Step: _check_step_event,
+    Checkpoint: _check_checkpoint_event,
+    Failed: _check_failed_event,
+    PreemptedEvent: _check_preempted_event,
+    NodeLost: _check_lost_event,
+    Queued: _check_queued_event,
 }

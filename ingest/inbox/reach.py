@@ -9,12 +9,20 @@ import msgspec
 
 from fleetcast.fleet import files
 from fleetcast.ingest.inbox.inbox import WRITES
-from fleetcast.ingest.inbox.segments import HEADER, Record, RecordKind, next_record, places, read_segment, segments_of
+from fleetcast.ingest.inbox.segments import (
+    HEADER,
+    Record,
+    RecordKind,
+    find_next_record,
+    list_segments,
+    places,
+    read_segment,
+)
 
 End = Mapping[str, tuple[int, int]]  # writer -> (segment number, offset)
 
 
-def inbox_end(folder: Path) -> End:
+def find_inbox_end(folder: Path) -> End:
     """Return where the newest segment of each writer of events ends now.
 
     Every acknowledged event lies before it.
@@ -23,7 +31,7 @@ def inbox_end(folder: Path) -> End:
     return {writer: (number, files.size_bytes(path)) for writer, (number, path) in newest.items()}
 
 
-def inbox_first(folder: Path) -> Mapping[str, int]:
+def find_oldest_segments(folder: Path) -> Mapping[str, int]:
     """Return the oldest segment of each writer of events. Earlier ones were pruned."""
     return {writer: rows[0][0] for writer, rows in _find_event_segments(folder).items()}
 
@@ -35,7 +43,7 @@ def unread(folder: Path, position: Mapping[str, Any]) -> End:
     """
     found: dict[str, tuple[int, int]] = {}
     for writer, row, path, offset in _behind(folder, position):
-        if writer not in found and (at := next_record(path, offset)) is not None:
+        if writer not in found and (at := find_next_record(path, offset)) is not None:
             found[writer] = (row, at)
     return found
 
@@ -48,7 +56,7 @@ def covers(unread: End, end: End) -> bool:
     return all(unread.get(writer, at) >= at for writer, at in end.items())
 
 
-def unread_types(folder: Path, position: Mapping[str, Any], job: str, attempt: int) -> list[str]:
+def list_unread_event_types(folder: Path, position: Mapping[str, Any], job: str, attempt: int) -> list[str]:
     """Return the types of an attempt's events that `position` has not passed.
 
     These events are acknowledged, but not yet on a board.
@@ -101,4 +109,4 @@ def _behind(folder: Path, position: Mapping[str, Any]) -> Iterator[tuple[str, in
 
 
 def _find_event_segments(folder: Path) -> dict[str, list[tuple[int, Path]]]:
-    return {writer: rows for writer, rows in segments_of(folder).items() if not writer.startswith(WRITES)}
+    return {writer: rows for writer, rows in list_segments(folder).items() if not writer.startswith(WRITES)}

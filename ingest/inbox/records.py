@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.fleet.samples import SampleBatch
@@ -89,7 +89,7 @@ def _refusals(payload: bytes) -> list[RecordError]:
     try:
         refusals = _decode_refusals(payload)
     except (ValueError, RecursionError) as error:
-        raise RecordError("not_json", f"refusals: {explain_json(error)}") from None
+        raise RecordError("not_json", f"refusals: {explain_json_error(error)}") from None
     errors: list[RecordError] = []
     for reason, count in refusals.reasons.items():
         room = MAX_REJECTS_A_RECORD - len(errors)

@@ -96,7 +96,7 @@ def find_record(data: bytes, begin: int) -> int | None:
     return None
 
 
-def segments_of(folder: Path) -> dict[str, list[tuple[int, Path]]]:
+def list_segments(folder: Path) -> dict[str, list[tuple[int, Path]]]:
     """Return writer → (number, path) of its segments, in order of age.
 
     A folder with the name of a segment is skipped. The log reports it once.
@@ -118,7 +118,7 @@ def folders_in_the_way(folder: Path) -> int:
     return sum(path.is_dir() for _, _, path in _named(folder))
 
 
-def last_number(folder: Path, writer: str) -> int:
+def find_last_segment_number(folder: Path, writer: str) -> int:
     """Return the highest number among this writer's files and folders, or 0 if it has none."""
     return max((number for name, number, _ in _named(folder) if name == writer), default=0)
 
@@ -163,7 +163,7 @@ def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], i
     return [], offset + skipped, RecordError("torn", f"{path.name}: {skipped} bytes at {offset} are no whole record")
 
 
-def next_record(path: Path, offset: int) -> int | None:
+def find_next_record(path: Path, offset: int) -> int | None:
     """Return where the first whole record at or after `offset` starts.
 
     Returns None if there is none or the file no longer exists.
@@ -187,12 +187,12 @@ def next_record(path: Path, offset: int) -> int | None:
         return None
 
 
-def retained_bytes(folder: Path) -> int:
+def count_retained_bytes(folder: Path) -> int:
     """Return the number of bytes of segments on disk: unread, or not yet covered by two snapshots."""
-    return sum(files.size_bytes(path) for rows in segments_of(folder).values() for _, path in rows)
+    return sum(files.size_bytes(path) for rows in list_segments(folder).values() for _, path in rows)
 
 
-def segment_name(writer: str, number: int) -> str:
+def format_segment_name(writer: str, number: int) -> str:
     return f"{writer}-{number:012d}{SUFFIX}"
 
 
@@ -213,7 +213,7 @@ def prune(folder: Path, position: Mapping[str, Any]) -> int:
         return 0
     reached = dict(key for key, _ in places(position))
     deleted = 0
-    for writer, rows in segments_of(folder).items():
+    for writer, rows in list_segments(folder).items():
         for number, path in rows[:-1]:
             if number < reached.get(writer, 0):
                 path.unlink(missing_ok=True)

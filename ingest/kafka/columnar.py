@@ -25,10 +25,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.decode_faults import explain_bytes, explain_json
+from fleetcast.fleet.decode_faults import explain_decode_error, explain_json_error
 from fleetcast.fleet.entities import MAX_NAME_LENGTH, NODE_OWNED, Entities
 from fleetcast.fleet.errors import RecordError
-from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.metrics import METRICS, find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.node_names import node_name
 from fleetcast.ingest.pages.serving import MAX_INSTANCES
@@ -94,14 +94,14 @@ class ColumnarRecord:
     values: tuple[NDArray[np.float64], ...]
 
 
-def encode_binary(record: ColumnarRecord) -> bytes:
+def encode_binary_record(record: ColumnarRecord) -> bytes:
     """Encode the compact form."""
     header = msgspec.msgpack.encode(record.header)
     parts = [np.ascontiguousarray(block, "<f8").tobytes() for block in record.values]
     return b"".join((_HEAD.pack(MAGIC, len(header), record.time_ms), header, *parts))
 
 
-def encode_json(record: ColumnarRecord) -> bytes:
+def encode_json_record(record: ColumnarRecord) -> bytes:
     """Encode the JSON form. NaN becomes null."""
     columns = {
         kind: _Columns(dict(zip(names.metrics, block.tolist(), strict=True)), names.entities)
@@ -159,7 +159,7 @@ class RecordDecoder:
         array([9.])
         """
         binary = record.startswith(MAGIC)
-        header, time_ms, values = _split(record) if binary else _split_json(record)
+        header, time_ms, values = _split(record) if binary else _split_json_record(record)
         if not 0 <= time_ms <= _LATEST_MS:
             raise RecordError("bad_timestamp", f"time_ms {time_ms}: expected Unix milliseconds")
         if time_ms > now_ms + self.future_limit_ms:
@@ -226,7 +226,7 @@ def _split(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
     return record[_HEAD.size : begin], time_ms, np.frombuffer(record, "<f8", offset=begin)
 
 
-def _split_json(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
+def _split_json_record(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
     message = _decoded(_read_json, record)
     columns: dict[str, RecordNames] = {}
     for kind, block in message.columns.items():
@@ -245,9 +245,9 @@ def _decoded(read: Callable[[bytes], Row], raw: bytes) -> Row:
     try:
         return read(raw)
     except msgspec.ValidationError as error:
-        raise RecordError("bad_record", explain_bytes(error, read, raw)[:300]) from None
+        raise RecordError("bad_record", explain_decode_error(error, read, raw)[:300]) from None
     except (ValueError, RecursionError) as error:
-        raise RecordError("not_readable", explain_json(error)[:300]) from None
+        raise RecordError("not_readable", explain_json_error(error)[:300]) from None
 
 
 def _plan(header: Header, entities: Entities) -> _Plan:
@@ -265,7 +265,7 @@ def _plan(header: Header, entities: Entities) -> _Plan:
             raise RecordError("too_many_series", f"{kind[:40]}: {counts}, at most {MAX_METRICS} of {MAX_ENTITIES}")
         if len(set(names.metrics)) < len(names.metrics) or len(set(names.entities)) < len(names.entities):
             raise RecordError("duplicate", f"{kind[:40]}: a metric or an entity is named twice")
-        metric, rows = _metric_rows(kind, names.metrics)
+        metric, rows = _find_metric_rows(kind, names.metrics)
         if left_out := size - len(metric) * len(names.entities):
             unknown += left_out
             read = set(rows.tolist())
@@ -277,10 +277,10 @@ def _plan(header: Header, entities: Entities) -> _Plan:
             columns, turns = _repeated(metric.tobytes(), len(entity))
             blocks.append(_Block(known, columns, entity, turns, slice(at, at + size), every))
         at += size
-    return _Plan(at, tuple(blocks), unknown, tuple(unread[:MAX_UNREAD_NAMES]), _sender_errors(header.bad))
+    return _Plan(at, tuple(blocks), unknown, tuple(unread[:MAX_UNREAD_NAMES]), _make_sender_errors(header.bad))
 
 
-def _metric_rows(kind: str, names: Sequence[str]) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
+def _find_metric_rows(kind: str, names: Sequence[str]) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
     """Return the catalogue rows of the known metrics, and their places among `names`.
 
     A newer sender may know more metrics than we do.
@@ -294,7 +294,7 @@ def _metric_rows(kind: str, names: Sequence[str]) -> tuple[NDArray[np.int16], ND
 
 def _row(kind: EntityKind, name: str) -> int | None:
     try:
-        return metric_row(kind, name)
+        return find_metric_row(kind, name)
     except KeyError:
         return None
 
@@ -341,7 +341,7 @@ def _is_index(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 3 and str(int(text)) == text
 
 
-def _sender_errors(counts: Mapping[str, int]) -> tuple[RecordError, ...]:
+def _make_sender_errors(counts: Mapping[str, int]) -> tuple[RecordError, ...]:
     """Return one error for each record that the sender could not read, at most MAX_BAD."""
     errors: list[RecordError] = []
     for reason, count in counts.items():

@@ -15,15 +15,21 @@ from fleetcast.fleet.errors import RecordError, SourceError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.topology import Level, Topology
 from fleetcast.ingest.inbox.event_body import DecodedBody
-from fleetcast.ingest.kafka.columnar import BINARY_TYPE, JSON_TYPE, ColumnarRecord, encode_binary, encode_json
+from fleetcast.ingest.kafka.columnar import (
+    BINARY_TYPE,
+    JSON_TYPE,
+    ColumnarRecord,
+    encode_binary_record,
+    encode_json_record,
+)
 from fleetcast.ingest.kafka.node_records import node_records
 from fleetcast.ingest.source import Batch, Source
 
 logger = logging.getLogger(__name__)
 
 FORMS: dict[str, tuple[Callable[[ColumnarRecord], bytes], str]] = {
-    "binary": (encode_binary, BINARY_TYPE),
-    "json": (encode_json, JSON_TYPE),
+    "binary": (encode_binary_record, BINARY_TYPE),
+    "json": (encode_json_record, JSON_TYPE),
 }
 
 
@@ -42,7 +48,7 @@ class Sent:
     events: int = 0
     bad: dict[str, int] = field(default_factory=dict)
 
-    def count_bad(self, errors: Sequence[RecordError]) -> None:
+    def count_bad_records(self, errors: Sequence[RecordError]) -> None:
         for error in errors:
             self.bad[error.reason] = self.bad.get(error.reason, 0) + error.count
 
@@ -89,7 +95,7 @@ async def forward(source: Source, entities: Entities, output: Output, blocks: Ma
         untold = () if records else full_batch.bad
         await output.send(records)
         output.sent.samples += sum(map(len, batch.samples))
-        output.sent.count_bad(batch.bad)
+        output.sent.count_bad_records(batch.bad)
 
 
 def encoded(
@@ -112,4 +118,4 @@ async def send_events(body: DecodedBody, output: Output) -> None:
     headers = (("content-type", b"application/json"),)
     await output.send([Outgoing(output.topic, key.encode(), row.raw, headers, row.event.time_ms) for key, row in rows])
     output.sent.events += len(rows)
-    output.sent.count_bad([error for _, error in body.rejected])
+    output.sent.count_bad_records([error for _, error in body.rejected])

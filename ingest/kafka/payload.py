@@ -66,7 +66,7 @@ class PayloadDecoder:
                 self.noted["tombstone"] += 1
                 return Decoded(_TOMBSTONE)
             headers = _headers(message)
-            kind = _media_type(headers)
+            kind = _parse_media_type(headers)
             if kind in TEXT_TYPES:
                 return self._page(message, headers)
             columnar = kind in COLUMNAR_TYPES or message.value.startswith(MAGIC)
@@ -106,7 +106,7 @@ class PayloadDecoder:
             raise RecordError("future", f"{(time_ms - now_ms) / 1000:.0f} s ahead")
         page = message.value if message.value.endswith(b"\n") else message.value + b"\n"
         decoder = self._decoder(message, headers, page)
-        batch = decoder.decode(page, time_ms, open_metrics=_media_type(headers) == OPEN_METRICS)
+        batch = decoder.decode(page, time_ms, open_metrics=_parse_media_type(headers) == OPEN_METRICS)
         if batch.bad and not batch.samples:
             return Decoded(batch, batch.bad[0])
         return Decoded(batch)
@@ -147,5 +147,5 @@ def _headers(message: Message) -> dict[str, str]:
     return found
 
 
-def _media_type(headers: Mapping[str, str]) -> str:
+def _parse_media_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()

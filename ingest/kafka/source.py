@@ -170,12 +170,12 @@ class KafkaSource(Source):
         found: set[Place] = set()
         if options.telemetry:
             mine = await self._reader.partitions(options.telemetry)
-            found |= {(options.telemetry, number) for number in mine if self._owns(number)}
+            found |= {(options.telemetry, number) for number in mine if self._owns_partition(number)}
         if options.events:
             found |= {(options.events, number) for number in await self._reader.partitions(options.events)}
         return found | self._assigned
 
-    def _owns(self, partition: int) -> bool:
+    def _owns_partition(self, partition: int) -> bool:
         return partition % self.options.instances == self.options.instance
 
     async def _read_dead_letters(self) -> None:
@@ -193,7 +193,7 @@ class KafkaSource(Source):
         if found is None:  # of somebody else
             return False
         source, partition, offset = found[1].decode(), int(found[2]), int(found[3])
-        ours = source in (self.options.telemetry, self.options.events) and self._owns(partition)
+        ours = source in (self.options.telemetry, self.options.events) and self._owns_partition(partition)
         return ours and offset >= self._next.get((source, partition), 0)
 
     async def _fetch(self) -> None:
@@ -244,7 +244,7 @@ class KafkaSource(Source):
             decoded = self.decoder.telemetry(message)
         else:
             decoded = self.decoder.events(message)
-            if not self._owns(partition):  # another pipeline tells what is bad
+            if not self._owns_partition(partition):  # another pipeline tells what is bad
                 events, node_events, refused = decoded.batch.events, decoded.batch.node_events, len(decoded.batch.bad)
                 ignored = {SkipRule.OTHER_PART: refused} if refused else {}
                 tally = RecordTally(len(events) + len(node_events), ignored=ignored)
@@ -255,7 +255,7 @@ class KafkaSource(Source):
     def _add_dead_letter(self, message: Message, decoded: Decoded) -> None:
         if decoded.poison is None or not self.options.dead_letters:
             return
-        letter = dead_letter(self.options.dead_letters, message, decoded.poison)
+        letter = make_dead_letter(self.options.dead_letters, message, decoded.poison)
         assert letter.key is not None
         assert self._known_letters is not None
         if letter.key in self._known_letters:
@@ -289,7 +289,7 @@ class KafkaSource(Source):
         """
         if not self.options.group:
             return
-        own = {place: offset for place, offset in _parse_offsets(position).items() if self._owns(place[1])}
+        own = {place: offset for place, offset in _parse_offsets(position).items() if self._owns_partition(place[1])}
         try:
             self._reader.commit(own)
         except SourceError as error:
@@ -318,7 +318,7 @@ class KafkaSource(Source):
         await self._reader.close()
 
 
-def dead_letter(topic: str, message: Message, poison: RecordError) -> Outgoing:
+def make_dead_letter(topic: str, message: Message, poison: RecordError) -> Outgoing:
     """Return the dead letter of a bad record: its value unchanged, with the reason in the headers.
 
     The key identifies the record, so that consumers can count or compact letters.

@@ -15,7 +15,7 @@ from typing import Final
 from fleetcast.fleet.errors import ConfigError, RecordError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, YEAR_2000_MS
-from fleetcast.ingest.kernel_log.log_lines import DAY_MS, LogLine, read_line
+from fleetcast.ingest.kernel_log.log_lines import DAY_MS, LogLine, parse_log_line
 from fleetcast.ingest.kernel_log.messages import TELLING, KernelFinding, MessageReader
 from fleetcast.ingest.node_names import check_name
 from fleetcast.ingest.tally import RecordTally, SkipRule
@@ -60,13 +60,13 @@ class KernelReader:
                 ignored[SkipRule.NOT_HARDWARE] += 1
                 continue
             try:
-                event = self._event(read_line(row.decode("utf-8", "replace"), now_ms, self.utc_offset_s), now_ms)
+                event = self._event(parse_log_line(row.decode("utf-8", "replace"), now_ms, self.utc_offset_s), now_ms)
             except RecordError as error:
                 bad.append(error.with_traceback(None))
                 continue
             if isinstance(event, SkipRule):
                 ignored[event] += 1
-            elif self._is_new(event):
+            elif self._is_new_event(event):
                 events.append(event)
             else:
                 ignored[SkipRule.REPEATED] += 1
@@ -77,7 +77,7 @@ class KernelReader:
         """Infer the boot time, given that the newest line of a boot was written now or earlier."""
         stamp = None
         with contextlib.suppress(RecordError, IndexError):
-            stamp = read_line(rows[-1].decode("utf-8", "replace"), now_ms).boot_ms
+            stamp = parse_log_line(rows[-1].decode("utf-8", "replace"), now_ms).boot_ms
         if stamp is None:
             return
         booted_ms = now_ms - stamp
@@ -111,7 +111,7 @@ class KernelReader:
             raise RecordError("absurd_time", f"{day}, expected 2000 to now: {line.text[:120]!r}")
         return now_ms if time_ms > now_ms + FUTURE_LIMIT_MS else time_ms
 
-    def _is_new(self, event: NodeEvent) -> bool:
+    def _is_new_event(self, event: NodeEvent) -> bool:
         """Return whether no equal event occurred in the last five seconds. So a storm is one event."""
         key = (event.node, event.sequence & _HASH_MASK)
         last_ms = self._last.pop(key, None)

@@ -50,7 +50,7 @@ class LogFile:
                 return []  # the rest of the line is on its way
             end = len(data)  # no line is so long: what it is, is passed in pieces
         self._offset += end
-        self._remember_head(self._file)
+        self._record_file_head(self._file)
         return data[:end].splitlines()
 
     def backlog_bytes(self) -> int:
@@ -121,7 +121,7 @@ class LogFile:
         size, crc = self._head
         return os.fstat(file).st_size >= self._offset and zlib.crc32(os.pread(file, size, 0)) == crc
 
-    def _remember_head(self, file: int) -> None:
+    def _record_file_head(self, file: int) -> None:
         if self._head[0] < HEAD_BYTES:
             head = os.pread(file, min(HEAD_BYTES, self._offset), 0)
             self._head = (len(head), zlib.crc32(head))

@@ -94,12 +94,12 @@ _journal = msgspec.json.Decoder(_Journal).decode
 NOTHING = LogLine("")
 
 
-def read_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine:
+def parse_log_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine:
     """Read one line. `utc_offset_s`: the zone of stamps that name none.
 
     Raises RecordError: unknown_form, bad_time.
 
-    >>> read_line("Feb 23 16:24:18 n001 kernel: NVRM: hello", 1_740_400_000_000)
+    >>> parse_log_line("Feb 23 16:24:18 n001 kernel: NVRM: hello", 1_740_400_000_000)
     LogLine(text='NVRM: hello', time_ms=1740327858000, boot_ms=None, host='n001', hostless=False)
     """
     line = line[:MAX_LINE_CHARACTERS].strip("\r\n")
@@ -108,7 +108,7 @@ def read_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine:
     if line.startswith("{") and _message.match(line) is None:
         return _parse_journal_line(line)
     if (found := _syslog.match(line)) is not None:
-        return _dated(_read_syslog, found, line, now_ms, utc_offset_s)
+        return _dated(_parse_syslog_line, found, line, now_ms, utc_offset_s)
     line = _priority.sub("", line, count=1) if line.startswith("<") else line
     if (decoded := _decoded.match(line)) is not None and decoded[1] != "kern":
         return NOTHING
@@ -153,7 +153,7 @@ def _parse_after_wall_time(rest: str, time_ms: int, utc_offset_s: float) -> LogL
     found = _kernel.match(rest)
     if found is not None:
         if zone := found["zone"]:
-            time_ms -= round(1000 * (_parse_zone_s(zone, utc_offset_s) - utc_offset_s))
+            time_ms -= round(1000 * (_parse_zone_offset_s(zone, utc_offset_s) - utc_offset_s))
         host = found["host"] or ""
         return LogLine(rest[found.end() :], time_ms, host=host, hostless=not host)
     if _message.match(rest) is not None:
@@ -163,7 +163,7 @@ def _parse_after_wall_time(rest: str, time_ms: int, utc_offset_s: float) -> LogL
     raise _unknown(rest)
 
 
-def _parse_zone_s(zone: str, utc_offset_s: float) -> float:
+def _parse_zone_offset_s(zone: str, utc_offset_s: float) -> float:
     if zone[0] in "+-":
         sign = -1 if zone[0] == "-" else 1
         return sign * (int(zone[1:3]) * _HOUR_S + int(zone[-2:]) * 60)
@@ -198,7 +198,7 @@ def _ms(time: datetime) -> int:
     return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
-def _read_syslog(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _parse_syslog_line(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     """Parse a line of RFC 5424, in which "-" means unknown."""
     if found["program"] != "kernel":
         return NOTHING
@@ -208,29 +208,29 @@ def _read_syslog(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: flo
     return LogLine(rest, _parse_iso_ms(found[1], utc_offset_s), host=host, hostless=not host)
 
 
-def _read_iso(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _parse_iso_line(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     return _parse_after_wall_time(rest, _parse_iso_ms(found[1], utc_offset_s), utc_offset_s)
 
 
-def _read_unix(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _parse_unix_line(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     return _parse_after_wall_time(rest, int(float(found[1]) * 1000), 0.0)
 
 
-def _read_dmesg_ctime(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _parse_ctime_line(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     month, day, hour, minute, second, year = found.groups()
     return _parse_after_dmesg_time(
         rest, _convert_date_parts((year, month, day, hour, minute, second), now_ms, utc_offset_s)
     )
 
 
-def _read_dmesg_reltime(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _parse_reltime_line(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     month, day, hour, minute = found.groups()
     return _parse_after_dmesg_time(
         rest, _convert_date_parts((None, month, day, hour, minute, "0"), now_ms, utc_offset_s)
     )
 
 
-def _read_short(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _parse_short_line(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     month, day, year, hour, minute, second, late_year = found.groups()
     time_ms = _convert_date_parts((year or late_year, month, day, hour, minute, second), now_ms, utc_offset_s)
     return _parse_after_wall_time(rest, time_ms, utc_offset_s)
@@ -256,21 +256,21 @@ def _convert_date_parts(parts: tuple[str | None, str, str, str, str, str], now_m
     raise ValueError("no year has this day")
 
 
-def _read_kmsg(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _parse_kmsg_line(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     return _parse_after_dmesg_time(rest, boot_ms=int(found[1]) / 1000)
 
 
-def _read_dmesg_uptime(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _parse_uptime_line(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     return _parse_after_dmesg_time(rest, boot_ms=round(float(found[1]) * 1000, 3))
 
 
 _Read = Callable[[re.Match[str], str, int, float], LogLine]
 _FORMATS: tuple[tuple[re.Pattern[str], _Read], ...] = (
-    (_iso, _read_iso),
-    (_boot, _read_dmesg_uptime),
-    (_short, _read_short),
-    (_human, _read_dmesg_ctime),
-    (_relative, _read_dmesg_reltime),
-    (_kmsg, _read_kmsg),
-    (_unix, _read_unix),
+    (_iso, _parse_iso_line),
+    (_boot, _parse_uptime_line),
+    (_short, _parse_short_line),
+    (_human, _parse_ctime_line),
+    (_relative, _parse_reltime_line),
+    (_kmsg, _parse_kmsg_line),
+    (_unix, _parse_unix_line),
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from fleetcast.fleet.devices import device_name
+from fleetcast.fleet.devices import normalise_device_name
 from fleetcast.fleet.xids import BUS
 
 Severity = Literal["ok", "warning", "fatal"]
@@ -93,11 +93,11 @@ class MessageReader:
             self._named = named[1]
         if "fallen off the bus" in text:
             device, self._named = self._named, ""
-            return KernelFinding("xid", text, BUS, device=device_name(device))
+            return KernelFinding("xid", text, BUS, device=normalise_device_name(device))
         found = _adapter.search(text)
         if found is not None:
             advice = "restart the node"
-            return KernelFinding("health", text, None, "GPU driver", "fatal", device_name(found[1]), advice)
+            return KernelFinding("health", text, None, "GPU driver", "fatal", normalise_device_name(found[1]), advice)
         if "knvlink" in text and _nvlink.search(text) is not None:
             return KernelFinding("health", text, None, "NVLink", "warning")
         return None
@@ -108,7 +108,7 @@ def _of_xid(found: re.Match[str], text: str) -> KernelFinding | None:
     if code > MAX_CODE:
         return None
     severity, advice = _parse_severity(code, message)
-    return KernelFinding("xid", text, code, severity=severity, device=device_name(found[1]), advice=advice)
+    return KernelFinding("xid", text, code, severity=severity, device=normalise_device_name(found[1]), advice=advice)
 
 
 def _parse_severity(code: int, message: str) -> tuple[Severity | None, str]:
@@ -145,33 +145,33 @@ def _parse_bus_error(found: re.Match[str], text: str) -> KernelFinding | None:
     if not message.startswith("Uncorrect"):
         return None
     severity: Severity = "fatal" if "(Fatal)" in message else "warning"
-    return KernelFinding("health", text, None, "PCIe", severity, device_name(address))
+    return KernelFinding("health", text, None, "PCIe", severity, normalise_device_name(address))
 
 
 def _parse_aer(found: re.Match[str], text: str) -> KernelFinding:
     severity: Severity = "fatal" if found[1] == "Fatal" else "warning"
-    return KernelFinding("health", text, None, "PCIe", severity, device_name(found[2]))
+    return KernelFinding("health", text, None, "PCIe", severity, normalise_device_name(found[2]))
 
 
 def _make_card_parser(check: str, severity: Severity) -> "Callable[[re.Match[str], str], KernelFinding]":
     def read(found: re.Match[str], text: str) -> KernelFinding:
         card = _card.search(text)
-        return KernelFinding("health", text, None, check, severity, device_name(card[1]) if card else "")
+        return KernelFinding("health", text, None, check, severity, normalise_device_name(card[1]) if card else "")
 
     return read
 
 
 def _parse_slot_loss(found: re.Match[str], text: str) -> KernelFinding:
-    return KernelFinding("health", text, None, "PCIe slot", "warning", device_name(found[1]))
+    return KernelFinding("health", text, None, "PCIe slot", "warning", normalise_device_name(found[1]))
 
 
 def _parse_ras(found: re.Match[str], text: str) -> KernelFinding:
-    return KernelFinding("health", text, None, f"RAS {found[2] or found[3]}", "fatal", device_name(found[1]))
+    return KernelFinding("health", text, None, f"RAS {found[2] or found[3]}", "fatal", normalise_device_name(found[1]))
 
 
 def _parse_reset(found: re.Match[str], text: str) -> KernelFinding:
     severity: Severity = "warning" if found[2] else "ok" if found[3] else "fatal"
-    return KernelFinding("health", text, None, "GPU reset", severity, device_name(found[1]))
+    return KernelFinding("health", text, None, "GPU reset", severity, normalise_device_name(found[1]))
 
 
 _OTHERS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], str], KernelFinding | None]], ...] = (

@@ -20,10 +20,10 @@ from fleetcast.fleet.gpu_resources import (
     MIG_RESOURCES,
     PERCENT_RESOURCES,
     is_gpu_resource,
-    is_unread_gpu,
-    named_board,
+    is_unsupported_gpu_resource,
+    parse_board_name,
 )
-from fleetcast.fleet.mig import SLICES, read_profile
+from fleetcast.fleet.mig import SLICES, parse_mig_profile
 from fleetcast.fleet.requests import WHOLE_GPU
 from fleetcast.ingest.kubernetes.claims import ClaimedGpus
 from fleetcast.ingest.kubernetes.objects import Container, PodSpec, Resources, quantity
@@ -92,10 +92,17 @@ def may_hold_gpus(spec: PodSpec, resources: tuple[str, ...], annotations: Mappin
     return bool(spec.resource_claims) or gpus_of(spec, resources, annotations=annotations).gpus >= 1
 
 
-def unread_resources(spec: PodSpec, resources: tuple[str, ...]) -> tuple[str, ...]:
+def list_unread_resources(spec: PodSpec, resources: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of a pod's resources that look like GPUs but that no reader knows."""
-    names = {name for row in running_containers(spec) for name in row.resources.names if is_unread_gpu(name, resources)}
-    return tuple(sorted(name for name in names if any(row.resources.amount(name) for row in running_containers(spec))))
+    names = {
+        name
+        for row in list_running_containers(spec)
+        for name in row.resources.names
+        if is_unsupported_gpu_resource(name, resources)
+    }
+    return tuple(
+        sorted(name for name in names if any(row.resources.amount(name) for row in list_running_containers(spec)))
+    )
 
 
 def _phases(spec: PodSpec) -> list[list[Container]]:
@@ -103,7 +110,10 @@ def _phases(spec: PodSpec) -> list[list[Container]]:
 
     A pod holds what its largest phase needs until the pod ends.
     """
-    return [running_containers(spec), *([row] for row in spec.init_containers or () if row.restart_policy != "Always")]
+    return [
+        list_running_containers(spec),
+        *([row] for row in spec.init_containers or () if row.restart_policy != "Always"),
+    ]
 
 
 def _from_resources(containers: Sequence[Container], resources: tuple[str, ...], node: NodeGpus) -> AskedGpus:
@@ -115,12 +125,12 @@ def _from_resources(containers: Sequence[Container], resources: tuple[str, ...],
                 continue
             amount, found = container.resources.amount(name), _MIG.search(name)
             if found:
-                profile, known = found[1], read_profile(found[1])
+                profile, known = found[1], parse_mig_profile(found[1])
                 slices = (known.slices if known else SLICES) / (shares if found[2] else 1)
                 count, milli = count + amount, milli + amount * WHOLE_GPU * slices / SLICES
             elif shares > 1 and name in ("nvidia.com/gpu", "nvidia.com/gpu.shared"):
                 count, milli = count + math.ceil(amount / shares), milli + WHOLE_GPU * amount / shares
-            elif (board := named_board(name)) is not None:
+            elif (board := parse_board_name(name)) is not None:
                 count, milli = count + amount, milli + amount * WHOLE_GPU * (board.part or 1.0)
             else:
                 count, milli = count + amount, milli + amount * WHOLE_GPU * percent
@@ -137,7 +147,7 @@ def _percent(resources: Resources, memory_gib: float) -> float:
 
 def _read_part_resources(spec: PodSpec, memory_gib: float) -> AskedGpus:
     """Read resources that count percents of boards, or GiB of one. A board of unknown size counts whole."""
-    containers = running_containers(spec)
+    containers = list_running_containers(spec)
     percents = max(sum(row.resources.amount(name) for row in containers) for name in PERCENT_RESOURCES)
     gib = sum(row.resources.amount(ALIYUN_GIB) for row in containers)
     boards = percents / 100 or (min(1.0, gib / memory_gib) if memory_gib else 1.0 if gib else 0.0)
@@ -164,6 +174,6 @@ def _share(milli: float, gpus: int) -> int | None:
     return share if share < WHOLE_GPU else None
 
 
-def running_containers(spec: PodSpec) -> list[Container]:
+def list_running_containers(spec: PodSpec) -> list[Container]:
     """Return the containers that run as long as the pod does."""
     return [*spec.containers, *(row for row in spec.init_containers or () if row.restart_policy == "Always")]

@@ -18,7 +18,7 @@ from fleetcast.fleet.requests import RankPlacement
 from fleetcast.ingest.kubernetes.failures import FINISHED, Ending
 from fleetcast.ingest.kubernetes.waits import ADMISSION, PodWait
 from fleetcast.ingest.kubernetes.workloads import Member, Workload
-from fleetcast.ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, queued_later
+from fleetcast.ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, compute_queued_sequence
 
 QUIET_MS = 2_000
 LIVE = frozenset({"pending", "running", "broken"})
@@ -103,9 +103,9 @@ class Judgement:
             self._submit()
         if not track.is_ended:
             if not track.is_started:
-                self._start_or_queue()
+                self._start_or_queue_attempt()
             elif over is None:
-                self._resize()
+                self._resize_job()
         if over is not None:
             self._end(over)
 
@@ -257,7 +257,7 @@ class Judgement:
         self.events.append(msgspec.structs.replace(submitted, attempt=track.attempt, time_ms=at_ms, gang=gang))
         track.is_submitted = True
 
-    def _start_or_queue(self) -> None:
+    def _start_or_queue_attempt(self) -> None:
         """Start the attempt if enough members run. Otherwise queue it if the reason why it waits is known."""
         track = self.track
         ready = {
@@ -288,7 +288,11 @@ class Judgement:
         if blocked_by == track.blocked_by and (track.is_queued or not wait.reason):
             return
         submitted = self.workload.submitted
-        number = max(queued_later(submitted.time_ms, self.now_ms), track.queued + 1) if track.is_queued else QUEUED
+        number = (
+            max(compute_queued_sequence(submitted.time_ms, self.now_ms), track.queued + 1)
+            if track.is_queued
+            else QUEUED
+        )
         track.is_queued, track.blocked_by, track.queued = True, blocked_by, number
         self.events.append(
             Queued(
@@ -320,7 +324,7 @@ class Judgement:
         self.track.began = {row.uid: MemberPlace(row.uid, row.restarts, row.name, row.node) for row in rows}
         return tuple(RankPlacement(rank, row.node) for rank, row in enumerate(rows))
 
-    def _resize(self) -> None:
+    def _resize_job(self) -> None:
         """Resize an elastic job whenever its members change, and a gang once all wanted members run."""
         track = self.track
         rows = {slot: row for slot, row in self.current.items() if row.stage in HOLDING and row.node}

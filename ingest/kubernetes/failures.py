@@ -44,18 +44,18 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
     by: str = ""
 
 
-def ending_of(pod: Pod, now_ms: int) -> Ending:
+def find_pod_ending(pod: Pod, now_ms: int) -> Ending:
     """Return why a pod or its container failed. A disruption takes precedence."""
     ended = _find_ended_container(pod)
     at_ms = (time_ms(ended.finished_at) if ended else None) or now_ms
     disruption = pod.condition("DisruptionTarget")
     if disruption is not None and disruption.is_true:
-        return disrupted(disruption, at_ms)
+        return make_disruption_ending(disruption, at_ms)
     message = _message(pod, ended)
     return Ending(at_ms, _category(pod, ended, message), f"pod {pod.metadata.name}: {message}"[:MESSAGE_LENGTH])
 
 
-def disrupted(disruption: Condition, at_ms: int) -> Ending:
+def make_disruption_ending(disruption: Condition, at_ms: int) -> Ending:
     """Return the end of a pod that was evicted or preempted."""
     reason = disruption.reason or ""
     if reason in PREEMPTIONS:
@@ -96,15 +96,15 @@ def _category(pod: Pod, ended: Terminated | None, message: str) -> FailureCatego
         return "hardware" if "gpu" in pod.status.reason.lower() else "unknown"
     if ended is None:
         return "unknown"
-    return category_of_exit(ended.exit_code, ended.reason, message)
+    return classify_exit(ended.exit_code, ended.reason, message)
 
 
-def category_of_exit(code: int, reason: str, message: str) -> FailureCategory:
+def classify_exit(code: int, reason: str, message: str) -> FailureCategory:
     """Return the category of a container's exit.
 
-    >>> category_of_exit(1, "Error", "ValueError"), category_of_exit(1, "Error", "NCCL error: timeout")
+    >>> classify_exit(1, "Error", "ValueError"), classify_exit(1, "Error", "NCCL error: timeout")
     ('user', 'network')
-    >>> category_of_exit(137, "OOMKilled", ""), category_of_exit(137, "Error", "")
+    >>> classify_exit(137, "OOMKilled", ""), classify_exit(137, "Error", "")
     ('out_of_memory', 'unknown')
     """
     if reason in _BY_REASON:
@@ -115,6 +115,6 @@ def category_of_exit(code: int, reason: str, message: str) -> FailureCategory:
     return "user" if 1 <= code <= 127 or code in USER_SIGNALS else "unknown"
 
 
-def category_of_condition(reason: str) -> FailureCategory:
+def classify_condition(reason: str) -> FailureCategory:
     """Return why a Job, JobSet or PyTorchJob failed, if none of its pods says more."""
     return "timeout" if "Deadline" in reason else "unknown"

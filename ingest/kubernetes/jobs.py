@@ -44,7 +44,7 @@ class WorkloadFold:
             self._kinds.setdefault(member.job, member.kind)
 
     @property
-    def is_waiting(self) -> bool:
+    def has_pending_changes(self) -> bool:
         """Return whether events may become due although no object changes."""
         return bool(self._changed)
 

@@ -42,15 +42,17 @@ def is_host(pod: Pod, owner: JobOwner, labels: tuple[str, ...]) -> bool:
     """Return whether a pod is a node of another scheduler. labels: KEY=VALUE patterns of such pods."""
     if owner.kind in OWN_JOBS:
         return False
-    return owner.kind in HOST_KINDS or _has_label(pod, labels) or (bool(labels) and _runs_worker(pod))
+    return (
+        owner.kind in HOST_KINDS or _matches_label_pattern(pod, labels) or (bool(labels) and _has_worker_container(pod))
+    )
 
 
-def _has_label(pod: Pod, patterns: tuple[str, ...]) -> bool:
+def _matches_label_pattern(pod: Pod, patterns: tuple[str, ...]) -> bool:
     rows = (pattern.partition("=") for pattern in patterns)
     return any((value := pod.metadata.label(key)) and fnmatchcase(value, wanted or "*") for key, _, wanted in rows)
 
 
-def _runs_worker(pod: Pod) -> bool:
+def _has_worker_container(pod: Pod) -> bool:
     programs = ((row.name, row.image.rpartition("/")[2].partition(":")[0]) for row in pod.spec.containers)
     return any(_PROGRAM.fullmatch(name) or _PROGRAM.match(image) for name, image in programs)
 

@@ -20,14 +20,14 @@ import msgspec
 
 from fleetcast.fleet.errors import ConfigError, RecordError
 from fleetcast.fleet.events import NodeEvent
-from fleetcast.fleet.gpu_resources import is_unread_gpu
+from fleetcast.fleet.gpu_resources import is_unsupported_gpu_resource
 from fleetcast.fleet.nodes import FAILURE_EXPECTED
 from fleetcast.fleet.topology import NodeSpec
 from fleetcast.ingest.kubernetes.asked_gpus import NodeGpus
 from fleetcast.ingest.kubernetes.machines import PodPlace
 from fleetcast.ingest.kubernetes.objects import Condition, Node, condition, time_ms
 from fleetcast.ingest.kubernetes.withheld import HARD, withheld
-from fleetcast.ingest.topology.kubernetes_nodes import node_from_labels
+from fleetcast.ingest.topology.kubernetes_nodes import make_node_from_labels
 from fleetcast.ingest.topology.physical_gpus import shares_of
 
 Severity = Literal["ok", "warning", "fatal"]
@@ -150,10 +150,10 @@ class NodeFold:
         """Record the spec of a node. If its labels cannot be read, record a fault and do not change the spec."""
         name, labels = node.metadata.name, node.metadata.labels or {}
         capacity = {key: str(value) for key, value in (node.status.capacity or {}).items()}
-        self.unread.update(key for key, text in capacity.items() if text != "0" and is_unread_gpu(key))
+        self.unread.update(key for key, text in capacity.items() if text != "0" and is_unsupported_gpu_resource(key))
         try:
-            spec = node_from_labels(name, labels, capacity, node.metadata.annotations)
-            spec = _named(spec, [*_addresses(node), labels.get(HOSTNAME, "")])
+            spec = make_node_from_labels(name, labels, capacity, node.metadata.annotations)
+            spec = _named(spec, [*_list_node_addresses(node), labels.get(HOSTNAME, "")])
             shares = shares_of(name, labels)
         except ConfigError as error:
             self.faults.append(RecordError("kubernetes_object", str(error)))
@@ -288,7 +288,7 @@ def _named(spec: NodeSpec, names: Iterable[str]) -> NodeSpec:
     return replace(spec, other_names=tuple(others)) if len(others) > len(spec.other_names) else spec
 
 
-def _addresses(node: Node) -> Iterator[str]:
+def _list_node_addresses(node: Node) -> Iterator[str]:
     for row in node.status.addresses or ():
         if row.type in ("Hostname", "InternalIP", "InternalDNS"):
             yield row.address

@@ -9,7 +9,7 @@ import msgspec
 
 from fleetcast.fleet.decode_faults import shown
 from fleetcast.fleet.errors import RecordError
-from fleetcast.ingest.inbox.job_events import malformed
+from fleetcast.ingest.inbox.job_events import make_malformed_error
 
 Quantity = str | int | float
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([EPTGMk]i?|Ki|[eE][+-]?[0-9]{1,3}|[munp]|)")
@@ -334,7 +334,7 @@ def decode(record: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(record, type=kind)
     except (ValueError, RecursionError) as error:
-        why = malformed(error, record, kind)
+        why = make_malformed_error(error, record, kind)
         raise RecordError("kubernetes_object", f"{kind.__name__}: {why}") from None
 
 

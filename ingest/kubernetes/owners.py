@@ -104,7 +104,7 @@ def _behind(meta: Meta) -> JobOwner | None:
     return JobOwner("RayCluster", meta.label(RAY_CLUSTER))
 
 
-def is_stand_in(pod: Pod) -> bool:
+def is_placeholder_pod(pod: Pod) -> bool:
     """Return whether a pod only reserves a GPU for other pods.
 
     These pods hold parts of the GPU, and are counted themselves.
@@ -112,7 +112,7 @@ def is_stand_in(pod: Pod) -> bool:
     return pod.metadata.namespace in STAND_INS
 
 
-def stated_queue(labels: Mapping[str, str] | None, annotations: Mapping[str, str] | None) -> str:
+def find_stated_queue(labels: Mapping[str, str] | None, annotations: Mapping[str, str] | None) -> str:
     """Return the queue that a pod scheduler would charge, or ""."""
     tables = (labels or {}, annotations or {})
     return next((queue for name in QUEUES for table in tables if (queue := table.get(name))), "")

@@ -26,7 +26,7 @@ from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
 from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.fleet.topology import NodeSpec
 from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, check_event
-from fleetcast.ingest.kubernetes.asked_gpus import unread_resources
+from fleetcast.ingest.kubernetes.asked_gpus import list_unread_resources
 from fleetcast.ingest.kubernetes.claims import (
     ClaimTable,
     KnownClaim,
@@ -136,9 +136,9 @@ class KubernetesSource(Source):
         self._unread: Counter[str] = Counter()  # these resources
         self._delivered: deque[tuple[float, int]] = deque()
         self._at = _Position()
-        self._resume(self._at)
+        self._restore_position(self._at)
 
-    def _resume(self, at: _Position) -> None:
+    def _restore_position(self, at: _Position) -> None:
         self._at = at
         self._nodes = NodeFold(at.nodes, self.name, self.options.fatal_conditions, self.options.taints, at.places)
         self._reader = WorkloadReader(self.options, at.priorities, at.claims, self._nodes.gpus)
@@ -148,7 +148,7 @@ class KubernetesSource(Source):
         if self._follower is None:
             self._follower = Follower(self._server, self.collections(), self._at.versions)
         while True:
-            messages = await self._follower.next(QUIET_POLL_S if self._jobs.is_waiting else None)
+            messages = await self._follower.next(QUIET_POLL_S if self._jobs.has_pending_changes else None)
             trouble = self._record(messages)
             batch = self.take(messages)
             self.pending = RecordTally.sum((self.pending, batch.counted()))
@@ -170,12 +170,12 @@ class KubernetesSource(Source):
     def seek(self, position: Mapping[str, Any]) -> None:
         try:
             seen = zlib.decompress(base64.b64decode(position.get("seen", "")))
-            self._resume(msgspec.json.decode(seen, type=_Position))
+            self._restore_position(msgspec.json.decode(seen, type=_Position))
         except (ValueError, TypeError, zlib.error) as error:
             if not position:
                 return
             logger.warning("%s: what was kept is of another version (%s), listing everything anew", self.name, error)
-            self._resume(_Position())
+            self._restore_position(_Position())
 
     async def close(self) -> None:
         if self._follower is not None:
@@ -219,7 +219,7 @@ class KubernetesSource(Source):
         """
         of = f"namespaces/{self.options.namespace}/" if self.options.namespace else ""
         return [
-            Collection(name, path.format(of), self._decode_pod if kind is Pod else decoder_of(kind), _versions(path))
+            Collection(name, path.format(of), self._decode_pod if kind is Pod else make_decoder(kind), _versions(path))
             for name, (kind, path) in KINDS.items()
             if name in self.options.collections
         ]
@@ -373,7 +373,9 @@ class KubernetesSource(Source):
             place = place_of(pod, owner_of(pod), self.options.host_labels, self.options.gpu_resources)
             if place is not None and place.is_host:
                 return _Seen(pod, None, place)
-            unread = () if owner_of(pod).kind in NO_JOBS else unread_resources(pod.spec, self.options.gpu_resources)
+            unread = (
+                () if owner_of(pod).kind in NO_JOBS else list_unread_resources(pod.spec, self.options.gpu_resources)
+            )
             return _Seen(pod, self._reader.member(pod, self._clock.now_ms()), place, unread)
         except RecordError as error:
             return Unread(error.with_traceback(None), record)
@@ -398,7 +400,7 @@ def _versions(path: str) -> tuple[str, ...]:
     return tuple(path.replace(f"/{first}/", f"/{version}/") for version in others) if "resource.k8s.io" in path else ()
 
 
-def decoder_of(kind: type[msgspec.Struct]) -> Any:
+def make_decoder(kind: type[msgspec.Struct]) -> Any:
     """Return a decoder that makes an object of a kind, or an Unread with the error."""
 
     def read(record: bytes) -> Any:

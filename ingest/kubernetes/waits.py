@@ -40,7 +40,7 @@ class PodWait(NamedTuple):
     is_blocked: bool = False
 
 
-def wait_of(pod: Pod, *, admission_blocks: bool = False) -> PodWait:
+def find_pod_wait(pod: Pod, *, admission_blocks: bool = False) -> PodWait:
     """Return why a pending pod does not run yet. admission_blocks: a pod that waits for Kueue is blocked."""
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     if others := [name for name in gates if name not in KUEUE_GATES]:

@@ -24,11 +24,11 @@ from fleetcast.ingest.kubernetes.asked_gpus import (
     AskedGpus,
     NodeGpus,
     gpus_of,
+    list_running_containers,
     may_hold_gpus,
-    running_containers,
 )
 from fleetcast.ingest.kubernetes.claims import GPU_CLASSES, ClaimTable
-from fleetcast.ingest.kubernetes.failures import Ending, category_of_condition, disrupted, ending_of
+from fleetcast.ingest.kubernetes.failures import Ending, classify_condition, find_pod_ending, make_disruption_ending
 from fleetcast.ingest.kubernetes.objects import (
     Condition,
     Job,
@@ -44,8 +44,15 @@ from fleetcast.ingest.kubernetes.objects import (
     condition,
     time_ms,
 )
-from fleetcast.ingest.kubernetes.owners import JOBSET_NAME, NO_JOBS, USUAL_CLASSES, is_stand_in, owner_of, stated_queue
-from fleetcast.ingest.kubernetes.waits import KUEUE_QUEUE, PodWait, wait_of
+from fleetcast.ingest.kubernetes.owners import (
+    JOBSET_NAME,
+    NO_JOBS,
+    USUAL_CLASSES,
+    find_stated_queue,
+    is_placeholder_pod,
+    owner_of,
+)
+from fleetcast.ingest.kubernetes.waits import KUEUE_QUEUE, PodWait, find_pod_wait
 from fleetcast.ingest.lifecycle import SUBMITTED
 
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
@@ -167,7 +174,7 @@ class WorkloadReader:
             return None
         spec = job.spec
         pods = _pods(spec)
-        elastic = pods != _value_or_default(spec.completions, 1)
+        elastic = pods != _replace_none(spec.completions, 1)
         made = self._make_workload("Job", job.metadata, [_Part(pods, spec.template)], spec.active_deadline_seconds)
         if made is None:
             return None
@@ -180,8 +187,7 @@ class WorkloadReader:
     def jobset(self, jobset: JobSet, now_ms: int) -> Workload | None:
         rows = jobset.spec.replicated_jobs
         parts = [
-            _Part(_value_or_default(row.replicas, 1) * _pods(row.template.spec), row.template.spec.template)
-            for row in rows
+            _Part(_replace_none(row.replicas, 1) * _pods(row.template.spec), row.template.spec.template) for row in rows
         ]
         limits = [row.template.spec.active_deadline_seconds for row in rows]
         limit_s = max((limit for limit in limits if limit is not None), default=None)
@@ -193,7 +199,7 @@ class WorkloadReader:
 
     def pytorchjob(self, job: PyTorchJob, now_ms: int) -> Workload | None:
         spec, policy = job.spec, job.spec.run_policy
-        parts = [_Part(_value_or_default(row.replicas, 1), row.template) for row in spec.pytorch_replica_specs.values()]
+        parts = [_Part(_replace_none(row.replicas, 1), row.template) for row in spec.pytorch_replica_specs.values()]
         made = self._make_workload(
             "PyTorchJob", job.metadata, parts, policy.active_deadline_seconds if policy else None
         )
@@ -206,8 +212,8 @@ class WorkloadReader:
         elastic = spec.elastic_policy
         if elastic is None:
             return made
-        least = min(made.members, _value_or_default(elastic.min_replicas, made.members))
-        gang = Gang(least, max(made.members, _value_or_default(elastic.max_replicas, made.members)))
+        least = min(made.members, _replace_none(elastic.min_replicas, made.members))
+        gang = Gang(least, max(made.members, _replace_none(elastic.max_replicas, made.members)))
         return _with(made, elastic=True, least=least, submitted=_with(made.submitted, gang=gang))
 
     def alone(self, pod: Pod, member: Member) -> Workload | None:
@@ -228,7 +234,7 @@ class WorkloadReader:
         """
         meta = pod.metadata
         kind, name, _ = owner_of(pod)
-        if kind in NO_JOBS or is_stand_in(pod):
+        if kind in NO_JOBS or is_placeholder_pod(pod):
             return None
         if not may_hold_gpus(pod.spec, self.terms.gpu_resources, meta.annotations):
             return None
@@ -238,7 +244,9 @@ class WorkloadReader:
         began = [time_ms(row.state.running.started_at) for row in statuses if row.state.running]
         running_ms = max((moment for moment in began if moment), default=time_ms(pod.status.start_time))
         label = meta.label(JOBSET_RESTART)
-        wait = wait_of(pod, admission_blocks=self.terms.admission == "blocked") if stage == "pending" else PodWait()
+        wait = (
+            find_pod_wait(pod, admission_blocks=self.terms.admission == "blocked") if stage == "pending" else PodWait()
+        )
         return Member(
             job=self.name(meta, name),
             kind=kind,
@@ -291,7 +299,7 @@ class WorkloadReader:
             time_ms=time_ms(meta.creation_timestamp) or 0,
             cluster=self.terms.cluster,
             tenant=self._label(meta, self.terms.tenant_label) or meta.namespace,
-            queue=self._label(meta, self.terms.queue_label) or stated_queue(meta.labels, meta.annotations),
+            queue=self._label(meta, self.terms.queue_label) or find_stated_queue(meta.labels, meta.annotations),
             user=self._label(meta, self.terms.user_label),
             name=name or meta.name,
             class_=stated if stated in CLASSES else "training",  # type: ignore[arg-type]
@@ -342,18 +350,18 @@ def _set_job_class(made: Workload, name: JobClass) -> Workload:
     return _with(made, submitted=_with(made.submitted, class_=name))
 
 
-def _value_or_default(value: int | None, default: int) -> int:
+def _replace_none(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
 def _pods(spec: JobSpec) -> int:
     """Return the number of a Job's pods that run at once."""
-    pods = _value_or_default(spec.parallelism, 1)
+    pods = _replace_none(spec.parallelism, 1)
     return pods if spec.completions is None else min(pods, spec.completions)
 
 
 def _sum(spec: PodSpec, resource: str) -> float:
-    return sum(container.resources.amount(resource) for container in running_containers(spec))
+    return sum(container.resources.amount(resource) for container in list_running_containers(spec))
 
 
 def _model(spec: PodSpec) -> str:
@@ -372,7 +380,7 @@ def _ended(
         return {"finished_ms": time_ms(completed) or time_ms(done.last_transition_time) or now_ms}
     if failed is not None and failed.is_true:
         at_ms = time_ms(failed.last_transition_time) or now_ms
-        return {"failed": Ending(at_ms, category_of_condition(failed.reason or ""), failed.text)}
+        return {"failed": Ending(at_ms, classify_condition(failed.reason or ""), failed.text)}
     return {}
 
 
@@ -415,6 +423,6 @@ def _find_ending(pod: Pod, stage: Stage, restarts: int, now_ms: int) -> Ending |
         ends = [row.state.terminated for row in pod.status.container_statuses or () if row.state.terminated]
         return Ending(max((time_ms(row.finished_at) or 0 for row in ends), default=0) or now_ms)
     if stage in ("failed", "broken") or restarts:
-        return ending_of(pod, now_ms)
+        return find_pod_ending(pod, now_ms)
     leaves = pod.condition("DisruptionTarget")
-    return disrupted(leaves, now_ms) if leaves is not None and leaves.is_true else None
+    return make_disruption_ending(leaves, now_ms) if leaves is not None and leaves.is_true else None

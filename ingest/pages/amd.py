@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleetcast.fleet import clock_reasons as reasons
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.gpus import GpuFacts, gpu_index, learn_devices, short_model
+from fleetcast.ingest.gpus import GpuFacts, learn_devices, parse_gpu_index, short_model
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Found, Target
 from fleetcast.ingest.series import Fold, Form, Series, part_of
@@ -47,25 +47,25 @@ class _Reading:
 
 
 def _gauge(metric: str, scale: float = 1.0) -> _Reading:
-    return _Reading(metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.DCGM, _BLANK)
+    return _Reading(find_metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.DCGM, _BLANK)
 
 
 def _amount(metric: str, scale: float) -> _Reading:
     """Return the reading of an amount that is never 0, such as a board's memory or its used energy."""
-    return _Reading(metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.POSITIVE)
+    return _Reading(find_metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.POSITIVE)
 
 
-def _sensor(metric: str, fold: Fold = Fold.WHOLE) -> _Reading:
+def _make_sensor_reading(metric: str, fold: Fold = Fold.WHOLE) -> _Reading:
     """Return the reading of a gauge that is never 0. Virtual functions print 0 for unknown values."""
-    return _Reading(metric_row(EntityKind.GPU, metric), 1.0, fold, Form.POSITIVE, _BLANK)
+    return _Reading(find_metric_row(EntityKind.GPU, metric), 1.0, fold, Form.POSITIVE, _BLANK)
 
 
 def _total(metric: str, scale: float = 1.0, fold: Fold = Fold.WHOLE) -> _Reading:
-    return _Reading(metric_row(EntityKind.GPU, metric), scale, fold, Form.DCGM)
+    return _Reading(find_metric_row(EntityKind.GPU, metric), scale, fold, Form.DCGM)
 
 
 def _reason(bit: int) -> _Reading:
-    return _Reading(metric_row(EntityKind.GPU, "clock_event_reasons"), bit, Fold.SUM, Form.FLAG, _BLANK)
+    return _Reading(find_metric_row(EntityKind.GPU, "clock_event_reasons"), bit, Fold.SUM, Form.FLAG, _BLANK)
 
 
 THROTTLING = {
@@ -79,8 +79,8 @@ THROTTLING = {
     )
 }
 _CLOCKS = {
-    "system": _sensor("sm_clock_mhz", Fold.MEAN),
-    "memory": _sensor("mem_clock_mhz", Fold.MEAN),
+    "system": _make_sensor_reading("sm_clock_mhz", Fold.MEAN),
+    "memory": _make_sensor_reading("mem_clock_mhz", Fold.MEAN),
 }
 _MIB = 2.0**20
 # Of several names of one series the first on a page counts: older drivers and cards have others.
@@ -91,12 +91,12 @@ READINGS = {
     "gpu_prof_tensor_active_percent": _gauge("tensor_active", 0.01),
     "gpu_prof_occupancy_percent": _gauge("sm_occupancy", 0.01),
     "gpu_prof_gui_util_percent": _gauge("graphics_active", 0.01),
-    "gpu_power_usage": _sensor("power_w"),
-    "gpu_package_power": _sensor("power_w"),
-    "gpu_average_package_power": _sensor("power_w"),
-    "gpu_junction_temperature": _sensor("gpu_temp_c"),
-    "gpu_edge_temperature": _sensor("gpu_temp_c"),
-    "gpu_memory_temperature": _sensor("memory_temp_c"),
+    "gpu_power_usage": _make_sensor_reading("power_w"),
+    "gpu_package_power": _make_sensor_reading("power_w"),
+    "gpu_average_package_power": _make_sensor_reading("power_w"),
+    "gpu_junction_temperature": _make_sensor_reading("gpu_temp_c"),
+    "gpu_edge_temperature": _make_sensor_reading("gpu_temp_c"),
+    "gpu_memory_temperature": _make_sensor_reading("memory_temp_c"),
     "gpu_total_vram": _amount("fb_total_bytes", _MIB),
     "gpu_used_vram": _total("fb_used_bytes", _MIB),
     "gpu_free_vram": _total("fb_free_bytes", _MIB),
@@ -133,15 +133,15 @@ class AmdResolver(Resolver):
         if not any(mark in labels for mark in _MARKS):
             return None
         bare = name.removeprefix(PREFIX)
-        reading = _CLOCKS.get(_clock_type(labels)) if bare == "gpu_clock" else READINGS.get(bare)
+        reading = _CLOCKS.get(_parse_clock_type(labels)) if bare == "gpu_clock" else READINGS.get(bare)
         if reading is None:
             if bare == "gpu_clock":
                 return SkipRule.OTHER_PART
             return None if _PASSED.match(bare) is None else SkipRule.NOT_USED
-        index = gpu_index(labels.get("gpu_id", ""), "gpu_id")
+        index = parse_gpu_index(labels.get("gpu_id", ""), "gpu_id")
         uuid = labels.get("gpu_uuid", "")  # the serial number is one for all partitions
         uuid = uuid if uuid.strip("0-") else ""  # of a virtual function all digits are 0
-        node = self.gpu_node(labels, target, index, uuid)
+        node = self.find_gpu_node(labels, target, index, uuid)
         self.inventory.learn(node, index, GpuFacts(_model(labels), uuid))
         learn_devices(self.entities, node, index, uuid)
         gpu = self.entities.of_node(EntityKind.GPU, node, index)
@@ -159,7 +159,7 @@ class AmdResolver(Resolver):
         )
 
 
-def _clock_type(labels: Mapping[str, str]) -> str:
+def _parse_clock_type(labels: Mapping[str, str]) -> str:
     return labels.get("clock_type", "").lower().removeprefix("gpu_clock_type_")
 
 

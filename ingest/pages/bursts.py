@@ -17,7 +17,7 @@ BURSTS = 10  # per interval
 SLOW_S = 1.0  # wall
 
 
-def phase_of(url: str) -> float:
+def compute_burst_phase(url: str) -> float:
     """Return the moment of a target's burst as a share of the interval.
 
     The moments lie between the edges of the rings' slots. So a clock that is slewed by some milliseconds moves
@@ -26,12 +26,12 @@ def phase_of(url: str) -> float:
     return (zlib.crc32(url.encode()) % BURSTS + 0.5) / BURSTS
 
 
-def next_round_ms(now_ms: float, phase: float, period_ms: float) -> float:
+def compute_next_burst_ms(now_ms: float, phase: float, period_ms: float) -> float:
     """Return when a target's next burst begins, at least half a period from now.
 
     Two rounds in quick succession could give a counter that the exporter refreshes in between an absurd rate.
 
-    >>> next_round_ms(now_ms=60_000, phase=0.25, period_ms=10_000), next_round_ms(60_000, 0.75, 10_000)
+    >>> compute_next_burst_ms(now_ms=60_000, phase=0.25, period_ms=10_000), compute_next_burst_ms(60_000, 0.75, 10_000)
     (72500.0, 67500.0)
     """
     wait_ms = (phase * period_ms - now_ms) % period_ms

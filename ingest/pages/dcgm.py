@@ -16,9 +16,9 @@ from functools import lru_cache
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
-from fleetcast.fleet.metrics import dcgm_row
+from fleetcast.fleet.metrics import find_dcgm_row
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.gpus import GpuFacts, GpuInventory, gpu_index, learn_devices, short_model
+from fleetcast.ingest.gpus import GpuFacts, GpuInventory, learn_devices, parse_gpu_index, short_model
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Found, Target
 from fleetcast.ingest.series import Form, Series
@@ -122,13 +122,13 @@ def _reading(name: str) -> _Reading | None:
     field = FIELD_IDS.get(name)
     if field is None:
         return None
-    metric = dcgm_row(EntityKind.GPU, field)
+    metric = find_dcgm_row(EntityKind.GPU, field)
     assert metric is not None, f"field {field} has a name but no row in the catalogue"
-    return _Reading(metric, dcgm_row(EntityKind.GPU_INSTANCE, field), *unit_of(name, field))
+    return _Reading(metric, find_dcgm_row(EntityKind.GPU_INSTANCE, field), *find_unit(name, field))
 
 
 @lru_cache(1024)
-def unit_of(name: str, field: int) -> tuple[float, Form]:
+def find_unit(name: str, field: int) -> tuple[float, Form]:
     """Return (scale to our unit, form of the number).
 
     Fields 203 to 207 are int64 in every version, so they count whole percents even where 4.6 calls them
@@ -189,7 +189,7 @@ class DcgmResolver(Resolver):
         place = self._find_cached_place(labels, target)
         instance, metric = labels.get("GPU_I_ID", ""), reading.of_instance
         if instance and metric is not None:
-            number = gpu_index(instance, "GPU_I_ID")
+            number = parse_gpu_index(instance, "GPU_I_ID")
             entity = self.entities.of_node(EntityKind.GPU_INSTANCE, place.node, place.index, number)
             kind = EntityKind.GPU_INSTANCE
         else:
@@ -233,8 +233,8 @@ class DcgmResolver(Resolver):
             if slot is None:
                 raise RecordError("bad_label", f"no gpu label, and UUID {uuid!r} is unknown")
             return slot
-        index = gpu_index(labels["gpu"], "gpu")
-        node = self.gpu_node(labels, target, index, uuid)
+        index = parse_gpu_index(labels["gpu"], "gpu")
+        node = self.find_gpu_node(labels, target, index, uuid)
         model = short_model(labels.get("modelName") or labels.get("model_name", ""))
         self.inventory.learn(node, index, GpuFacts(model, uuid))
         learn_devices(self.entities, node, index, labels.get("pci_bus_id", ""), uuid)

@@ -13,7 +13,7 @@ import msgspec
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.gpu_labels import JobLabel, host_pod, job_label
+from fleetcast.ingest.gpu_labels import JobLabel, host_pod, parse_job_label
 from fleetcast.ingest.gpus import GpuInventory
 from fleetcast.ingest.pages.amd import AmdResolver
 from fleetcast.ingest.pages.dcgm import DcgmResolver
@@ -46,7 +46,7 @@ class LabelFacts:
     @classmethod
     def of(cls, stated: Mapping[str, str]) -> "LabelFacts":
         labels = _normalise_label_names(stated)
-        return cls(labels, job_label(labels), host_pod(labels), bool(labels.get("GPU_I_ID")), stated)
+        return cls(labels, parse_job_label(labels), host_pod(labels), bool(labels.get("GPU_I_ID")), stated)
 
 
 class ExporterResolver:
@@ -90,7 +90,7 @@ class ExporterResolver:
         If the labels name a pod that is itself a node, its name is learnt.
         """
         if facts.host is not None:
-            self._nodes.alias_pod(*facts.host, self._nodes.names[series.node])
+            self._nodes.record_pod_alias(*facts.host, self._nodes.names[series.node])
         if facts.holder is None:
             return series
         return msgspec.structs.replace(series, label=facts.holder, divided=facts.divided)
@@ -156,7 +156,7 @@ _RULES = (
 )
 
 
-def names_read(names: Iterable[str]) -> list[str]:
+def list_readable_names(names: Iterable[str]) -> list[str]:
     """Return the names that some series of the catalogue may come from.
 
     Names that together make one sample are joined by `|`.

@@ -161,7 +161,7 @@ def _seconds(token: bytes) -> int:
     return round(time_s * 1000)
 
 
-def is_sample(line: bytes) -> bool:
+def is_sample_line(line: bytes) -> bool:
     """Return whether a line is neither blank nor a comment."""
     return line.lstrip(b" \t\r")[:1] not in (b"", b"#")
 
@@ -194,10 +194,10 @@ def cut_exemplar(line: bytes) -> bytes:
     return line
 
 
-def start_of_kernel(page: bytes) -> float:
+def read_kernel_start_s(page: bytes) -> float:
     """Return when the kernel of a node_exporter's page started, Unix s; 0 where the page does not say.
 
-    >>> start_of_kernel(b"# TYPE x gauge\\nnode_boot_time_seconds 1.795e+09\\n"), start_of_kernel(b"up 1\\n")
+    >>> read_kernel_start_s(b"# TYPE x gauge\\nnode_boot_time_seconds 1.795e+09\\n"), read_kernel_start_s(b"up 1\\n")
     (1795000000.0, 0.0)
     """
     at = page.find(b"\nnode_boot_time_seconds ")

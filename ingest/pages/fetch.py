@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from fleetcast.fleet.redaction import redacted
+from fleetcast.fleet.redaction import redact_secrets
 
 _CHUNK = 65_536
 _GZIP = zlib.MAX_WBITS | 16
@@ -24,7 +24,7 @@ class FetchError(Exception):
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
-        self.detail = redacted(detail)
+        self.detail = redact_secrets(detail)
         super().__init__(f"{reason}: {self.detail}")
 
 
@@ -52,7 +52,7 @@ class FetchedPage:
 async def fetch(session: aiohttp.ClientSession, url: str, max_body_bytes: int) -> FetchedPage:
     """Fetch a page of at most `max_body_bytes`, both packed and unpacked. Raises FetchError."""
     try:
-        async with session.get(url, headers=request_headers(url), allow_redirects=False) as response:
+        async with session.get(url, headers=make_request_headers(url), allow_redirects=False) as response:
             _check_status(response)
             body = await _read(response, max_body_bytes)
     except TimeoutError:
@@ -68,10 +68,10 @@ async def fetch(session: aiohttp.ClientSession, url: str, max_body_bytes: int) -
     except (aiohttp.ClientError, ValueError) as error:
         raise FetchError("bad_http", f"{url}: {str(error)[:200]}") from None
     encoding, content_type = (response.headers.get(name, "") for name in ("Content-Encoding", "Content-Type"))
-    return unpacked_page(body, encoding, content_type, max_body_bytes, url)
+    return unpack_page(body, encoding, content_type, max_body_bytes, url)
 
 
-def request_headers(url: str) -> dict[str, str]:
+def make_request_headers(url: str) -> dict[str, str]:
     """Return the headers of a request for a page. It accepts gzip over a network, where that saves 95 % of the bytes.
 
     On loopback, packing costs more than it saves.
@@ -81,7 +81,7 @@ def request_headers(url: str) -> dict[str, str]:
     return {"Accept": _ACCEPT, "Accept-Encoding": encoding, "User-Agent": "Fleetcast"}
 
 
-def unpacked_page(body: bytes, encoding: str, content_type: str, max_body_bytes: int, url: str) -> FetchedPage:
+def unpack_page(body: bytes, encoding: str, content_type: str, max_body_bytes: int, url: str) -> FetchedPage:
     """Return the page of an answer, by its headers Content-Encoding and Content-Type. Raises FetchError."""
     page = _unpack(body, encoding, max_body_bytes, url)
     return FetchedPage(page, content_type.lower().startswith(_OPEN_METRICS))

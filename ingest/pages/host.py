@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Found, Target
@@ -43,7 +43,7 @@ def _reading(
     optional: bool = False,
     form: Form = Form.PLAIN,
 ) -> _Reading:
-    return _Reading(metric_row(EntityKind.NODE, metric), fold, label, pattern, optional, form)
+    return _Reading(find_metric_row(EntityKind.NODE, metric), fold, label, pattern, optional, form)
 
 
 _MODES = {"steal": _reading("cpu_steal_s", Fold.MEAN), "idle": _reading("cpu_idle_s", Fold.MEAN)}

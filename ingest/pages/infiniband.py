@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.gpus import GpuInventory
 from fleetcast.ingest.pages.resolver import Resolver
@@ -117,20 +117,20 @@ class _Reading:
 def _make_readings() -> dict[str, _Reading]:
     table: dict[str, _Reading] = {}
     for counter in _COUNTERS:
-        metric = metric_row(EntityKind.PORT, counter.metric)
+        metric = find_metric_row(EntityKind.PORT, counter.metric)
         words = _WORD if counter.words else 1.0
         for name in counter.exporter:
             table[f"node_infiniband_{name}_total"] = _Reading(metric, 1.0, counter.ceiling * words)
         for name in (counter.sysfs, f"infiniband_{counter.sysfs}", counter.perfquery):
             table[name] = _Reading(metric, words, counter.ceiling)
     for name, target in _LEGACY.items():
-        table[f"node_infiniband_{name}_total"] = _Reading(metric_row(EntityKind.PORT, target), 1.0, _NEVER)
+        table[f"node_infiniband_{name}_total"] = _Reading(find_metric_row(EntityKind.PORT, target), 1.0, _NEVER)
     for target, (exporter_name, sysfs_name) in _ADAPTER.items():
-        reading = _Reading(metric_row(EntityKind.PORT, target), 1.0, _NEVER)
+        reading = _Reading(find_metric_row(EntityKind.PORT, target), 1.0, _NEVER)
         for name in (f"node_infiniband_{exporter_name}_total", sysfs_name, f"infiniband_{sysfs_name}"):
             table[name] = reading
     for name, (target, scale) in _GAUGES.items():
-        table[name] = _Reading(metric_row(EntityKind.PORT, target), scale, _NEVER)
+        table[name] = _Reading(find_metric_row(EntityKind.PORT, target), scale, _NEVER)
     return table
 
 

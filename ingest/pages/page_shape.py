@@ -200,13 +200,13 @@ def _numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDA
     numbers = _decode(text[:-1].tobytes(), len(begin))
     if numbers is not None:
         return numbers
-    return _parse_values([page[first:last] for first, last in zip(begin.tolist(), end.tolist(), strict=True)])
+    return _parse_each_value([page[first:last] for first, last in zip(begin.tolist(), end.tolist(), strict=True)])
 
 
 def parse_values(tokens: Sequence[bytes]) -> NDArray[np.float64] | None:
     """Return (n,) the numbers in tokens. None if a token holds no number, or more than one."""
     numbers = _decode(b",".join(tokens), len(tokens)) if tokens else np.zeros(0)
-    return _parse_values(tokens) if numbers is None else numbers
+    return _parse_each_value(tokens) if numbers is None else numbers
 
 
 def _decode(text: bytes, count: int) -> NDArray[np.float64] | None:
@@ -220,7 +220,7 @@ def _decode(text: bytes, count: int) -> NDArray[np.float64] | None:
     return np.frombuffer(struct.pack(f"{len(numbers)}d", *numbers))  # half the time of np.array
 
 
-def _parse_values(tokens: Sequence[bytes]) -> NDArray[np.float64] | None:
+def _parse_each_value(tokens: Sequence[bytes]) -> NDArray[np.float64] | None:
     try:
         return np.array([parse_value(token) for token in tokens])
     except RecordError:

@@ -8,7 +8,7 @@ from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages.exposition import LineParser, metric_name, parse_timestamp
 from fleetcast.ingest.pages.page_shape import LineRole, Role
-from fleetcast.ingest.pages.unread import unread_page
+from fleetcast.ingest.pages.unread import describe_unread_page
 from fleetcast.ingest.series import Series
 from fleetcast.ingest.tally import RecordTally, SkipRule
 
@@ -45,7 +45,7 @@ class PageState:
         self.prefixes.append(prefix)
         self.roles.append(role)
 
-    def stated_time(self, timestamp: bytes, prefix: bytes, future_limit_ms: int) -> int:
+    def parse_stated_time_ms(self, timestamp: bytes, prefix: bytes, future_limit_ms: int) -> int:
         """Return the time that a line states, ms. Raises RecordError if it is invalid, in the future or before 2000."""
         time_ms = parse_timestamp(timestamp.strip(), seconds=self.open_metrics)
         self.repeatable = False
@@ -64,7 +64,7 @@ class PageState:
         self.refused += 1
         self.fresh += is_fresh
 
-    def refuse_rest(self, error: RecordError, lines: int) -> None:
+    def refuse_rest_of_page(self, error: RecordError, lines: int) -> None:
         """Record that the rest of the page is not read. lines: its number of sample lines."""
         self.bad.append(error)
         self.refused += lines
@@ -111,4 +111,4 @@ class PageState:
         unread = self.names(lambda role: role is LineRole.UNREAD)
         if was_read and not unread:
             return ""
-        return unread_page(unread or self.names(lambda role: role is not LineRole.NOTHING))
+        return describe_unread_page(unread or self.names(lambda role: role is not LineRole.NOTHING))

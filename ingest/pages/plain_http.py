@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import aiohappyeyeballs
 import httptools
 
-from fleetcast.ingest.pages.fetch import FetchedPage, FetchError, fetch, open_session, request_headers, unpacked_page
+from fleetcast.ingest.pages.fetch import FetchedPage, FetchError, fetch, make_request_headers, open_session, unpack_page
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class _Request:
 
 
 @lru_cache(maxsize=32_768)
-def _plain_request(url: str) -> _Request | None:
+def _make_plain_request(url: str) -> _Request | None:
     """Return the request for a URL of plain HTTP. Returns None if the URL needs aiohttp."""
     if not _PLAIN_URL.fullmatch(url) or "/." in url:
         return None
@@ -69,7 +69,7 @@ def _plain_request(url: str) -> _Request | None:
         return None
     port = port or 80
     named = f"[{host}]" if ":" in host else host
-    headers = {"Host": named if port == 80 else f"{named}:{port}", **request_headers(url)}
+    headers = {"Host": named if port == 80 else f"{named}:{port}", **make_request_headers(url)}
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     lines = [f"GET {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     return _Request((host, port), "\r\n".join(lines).encode())
@@ -264,7 +264,7 @@ class _Names:
     def forget(self, address: Address) -> None:
         self._known.pop(address, None)
 
-    def drop_old(self, now: float) -> None:
+    def drop_expired_addresses(self, now: float) -> None:
         self._known = {address: entry for address, entry in self._known.items() if entry[0] > now}
 
     async def close(self) -> None:
@@ -289,17 +289,17 @@ class PageClient:
         self._names = _Names()
         self._unusual: dict[str, float] = {}  # URL -> until when aiohttp fetches it
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(keepalive_s, self._drop_old)
+        self._timer = self._loop.call_later(keepalive_s, self._close_idle_connections)
 
     async def fetch(self, url: str, max_body_bytes: int) -> FetchedPage:
         """Fetch a page of at most `max_body_bytes`, both packed and unpacked. Raises FetchError."""
-        request = _plain_request(url)
+        request = _make_plain_request(url)
         if request is None or url in self._unusual:
             return await fetch(self._session, url, max_body_bytes)
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
-                    return await self._fetch_plain(url, request, max_body_bytes)
+                    return await self._fetch_plain_page(url, request, max_body_bytes)
                 except _UnusualAnswer as error:
                     logger.info("%s: %s: aiohttp fetches it for %.0f s", url, error, UNUSUAL_S)
                     self._unusual[url] = self._loop.time() + UNUSUAL_S
@@ -318,9 +318,9 @@ class PageClient:
         await self._session.close()
         await asyncio.sleep(0)  # the event loop closes the sockets
 
-    async def _fetch_plain(self, url: str, request: _Request, max_body_bytes: int) -> FetchedPage:
+    async def _fetch_plain_page(self, url: str, request: _Request, max_body_bytes: int) -> FetchedPage:
         """Ask over an idle connection or a new one. Tries once more, over a new one, if the peer closes it."""
-        connection = self._pop_idle(request.address) or await self._connect(url, request.address)
+        connection = self._pop_idle_connection(request.address) or await self._connect(url, request.address)
         try:
             answer = await self._ask(connection, url, request, max_body_bytes)
         except FetchError as error:
@@ -329,7 +329,7 @@ class PageClient:
             connection = await self._connect(url, request.address)
             answer = await self._ask(connection, url, request, max_body_bytes)
         encoding, content_type = answer.header(b"content-encoding"), answer.header(b"content-type")
-        return unpacked_page(answer.body, encoding, content_type, max_body_bytes, url)
+        return unpack_page(answer.body, encoding, content_type, max_body_bytes, url)
 
     async def _ask(self, connection: _Connection, url: str, request: _Request, max_body_bytes: int) -> _Answer:
         """Return the answer to a request. The connection is idle afterwards if it is still open."""
@@ -339,7 +339,7 @@ class PageClient:
             if connection.is_open:
                 self._idle.setdefault(request.address, []).append((self._loop.time(), connection))
 
-    def _pop_idle(self, address: Address) -> _Connection | None:
+    def _pop_idle_connection(self, address: Address) -> _Connection | None:
         """Return the idle connection that was used last."""
         connections = self._idle.get(address, [])
         while connections:
@@ -367,7 +367,7 @@ class PageClient:
             raise
         return connection
 
-    def _drop_old(self) -> None:
+    def _close_idle_connections(self) -> None:
         """Close the connections of which no request made use for `keepalive_s`."""
         now = self._loop.time()
         for address, connections in list(self._idle.items()):
@@ -381,6 +381,6 @@ class PageClient:
                 self._idle[address] = fresh
             else:
                 del self._idle[address]
-        self._names.drop_old(now)
+        self._names.drop_expired_addresses(now)
         self._unusual = {url: until for url, until in self._unusual.items() if until > now}
-        self._timer = self._loop.call_later(self._keepalive_s, self._drop_old)
+        self._timer = self._loop.call_later(self._keepalive_s, self._close_idle_connections)

@@ -120,7 +120,7 @@ def _read(folder: Path) -> list[tuple[str, bytes | RecordError]]:
 def _read_page(path: Path) -> bytes | RecordError:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            page = _read_bounded(file)
+            page = _read_bounded_file(file)
     except (OSError, EOFError, zlib.error) as error:
         return RecordError("bad_file", f"{path}: {error}")
     if len(page) > MAX_PAGE_BYTES:
@@ -128,7 +128,7 @@ def _read_page(path: Path) -> bytes | RecordError:
     return page
 
 
-def _read_bounded(file: gzip.GzipFile | BinaryIO) -> bytes:
+def _read_bounded_file(file: gzip.GzipFile | BinaryIO) -> bytes:
     """Read a file up to a little over MAX_PAGE_BYTES.
 
     Reads it in parts, because one large read would allocate the whole limit.

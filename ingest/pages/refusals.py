@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.fleet.redaction import redacted
+from fleetcast.fleet.redaction import redact_secrets
 from fleetcast.ingest.pages.page_shape import LineRole
 from fleetcast.ingest.pages.page_state import PageState
 from fleetcast.ingest.source import Batch
@@ -79,7 +79,7 @@ class LastingRefusals:
         if not refused:
             before = self._targets.pop(url, None)
             if before is not None and before.rounds >= LASTING_ROUNDS:
-                logger.info("%s: no line is refused any more", redacted(url))
+                logger.info("%s: no line is refused any more", redact_secrets(url))
             return
         found = self._targets.setdefault(url, _Refused())
         found.rounds, found.lines = found.rounds + 1, refused
@@ -95,7 +95,8 @@ class LastingRefusals:
         """Return how many targets have lasting refusals, and the first of them with the reason."""
         lasting = [(url, found) for url, found in self._targets.items() if found.rounds >= LASTING_ROUNDS]
         shown: Sequence[dict[str, Any]] = [
-            {"target": redacted(url), "lines": found.lines, "reason": found.why} for url, found in lasting[:MAX_SHOWN]
+            {"target": redact_secrets(url), "lines": found.lines, "reason": found.why}
+            for url, found in lasting[:MAX_SHOWN]
         ]
         return {"targets_refusing": len(lasting), "targets_refused": shown}
 
@@ -103,7 +104,7 @@ class LastingRefusals:
         self._logged += 1
         if self._logged <= MAX_LOGGED:
             lines = "1 line is" if found.lines == 1 else f"{found.lines:,} lines are"
-            logger.warning("%s: %s refused at every scrape: %s", redacted(url), lines, found.why)
+            logger.warning("%s: %s refused at every scrape: %s", redact_secrets(url), lines, found.why)
         elif self._logged == MAX_LOGGED + 1:
             logger.warning(
                 "more targets have lines that are refused at every scrape: see targets_refused in /v1/ingestion"

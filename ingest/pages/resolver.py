@@ -7,7 +7,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.node_names import is_node_name
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.gpus import GpuInventory
-from fleetcast.ingest.machines import stated_node
+from fleetcast.ingest.machines import resolve_node_name
 from fleetcast.ingest.node_names import known_name
 from fleetcast.ingest.pages.text import Found, Target
 
@@ -40,14 +40,14 @@ class Resolver(ABC):
         """
 
     def node(self, labels: Mapping[str, str], target: Target) -> str:
-        """Return the node of a line (`fleetcast.ingest.machines.stated_node`). Raises RecordError."""
+        """Return the node of a line (`fleetcast.ingest.machines.resolve_node_name`). Raises RecordError."""
         label = labels.get("Hostname") or labels.get("hostname", "")
-        return target.register(stated_node(label, target), self.entities)
+        return target.register(resolve_node_name(label, target), self.entities)
 
-    def gpu_node(self, labels: Mapping[str, str], target: Target, index: int, uuid: str) -> str:
+    def find_gpu_node(self, labels: Mapping[str, str], target: Target, index: int, uuid: str) -> str:
         """Return the node of a GPU, proved by its board's UUID (`MachineNames.place`). Raises RecordError."""
         label = labels.get("Hostname") or labels.get("hostname", "")
-        stated = known_name(stated_node(label, target), self.entities[EntityKind.NODE])
+        stated = known_name(resolve_node_name(label, target), self.entities[EntityKind.NODE])
         if not is_node_name(stated):
             return target.register(stated, self.entities)
         return target.register(self.inventory.machines.place(stated, index, uuid, target), self.entities)

@@ -18,15 +18,15 @@ from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.event_wait import wait_for_event
-from fleetcast.fleet.redaction import redacted
+from fleetcast.fleet.redaction import redact_secrets
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages import bursts
-from fleetcast.ingest.pages.bursts import FetchSlots, next_round_ms, phase_of
+from fleetcast.ingest.pages.bursts import FetchSlots, compute_burst_phase, compute_next_burst_ms
 from fleetcast.ingest.pages.exporters import ExporterResolver
 from fleetcast.ingest.pages.fetch import FetchedPage, FetchError
 from fleetcast.ingest.pages.plain_http import PageClient
 from fleetcast.ingest.pages.refusals import LastingRefusals
-from fleetcast.ingest.pages.scrape_samples import PageTarget, ScrapeSamples, page_fault
+from fleetcast.ingest.pages.scrape_samples import PageTarget, ScrapeSamples, find_page_fault
 from fleetcast.ingest.pages.target_groups import read_groups
 from fleetcast.ingest.pages.target_spec import TargetSpec
 from fleetcast.ingest.pages.targets import TargetList
@@ -113,14 +113,14 @@ class Scraper(Source):
         await self._wake.wait()
         if self._crash is not None:
             raise self._crash
-        await self._gather()
+        await self._wait_for_burst()
         pages, self._pending = self._pending, []
         self._wake.clear()
         batch = Batch.merge(pages)
         self._count(batch)
         return batch
 
-    async def _gather(self) -> None:
+    async def _wait_for_burst(self) -> None:
         """Wait until all quick targets of the burst have answered, for at most GATHER_MOST_S."""
         await asyncio.sleep(GATHER_S)
         await wait_for_event(self._slots.is_idle, GATHER_MOST_S - GATHER_S)
@@ -179,7 +179,7 @@ class Scraper(Source):
         """
         down = [target for target in self.targets.values() if target.up is False]
         down.sort(key=lambda target: not target.decoder.why_unread)
-        return [{"target": redacted(target.spec.url), "reason": target.fault} for target in down[:MAX_FAILING]]
+        return [{"target": redact_secrets(target.spec.url), "reason": target.fault} for target in down[:MAX_FAILING]]
 
     def _rate(self, now_ms: int) -> float:
         recent = [samples for at_ms, samples, _ in self._taken if at_ms > now_ms - RATE_WINDOW_MS]
@@ -199,10 +199,10 @@ class Scraper(Source):
     def _start(self) -> None:
         interval_wall_s = self._clock.wall_s(self._options.interval_s)
         self._client = PageClient(self._options.timeout_s, max(15.0, 2.5 * interval_wall_s))
-        self._scrape_these(self._list.read())
-        self._spawn("", self._watch_list())
+        self._scrape_listed_targets(self._list.read())
+        self._spawn("", self._reload_targets_forever())
         for url in self._list.queried:
-            self._spawn(f"http_sd:{url}", self._ask_for_targets(url))
+            self._spawn(f"http_sd:{url}", self._poll_target_discovery(url))
 
     def _spawn(self, key: str, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -215,13 +215,13 @@ class Scraper(Source):
             self._crash = task.exception()
             self._wake.set()
 
-    async def _watch_list(self) -> None:
+    async def _reload_targets_forever(self) -> None:
         while True:
             await asyncio.sleep(RELOAD_S)
             if self._list.watched:
-                self._scrape_these(await asyncio.to_thread(self._list.read))
+                self._scrape_listed_targets(await asyncio.to_thread(self._list.read))
 
-    async def _ask_for_targets(self, url: str) -> None:
+    async def _poll_target_discovery(self, url: str) -> None:
         """Poll an HTTP service discovery. Its last good answer counts until the next one."""
         while True:
             assert self._client is not None, "asked before next"
@@ -232,13 +232,13 @@ class Scraper(Source):
             except Exception as error:
                 wait_s = RELOAD_S
                 is_bug = not isinstance(error, FetchError | ConfigError)
-                why = redacted(f"{type(error).__name__}: {error}") if is_bug else str(error)
+                why = redact_secrets(f"{type(error).__name__}: {error}") if is_bug else str(error)
                 if self._list.refuse(url, why):
                     trace = error if is_bug else None
                     logger.warning("cannot read targets from %s: %s, using the previous ones", url, why, exc_info=trace)
             await asyncio.sleep(wait_s)
 
-    def _scrape_these(self, listed: dict[str, TargetSpec]) -> None:
+    def _scrape_listed_targets(self, listed: dict[str, TargetSpec]) -> None:
         """Start to scrape the targets that the list names, and stop those that it no longer names."""
         wanted = {url: spec for url, spec in listed.items() if self.choose(spec)}
         for url in [url for url, target in self.targets.items() if wanted.get(url) != target.spec]:
@@ -251,7 +251,7 @@ class Scraper(Source):
                 self._spawn(url, self._scrape_forever(self.targets[url]))
 
     def target(self, spec: TargetSpec) -> ScrapeTarget:
-        return ScrapeTarget(spec=spec, decoder=self._decoder(spec), phase=phase_of(spec.url))
+        return ScrapeTarget(spec=spec, decoder=self._decoder(spec), phase=compute_burst_phase(spec.url))
 
     def _decoder(self, spec: TargetSpec) -> PageDecoder:
         return PageDecoder(
@@ -266,10 +266,10 @@ class Scraper(Source):
         """Scrape a new target at once, then once per interval with its burst."""
         period_ms = self._options.interval_s * 1000
         await self._scrape_once(target)
-        due_ms = self._next_burst_ms(target)
+        due_ms = self._find_next_burst_ms(target)
         while True:
             if due_ms > self._clock.now_ms() + 2 * period_ms:  # the clock was set back
-                due_ms = self._next_burst_ms(target)
+                due_ms = self._find_next_burst_ms(target)
             await self._clock.sleep(max(0.0, due_ms - self._clock.now_ms()) / 1000)
             await self._scrape_once(target)
             late = max(0, int((self._clock.now_ms() - due_ms) // period_ms))
@@ -285,10 +285,10 @@ class Scraper(Source):
         self._pending.append(batch)  # not before the await: `next` takes the list away meanwhile
         self._wake.set()
 
-    def _next_burst_ms(self, target: ScrapeTarget) -> float:
-        return next_round_ms(self._clock.now_ms(), target.phase, self._options.interval_s * 1000)
+    def _find_next_burst_ms(self, target: ScrapeTarget) -> float:
+        return compute_next_burst_ms(self._clock.now_ms(), target.phase, self._options.interval_s * 1000)
 
-    def _follow_renames(self) -> None:
+    def _apply_scheduler_renames(self) -> None:
         """Resolve all series again after a scheduler has reported another name for a known machine."""
         if self._renames != self._nodes.renames:
             self._renames = self._nodes.renames
@@ -298,7 +298,7 @@ class Scraper(Source):
     async def scrape(self, target: ScrapeTarget) -> Batch:
         """Scrape one target once. Never raises, whatever the exporter does."""
         assert self._client is not None, "scrape before next"
-        self._follow_renames()
+        self._apply_scheduler_renames()
         url = target.spec.url
         async with self._slots.slot(is_slow=target.is_slow):
             began = time.perf_counter()
@@ -310,7 +310,7 @@ class Scraper(Source):
                 self.failures[error.reason] += 1
                 why = str(error)
             except Exception as error:  # a bug, and that of one fetch: the other targets go on
-                why = self._record_bug(target, "fetch_bug", "its page cannot be fetched", error)
+                why = self._record_exception(target, "fetch_bug", "its page cannot be fetched", error)
             duration_s = time.perf_counter() - began
         target.is_slow = duration_s > bursts.SLOW_S
         if page is None:
@@ -319,20 +319,20 @@ class Scraper(Source):
             batch = target.decoder.decode(page.body, self._clock.now_ms(), open_metrics=page.is_open_metrics)
         except Exception as error:  # a bug, and that of one page: the other exporters go on
             target.decoder = self._decoder(target.spec)
-            why = self._record_bug(target, "decoder_bug", "its page cannot be decoded", error)
+            why = self._record_exception(target, "decoder_bug", "its page cannot be decoded", error)
             return self._node_samples(target, Batch(), False, duration_s, why)
         self._refusals.record(url, batch)
-        reason, why = page_fault(batch, target.decoder) or ("", "")
+        reason, why = find_page_fault(batch, target.decoder) or ("", "")
         if reason:
             self.failures[reason] += 1
         return self._node_samples(target, batch, not reason, duration_s, why)
 
-    def _record_bug(self, target: ScrapeTarget, reason: str, what: str, error: Exception) -> str:
+    def _record_exception(self, target: ScrapeTarget, reason: str, what: str, error: Exception) -> str:
         """Count an unexpected exception of one target, and log its traceback once. Returns the reason."""
         self.failures[reason] += 1
         if target.up is not False:
             logger.error("%s: %s, a bug", target.spec.url, what, exc_info=error)
-        return redacted(f"{what}: {type(error).__name__}: {error}")
+        return redact_secrets(f"{what}: {type(error).__name__}: {error}")
 
     def _node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
         """Return the batch, with samples of the scrape itself for the target's nodes."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.pages.serving import NOWHERE
 from fleetcast.ingest.pages.text import PageDecoder
@@ -19,10 +19,10 @@ from fleetcast.ingest.source import Batch
 
 UNNAMED_ROUNDS = 3  # a target that never named its node is named after its host from this round on
 
-_UP = metric_row(EntityKind.NODE, "scrape_up")
-_DURATION = metric_row(EntityKind.NODE, "scrape_duration_s")
-_GPUS = metric_row(EntityKind.NODE, "gpus_reported")
-_PORTS = metric_row(EntityKind.NODE, "ports_reported")
+_UP = find_metric_row(EntityKind.NODE, "scrape_up")
+_DURATION = find_metric_row(EntityKind.NODE, "scrape_duration_s")
+_GPUS = find_metric_row(EntityKind.NODE, "gpus_reported")
+_PORTS = find_metric_row(EntityKind.NODE, "ports_reported")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -48,7 +48,7 @@ class ScrapeSamples:
     def decode(self, target: PageTarget, page: bytes | None, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
         """Return the samples of one scrape. `page`: None if the exporter did not answer."""
         batch = Batch() if page is None else target.decoder.decode(page, now_ms)
-        up = page is not None and page_fault(batch, target.decoder) is None
+        up = page is not None and find_page_fault(batch, target.decoder) is None
         return (*batch.samples, *self.of(target, up, duration_s, now_ms))
 
     def of(self, target: PageTarget, up: bool, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
@@ -104,7 +104,7 @@ class ScrapeSamples:
         return list(target.nodes)
 
 
-def page_fault(batch: Batch, decoder: PageDecoder) -> tuple[str, str] | None:
+def find_page_fault(batch: Batch, decoder: PageDecoder) -> tuple[str, str] | None:
     """Return (reason, sentence) if all lines of a page are bad or no line is read. Otherwise return None."""
     if batch.bad and not batch.samples:
         return "no_samples", f"the page holds bad lines only: {batch.bad[0]}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.errors import RecordError
-from fleetcast.fleet.metrics import TTFT_EDGES_MS, metric_row
+from fleetcast.fleet.metrics import TTFT_EDGES_MS, find_metric_row
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Found, Target
@@ -40,7 +40,7 @@ class _Reading:
 
 
 def _reading(metric: str, fold: Fold = Fold.WHOLE, scale: float = 1.0, label: str = "", value: str = "") -> _Reading:
-    return _Reading(metric_row(EntityKind.SERVED_MODEL, metric), fold, scale, label, value)
+    return _Reading(find_metric_row(EntityKind.SERVED_MODEL, metric), fold, scale, label, value)
 
 
 _TRITON_KV = "nv_trt_llm_kv_cache_block_metrics"
@@ -104,9 +104,9 @@ _TTFT = {
     "trtllm_time_to_first_token_seconds": 1000.0,
     "nv_inference_first_response_histogram_ms": 1.0,
 }
-_EDGES = {float(edge): metric_row(EntityKind.SERVED_MODEL, f"ttft_le_{edge}ms") for edge in TTFT_EDGES_MS}
-_SUM = metric_row(EntityKind.SERVED_MODEL, "ttft_s")
-_COUNT = metric_row(EntityKind.SERVED_MODEL, "ttft_requests")
+_EDGES = {float(edge): find_metric_row(EntityKind.SERVED_MODEL, f"ttft_le_{edge}ms") for edge in TTFT_EDGES_MS}
+_SUM = find_metric_row(EntityKind.SERVED_MODEL, "ttft_s")
+_COUNT = find_metric_row(EntityKind.SERVED_MODEL, "ttft_requests")
 _HISTOGRAM = ("_bucket", "_count", "_sum")
 _OTHER_METRICS = re.compile(r"_(?:bucket|count|sum|created|info|config|duration_us)$")  # histograms, settings, times
 _STAGES = ("pp_rank",)
@@ -121,10 +121,10 @@ _NO_PARTS = frozenset(
 )
 
 
-def _spellings(name: str) -> tuple[str, str]:
+def _list_spellings(name: str) -> tuple[str, str]:
     """Return a name with `_` and with `:` after the engine's prefix.
 
-    >>> _spellings("vllm_prompt_tokens_total")
+    >>> _list_spellings("vllm_prompt_tokens_total")
     ('vllm_prompt_tokens_total', 'vllm:prompt_tokens_total')
     """
     engine, _, rest = name.partition("_")
@@ -134,8 +134,8 @@ def _spellings(name: str) -> tuple[str, str]:
 class ServingResolver(Resolver):
     """A resolver of the lines of serving engines to series."""
 
-    names = frozenset(spelling for name, _ in _READINGS for spelling in _spellings(name))
-    names |= frozenset(spelling + end for name in _TTFT for spelling in _spellings(name) for end in _HISTOGRAM)
+    names = frozenset(spelling for name, _ in _READINGS for spelling in _list_spellings(name))
+    names |= frozenset(spelling + end for name in _TTFT for spelling in _list_spellings(name) for end in _HISTOGRAM)
 
     @classmethod
     def claims(cls, name: str) -> bool:

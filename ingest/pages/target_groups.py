@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.yaml_text import read_yaml
 from fleetcast.ingest.pages.target_spec import TargetSpec, parse_target
@@ -64,7 +64,7 @@ def _groups(data: bytes, origin: str) -> Iterator[Group | ConfigError]:
         try:
             yield _group(row)
         except (msgspec.MsgspecError, RecursionError) as error:
-            yield ConfigError(f"{bytes(row)[:80]!r}: {explain_bytes(error, _group, row)}")
+            yield ConfigError(f"{bytes(row)[:80]!r}: {explain_decode_error(error, _group, row)}")
 
 
 def _read_yaml_list(data: bytes, origin: str) -> list[Any]:

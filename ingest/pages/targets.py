@@ -46,11 +46,11 @@ class _Watched:
         for path, (seen, targets) in self.files.items():
             changed = _changed(path)
             if changed != seen:
-                targets = self._read_groups(path, targets) if self.groups else _read_file(path)
+                targets = self._read_group_file(path, targets) if self.groups else _read_target_file(path)
                 self.files[path] = (changed, targets)
             yield from targets
 
-    def _read_groups(self, path: Path, last: list[TargetSpec]) -> list[TargetSpec]:
+    def _read_group_file(self, path: Path, last: list[TargetSpec]) -> list[TargetSpec]:
         try:
             targets = read_groups(path.read_bytes(), str(path))
         except (OSError, ConfigError) as error:
@@ -127,7 +127,7 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def _read_file(path: Path) -> list[TargetSpec]:
+def _read_target_file(path: Path) -> list[TargetSpec]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -19,15 +19,15 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.gpu_labels import LabelSight
-from fleetcast.ingest.machines import MachineNames, says_nothing
+from fleetcast.ingest.machines import MachineNames, is_generic_name
 from fleetcast.ingest.machines import Target as Target  # noqa: PLC0414  # exported
 from fleetcast.ingest.pages.exposition import (
     cut_exemplar,
     is_open_metrics,
-    is_sample,
+    is_sample_line,
     parse_line,
     parse_value,
-    start_of_kernel,
+    read_kernel_start_s,
 )
 from fleetcast.ingest.pages.page_columns import PageColumns, Reported
 from fleetcast.ingest.pages.page_order import PageOrder
@@ -117,13 +117,13 @@ class PageDecoder:
         self.target.heard_ms, self.target.pages = arrival_ms, self.target.pages + 1
         self._machines.compare(page, self.target)
         if self.target.forgets:
-            self._forget_all()
+            self._forget_all_prefixes()
         if self._refused and self._epoch != self._resolve.epoch():
             self._forget_refusals()
         if self._shape is not None:
             raw = self._shape.read(page)
             if raw is None:
-                raw = self._read_reordered(page, self._shape)
+                raw = self._read_reordered_page(page, self._shape)
             elif self._order is not None:
                 self._order.forget()
             if raw is not None and self._names_host:
@@ -137,7 +137,7 @@ class PageDecoder:
             self._restore_cache(self._shape)
         return self._decode_lines(page, arrival_ms, open_metrics or is_open_metrics(page))
 
-    def _read_reordered(self, page: bytes, shape: PageShape) -> NDArray[np.float64] | None:
+    def _read_reordered_page(self, page: bytes, shape: PageShape) -> NDArray[np.float64] | None:
         """Return the wanted values (n,) of a page with the lines of the shape in another order, else None."""
         if not self._may_be_reordered or page.count(b"\n") != shape.lines:
             return None
@@ -169,36 +169,36 @@ class PageDecoder:
         self._was_refused = self._was_refused | refused if is_small else refused
         self._refused = {}
 
-    def _forget_all(self) -> None:
+    def _forget_all_prefixes(self) -> None:
         """Resolve all prefixes again, because their node or a slot's board has changed."""
         self._forget_refusals()
         self._cache = {}
-        self.target.resolve_whole_page()
+        self.target.record_full_resolution()
 
     def _decode_lines(self, page: bytes, arrival_ms: int, open_metrics: bool) -> Batch:
         *lines, rest = page.split(b"\n", MAX_LINES)
         self._learn_node_name(page)
         if self.target.forgets:
-            self._forget_all()
+            self._forget_all_prefixes()
         self._epoch = self._resolve.epoch()  # before the page itself adds to what is known
         state, known = PageState(arrival_ms, open_metrics), len(self._cache)
         for number, line in enumerate(lines, 1):
             try:
-                self._read_line(line, state)
+                self._decode_page_line(line, state)
             except RecordError as error:
                 state.refuse(line, LineRole.BROKEN, error)
             if state.fresh >= MAX_BAD_LINES:
                 abandoned = RecordError("page_abandoned", f"after {MAX_BAD_LINES} bad lines")
-                state.refuse_rest(abandoned, sum(map(is_sample, lines[number:])))
+                state.refuse_rest_of_page(abandoned, sum(map(is_sample_line, lines[number:])))
                 self.target.whole_page = 0
                 break
         else:
             self._was_refused = set()
         if b"\n" in rest:
             too_many = RecordError("too_many_lines", f"the rest after {MAX_LINES:,} lines was not read")
-            state.refuse_rest(too_many, sum(map(is_sample, rest.split(b"\n"))))
+            state.refuse_rest_of_page(too_many, sum(map(is_sample_line, rest.split(b"\n"))))
         elif rest.strip() not in (b"", b"# EOF"):
-            state.refuse_rest(RecordError("truncated", repr(rest[:80])), int(is_sample(rest)))
+            state.refuse_rest_of_page(RecordError("truncated", repr(rest[:80])), int(is_sample_line(rest)))
         self._recheck_second_boards(state)
         self._drop_partial_sums(state)
         self._columns = PageColumns.of(state.series, state.shared)
@@ -208,7 +208,7 @@ class PageDecoder:
         self._remember(state, len(lines))
         return self._batch(np.array(state.raw, np.float64), np.array(state.time_ms, np.int64), state.bad)
 
-    def _read_line(self, line: bytes, page: PageState) -> None:
+    def _decode_page_line(self, line: bytes, page: PageState) -> None:
         if page.open_metrics and (cut := cut_exemplar(line)) is not line:
             line, page.repeatable = cut, False
         if line.startswith(b"#"):
@@ -277,7 +277,7 @@ class PageDecoder:
             page.record(prefix, LineRole.UNREAD if found is None else found)
 
     def _add(self, series: Series, prefix: bytes, raw: float, timestamp: bytes, page: PageState) -> None:
-        time_ms = page.stated_time(timestamp, prefix, self._future_limit_ms) if timestamp else page.arrival_ms
+        time_ms = page.parse_stated_time_ms(timestamp, prefix, self._future_limit_ms) if timestamp else page.arrival_ms
         identity = (series.kind, series.metric, series.entity, series.part)
         if identity in page.entities and (
             series.part or series.fold is Fold.WHOLE
@@ -327,9 +327,9 @@ class PageDecoder:
             node = parse_line(page[at:].split(b"\n", 1)[0]).labels.get("nodename", "")
         except RecordError:
             return  # counted when the line itself is read
-        self._names_host = not says_nothing(node)
+        self._names_host = not is_generic_name(node)
         if self._names_host:
-            self._machines.name_host(node, start_of_kernel(page), self.target)
+            self._machines.name_target_after_host(node, read_kernel_start_s(page), self.target)
 
     def _remember(self, page: PageState, lines: int) -> None:
         """Learn the page's shape if it may repeat, and forget series that are long gone.
@@ -362,7 +362,7 @@ class PageDecoder:
             self.noted["blank"] += len(missing)
             finite[missing] = False
             good = finite
-            tally = _subtract_missing(tally, len(raw) - int(np.count_nonzero(finite)), len(infinite))
+            tally = _subtract_missing_values(tally, len(raw) - int(np.count_nonzero(finite)), len(infinite))
         samples = []
         for (kind, rows, metric, entity), fold in zip(columns.kinds, columns.folds, strict=True):
             keep = good if isinstance(good, slice) else good[rows]
@@ -383,7 +383,7 @@ class PageDecoder:
         return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
 
 
-def _subtract_missing(tally: RecordTally, missing: int, infinite: int) -> RecordTally:
+def _subtract_missing_values(tally: RecordTally, missing: int, infinite: int) -> RecordTally:
     """Return the tally without `missing` read lines that have no number.
 
     infinite: how many of them have an infinite number or NaN.

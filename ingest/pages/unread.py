@@ -74,16 +74,16 @@ def looks_like(name: str) -> tuple[str, str] | None:
     return _HINTS[max(found, key=len)] if found else None
 
 
-def unread_page(names: Sequence[str]) -> str:
+def describe_unread_page(names: Sequence[str]) -> str:
     """Return a sentence that names the unread names of a page, and what would be read instead.
 
-    >>> unread_page(["kube_pod_info"])
+    >>> describe_unread_page(["kube_pod_info"])
     'nothing on the page is read: it has kube_pod_info (kube-state-metrics); add the source kubernetes'
     """
     return f"nothing on the page is read: it has {_format_names_and_hint(names)}"
 
 
-def unread_samples(names: Sequence[str]) -> str:
+def describe_unread_samples(names: Sequence[str]) -> str:
     """Return a sentence that names samples that no reader knows, and what would be read instead."""
     return f"samples arrive and nothing reads them: they are {_format_names_and_hint(names)}"
 

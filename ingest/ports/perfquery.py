@@ -26,11 +26,11 @@ import msgspec
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
-from fleetcast.ingest.node_names import check_name, check_part
+from fleetcast.ingest.node_names import check_name, check_name_part
 from fleetcast.ingest.ports.rows import PortSource
 from fleetcast.ingest.source import Batch, read_options
 from fleetcast.ingest.tally import SkipRule
-from fleetcast.ingest.topology.ibnetdiscover import Fabric, adapter_of, parse_ibnetdiscover
+from fleetcast.ingest.topology.ibnetdiscover import Fabric, parse_adapter, parse_ibnetdiscover
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +73,12 @@ def parse_counters(text: str, bad: list[RecordError]) -> Iterator[PortText]:
         elif errors := _ERRORS.match(line):
             yield from _errors(errors, description, line, bad)
         elif current is not None and ":." in line:
-            _read_value(line, current, bad)
+            _parse_value_line(line, current, bad)
     if current is not None:
         yield current
 
 
-def _read_value(line: str, current: PortText, bad: list[RecordError]) -> None:
+def _parse_value_line(line: str, current: PortText, bad: list[RecordError]) -> None:
     if match := _VALUE.match(line):
         current.readings[match.group(1)] = float(match.group(2))
     elif "0x" not in line and len(bad) < MAX_BAD:
@@ -142,7 +142,7 @@ class PerfquerySource(PortSource):
             await self._round()
             self._answering = 0
             failures = [failure for entry in self._commands if (failure := await self._run(entry))]
-            await asyncio.to_thread(self._read_files)
+            await asyncio.to_thread(self._read_changed_files)
             self._up = self._answering  # at once: somebody may ask meanwhile
             batch = self._rows.batch()
             if batch.samples or batch.bad:
@@ -174,9 +174,9 @@ class PerfquerySource(PortSource):
         self.take(out.decode(errors="replace")[:MAX_TEXT_BYTES], self._clock.now_ms(), entry.node, entry.device)
         return ""
 
-    def _read_files(self) -> None:
+    def _read_changed_files(self) -> None:
         """Read the files that have changed since they were last read. Runs in a thread."""
-        self._learn_fabric()
+        self._reload_fabric()
         for entry in self._files:
             paths = sorted(glob.glob(entry.what))
             self._answering += bool(paths)
@@ -191,7 +191,7 @@ class PerfquerySource(PortSource):
                 except OSError as error:
                     logger.warning("%s: %s, trying again at the next round", path, error)
 
-    def _learn_fabric(self) -> None:
+    def _reload_fabric(self) -> None:
         if not self._options.fabric:
             return
         try:
@@ -217,7 +217,7 @@ class PerfquerySource(PortSource):
 
     def _find_port_owner(self, port: PortText) -> tuple[str, str]:
         """Return the (node, device) of a port, empty if neither the text nor the fabric names them."""
-        adapter = adapter_of(port.description)
+        adapter = parse_adapter(port.description)
         if not adapter.host:
             fabric = self._fabric[1]
             guid = port.guid or (fabric.lids.get((port.lid, port.port), ("", 0))[0] if port.lid is not None else "")
@@ -237,4 +237,4 @@ def _entry(text: str) -> _Entry:
         shlex.split(what)
     except ValueError as error:
         raise ConfigError(f"pipeline.sources perfquery: {text!r}: {error}") from None
-    return _Entry(check_name(node) if node else "", check_part(device) if device else "", what.strip())
+    return _Entry(check_name(node) if node else "", check_name_part(device) if device else "", what.strip())

@@ -7,7 +7,7 @@ from typing import Any
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.gpus import GpuInventory
 from fleetcast.ingest.node_names import known_name, node_name
@@ -25,7 +25,7 @@ _KNOWN = re.compile(
     r"|Port(?:Uni|Multi)cast(?:Xmit|Rcv)Pkts",
     re.IGNORECASE,
 )
-_PORTS = metric_row(EntityKind.NODE, "ports_reported")
+_PORTS = find_metric_row(EntityKind.NODE, "ports_reported")
 
 
 class PortRows:
@@ -71,11 +71,11 @@ class PortRows:
         """Count numbers that a rule skips."""
         self._tally.add(RecordTally(ignored={rule: count}))
 
-    def learn_layer(self, node: str, device: str, port: int, layer: str) -> None:
+    def record_link_layer(self, node: str, device: str, port: int, layer: str) -> None:
         """Record the link layer of a port that has samples."""
         name = f"{known_name(node, self._entities[EntityKind.NODE])}/{device}/{port}"
         if name in self._entities[EntityKind.PORT]:
-            self._entities.learn_trait(name, layer)
+            self._entities.record_trait(name, layer)
 
     def bad(self, error: RecordError, numbers: int = 1) -> None:
         """Record an error, and count the numbers that it makes unusable."""

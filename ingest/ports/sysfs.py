@@ -84,7 +84,7 @@ class SysfsSource(PortSource):
                 for device, port, readings in read_tree(path, self._rows):
                     found = True
                     self._rows.add(node, device, port, readings, self._clock.now_ms())
-                    self._rows.learn_layer(node, device, port, read_layer(path, device, port))
+                    self._rows.record_link_layer(node, device, port, read_link_layer(path, device, port))
             except OSError as error:
                 if path not in self._absent:
                     logger.warning("%s: %s, reading on where I can", path, error)
@@ -120,7 +120,7 @@ def read_tree(path: Path, rows: PortRows) -> Iterator[tuple[str, int, dict[str, 
                 yield device, int(port), _read_port(ports / port, rows)
 
 
-def read_layer(path: Path, device: str, port: int) -> str:
+def read_link_layer(path: Path, device: str, port: int) -> str:
     """Return the link layer of a port, `InfiniBand` or `Ethernet`, or "" if its file is missing or odd."""
     tree = next((path / inner for inner in _TREES if (path / inner).is_dir()), path)
     try:
@@ -160,7 +160,7 @@ def _read_number(path: Path, rows: PortRows) -> float | None:
         rows.skip(SkipRule.NO_DATA)  # the device went away, or its driver refuses: EINVAL
         return None
     try:
-        number = parse_number(text)
+        number = parse_leading_number(text)
         if number is None:
             rows.skip(SkipRule.NO_DATA)
         return number
@@ -169,10 +169,10 @@ def _read_number(path: Path, rows: PortRows) -> float | None:
         return None
 
 
-def parse_number(text: bytes) -> float | None:
+def parse_leading_number(text: bytes) -> float | None:
     """Return the first word of a sysfs file as a number. None for "N/A". Raises RecordError("bad_value").
 
-    >>> parse_number(b"4: ACTIVE"), parse_number(b"2.5 Gb/sec (1X SDR)"), parse_number(b"N/A (no PMA)")
+    >>> parse_leading_number(b"4: ACTIVE"), parse_leading_number(b"2.5 Gb/sec (1X SDR)"), parse_leading_number(b"N/A (no PMA)")
     (4.0, 2.5, None)
     """
     words = text[:64].split()

@@ -20,7 +20,7 @@ from fleetcast.fleet import files
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.archive.archive import Archive
-from fleetcast.ingest.pages.exporters import ExporterResolver, names_read
+from fleetcast.ingest.pages.exporters import ExporterResolver, list_readable_names
 from fleetcast.ingest.remote_write.decoder import WriteDecoder
 from fleetcast.ingest.remote_write.request import WriteRequest
 from fleetcast.ingest.source import Batch
@@ -150,7 +150,7 @@ class PrometheusBackfill:
         selector = f"{{{wish.match}}}" if wish.match else '{__name__!=""}'
         for name in known(self._client.names(selector, *window)):
             for rows in self._pieces(wish, name, window):
-                batch = self._decoder.read(write_of(rows), window[1])
+                batch = self._decoder.read(make_write_request(rows), window[1])
                 self.taken.samples += len(batch)
                 self.taken.bad.update(error.reason for error in batch.bad)
                 self._add(batch)
@@ -184,12 +184,12 @@ class PrometheusBackfill:
 def known(names: Sequence[str]) -> list[str]:
     """Return the names that some series of the catalogue may come from.
 
-    The one that names hosts comes first. See `names_read`.
+    The one that names hosts comes first. See `list_readable_names`.
     """
-    return [*([UNAME] if UNAME in names else []), *names_read(names)]
+    return [*([UNAME] if UNAME in names else []), *list_readable_names(names)]
 
 
-def write_of(rows: Sequence[MatrixRow]) -> WriteRequest:
+def make_write_request(rows: Sequence[MatrixRow]) -> WriteRequest:
     """Convert an answer to a remote write of 2.0, so that series are looked up in the same way."""
     symbols: dict[str, int] = {}
     refs: list[int] = []

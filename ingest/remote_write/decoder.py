@@ -211,7 +211,7 @@ class WriteDecoder:
             if is_node_name(stated := labels.get(label, "")):
                 return Target(stated, fixed=True, address=address)
             self._count(bad_node_labels=bool(stated))
-        node = self._nodes.get(address) or host_of(address)
+        node = self._nodes.get(address) or parse_host(address)
         return self._instances.target(address, node) if address else Target(node)
 
     def _count(self, **counts: int) -> None:
@@ -399,10 +399,10 @@ def _named(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
-def host_of(instance: str) -> str:
+def parse_host(instance: str) -> str:
     """Return the host of an instance.
 
-    >>> host_of("n001:9400"), host_of("http://n001:9400/metrics"), host_of("[::1]:9100"), host_of("n001")
+    >>> parse_host("n001:9400"), parse_host("http://n001:9400/metrics"), parse_host("[::1]:9100"), parse_host("n001")
     ('n001', 'n001', '::1', 'n001')
     """
     try:

@@ -7,7 +7,7 @@ from fleetcast.fleet.errors import RecordError
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the number at `at`, and the position after it.
 
     Raises IndexError at the end, RecordError bad_protobuf above 64 bits.
@@ -30,13 +30,13 @@ def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]
     For a varint, begin and end are those of its bytes. Raises IndexError or RecordError bad_protobuf.
     """
     while at < end:
-        key, begin = varint(data, at)
+        key, begin = read_varint(data, at)
         kind = key & 7
         if kind == BYTES:
-            length, begin = varint(data, begin)
+            length, begin = read_varint(data, begin)
             at = begin + length
         elif kind == VARINT:
-            at = varint(data, begin)[1]
+            at = read_varint(data, begin)[1]
         elif kind in (FIXED64, FIXED32):
             at = begin + (8 if kind == FIXED64 else 4)
         else:
@@ -50,7 +50,7 @@ def packed(data: bytes, at: int, end: int) -> list[int]:
     """Return a list of varints. Raises IndexError at the end, RecordError bad_protobuf."""
     numbers = []
     while at < end:
-        number, at = varint(data, at)
+        number, at = read_varint(data, at)
         numbers.append(number)
     if at != end:
         raise RecordError("bad_protobuf", "a number goes beyond its list")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.ingest.remote_write.protobuf import BYTES, FIXED64, VARINT, fields, packed, varint
+from fleetcast.ingest.remote_write.protobuf import BYTES, FIXED64, VARINT, fields, packed, read_varint
 
 MAX_FIELDS = 200_000  # series and symbols of a request; senders pack some thousand
 MAX_SAMPLES = 500_000
@@ -124,7 +124,7 @@ def _split(data: bytes, series: int, symbol: int) -> tuple[NDArray[np.intp], NDA
             begin = at + 2
         else:
             more = data[at + 2]
-            length, begin = (length + ((more - 1) << 7), at + 3) if more < 0x80 else varint(data, at + 1)
+            length, begin = (length + ((more - 1) << 7), at + 3) if more < 0x80 else read_varint(data, at + 1)
         if tag == series:
             at = begin + length
             begins.append(begin)
@@ -237,7 +237,7 @@ def _read_series(data: bytes, begin: int, end: int, version: Version, room: int)
         if number == 1 and version is Version.V1:
             found.labels.append(data[begins:last])
         elif number == 1:
-            found.refs += packed(data, first, last) if kind == BYTES else [varint(data, first)[0]]
+            found.refs += packed(data, first, last) if kind == BYTES else [read_varint(data, first)[0]]
         elif number == 2 and kind == BYTES:
             found.samples.append(_read_sample(data, first, last))
         elif number == (4 if version is Version.V1 else 3):
@@ -256,7 +256,7 @@ def _read_sample(data: bytes, begin: int, end: int) -> tuple[int, float]:
         if number == 1 and kind == FIXED64:
             (value,) = struct.unpack_from("<d", data, first)
         elif number == 2 and kind == VARINT:
-            time_ms, _ = varint(data, first)
+            time_ms, _ = read_varint(data, first)
     return (time_ms if time_ms < 2**63 else time_ms - 2**64), value
 
 
@@ -274,7 +274,7 @@ class _Samples:
         self.slow: dict[int, _Slow] = {}
         self._spans = spans
 
-    def read_slow(self, version: Version) -> None:
+    def read_slow_series(self, version: Version) -> None:
         begin, end, total, room = self._spans.begin, self._spans.end, 0, MAX_FIELDS_READ
         for row in np.flatnonzero(~self._fast & (end > begin)).tolist():
             found = _read_series(self._spans.message, int(begin[row]), int(end[row]), version, room)
@@ -311,7 +311,7 @@ def _read_label_message(spans: _Spans, exact: bool) -> WriteRequest:
     alone = ~_ends_in_sample(spans.byte, np.maximum(cut, 0)) & (not exact)
     text = words.view(np.uint8)[:, _WINDOW - _TAIL :]
     samples = _Samples(spans, sample & alone, zero & alone, text)
-    samples.read_slow(Version.V1)
+    samples.read_slow_series(Version.V1)
     message = spans.message
     labels = [message[begin:end] for begin, end in zip(spans.begin.tolist(), cut.tolist(), strict=True)]
     for row, found in samples.slow.items():
@@ -347,7 +347,7 @@ def _read_symbol_message(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
     head &= (rest == spans.end) | described
     text[zero, _ZERO_TAIL:] = text[zero, :_ZERO_TAIL]
     samples = _Samples(spans, sample & head, zero & head, text)
-    samples.read_slow(Version.V2)
+    samples.read_slow_series(Version.V2)
     refs, begin, end = _read_references(spans, head & (sample | zero), length, samples.slow)
     if len(refs) and int(refs.max()) >= len(symbols):
         raise RecordError("bad_protobuf", f"symbol {int(refs.max())} of {len(symbols)}")

@@ -3,13 +3,13 @@
 import cramjam
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.ingest.remote_write.protobuf import varint
+from fleetcast.ingest.remote_write.protobuf import read_varint
 
 
-def unpacked_bytes(body: bytes) -> int:
+def read_unpacked_size(body: bytes) -> int:
     """Read the unpacked size that a snappy block states. Raises RecordError bad_snappy."""
     try:
-        return varint(body, 0)[0]
+        return read_varint(body, 0)[0]
     except IndexError:
         raise RecordError("bad_snappy", "the body is empty or ends in its length") from None
 
@@ -19,7 +19,7 @@ def unpack(body: bytes, most: int) -> bytes:
 
     Raises RecordError: too_large, bad_snappy.
     """
-    size = unpacked_bytes(body)
+    size = read_unpacked_size(body)
     if size > most:
         raise RecordError("too_large", f"{size:,} bytes unpacked, at most {most:,} are taken")
     try:

@@ -69,7 +69,7 @@ def category(state: str, reason: str, comment: str, status: tuple[int, int]) -> 
     code, signal = status
     if signal == OUT_OF_MEMORY_SIGNAL:
         return "out_of_memory"
-    cause = by_reason(reason) or by_words(comment)
+    cause = by_reason(reason) or classify_comment(comment)
     if cause is not None:
         return cause
     return "user" if code or signal else "unknown"
@@ -79,7 +79,7 @@ def by_reason(reason: str) -> FailureCategory | None:
     return next((found for word, found in _BY_REASON.items() if reason.startswith(word)), None)
 
 
-def by_words(text: str) -> FailureCategory | None:
+def classify_comment(text: str) -> FailureCategory | None:
     """Return the category that a comment describes, or None if it describes none that we know."""
     text = text[:4096]
     without_addresses = re.sub(r"\([^()]*\)", "", text)  # "Xid (PCI:0000:1b:00): 79, …"

@@ -79,15 +79,15 @@ def time_ms(text: str, zone: tzinfo | None = None) -> int | None:
     """
     text = text.strip()
     if text.isdecimal() and text.isascii():
-        return _drop_before_2000(int(text) * 1000) if len(text) < 13 else None
+        return _drop_time_before_2000(int(text) * 1000) if len(text) < 13 else None
     try:
         found = datetime.fromisoformat(text)
-        return _drop_before_2000(round((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1000))
+        return _drop_time_before_2000(round((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1000))
     except (ValueError, OverflowError, OSError):
         return None
 
 
-def _drop_before_2000(time_ms: int) -> int | None:
+def _drop_time_before_2000(time_ms: int) -> int | None:
     return time_ms if time_ms >= YEAR_2000_MS else None
 
 
@@ -106,10 +106,10 @@ def limit_s(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def size_gib(text: str) -> float | None:
+def parse_size_gib(text: str) -> float | None:
     """Convert a size such as `1600G`, `8000M` or `60G` to GiB. A bare number is MiB.
 
-    >>> size_gib("1536M"), size_gib("2T"), size_gib("?")
+    >>> parse_size_gib("1536M"), parse_size_gib("2T"), parse_size_gib("?")
     (1.5, 2048.0, None)
     """
     match = _SIZE.fullmatch(text)
@@ -141,10 +141,10 @@ def _parse_small_number(text: str) -> int:
     return int(text) if text.isdecimal() and text.isascii() and len(text) < 6 else 0
 
 
-def wait_status(value: float) -> tuple[int, int]:
+def split_wait_status(value: float) -> tuple[int, int]:
     """Split a number of wait(2) into (status, signal). Raises RecordError if it is too large.
 
-    >>> wait_status(768), wait_status(9), wait_status(4294967294)
+    >>> split_wait_status(768), split_wait_status(9), split_wait_status(4294967294)
     ((3, 0), (0, 9), (0, 0))
     """
     if abs(value) >= 2**63:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
-from fleetcast.fleet.mig import SLICES, read_profile
+from fleetcast.fleet.mig import SLICES, parse_mig_profile
 from fleetcast.fleet.requests import WHOLE_GPU
 from fleetcast.ingest.slurm.numbers import numbers
 
@@ -88,9 +88,11 @@ def _read(text: str) -> Gres:
             parts += (HeldShards(gpu, int(row[1]), int(row[2])) for gpu, row in enumerate(_PART.finditer(note)))
             continue
         if stated:
-            profile = read_profile(mig_profile(stated[0]))
+            profile = parse_mig_profile(mig_profile(stated[0]))
             has_mig = has_mig or profile is not None
-            if not kind or (without_profile(stated[0]) and not without_profile(kind)):  # a profile alone names no model
+            if not kind or (
+                strip_mig_profile(stated[0]) and not strip_mig_profile(kind)
+            ):  # a profile alone names no model
                 kind = stated[0]
             typed += count
             milli += count * (round(WHOLE_GPU * profile.slices / SLICES) if profile else WHOLE_GPU)
@@ -143,17 +145,17 @@ def mig_profile(kind: str) -> str:
     return found[1].lower().replace("_", "+") if found else ""
 
 
-def without_profile(kind: str) -> str:
+def strip_mig_profile(kind: str) -> str:
     """Return a GRES type without its MIG profile.
 
-    >>> without_profile("a100_3g.20gb"), without_profile("1g.5gb"), without_profile("h100")
+    >>> strip_mig_profile("a100_3g.20gb"), strip_mig_profile("1g.5gb"), strip_mig_profile("h100")
     ('a100', '', 'h100')
     """
     found = _MIG.search(kind)
     return kind[: found.start()] if found else kind
 
 
-def resources_of(
+def make_resource_fields(
     had: str = "",
     asked: str = "",
     *,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from fleetcast.fleet.events import JobEvent, Queued, Submitted
-from fleetcast.ingest.lifecycle import queued_later, submitted_later
+from fleetcast.ingest.lifecycle import compute_queued_sequence, compute_submitted_sequence
 
 PRIORITY_STEPS = 10.0  # natural logs of priority, times this: a change below a tenth is none
 
@@ -42,15 +42,15 @@ def printed(events: Iterable[JobEvent]) -> IssuedJob | None:
                 queued = event
     if submitted is None:
         return None
-    what = _crc(
+    what = _hash_facts(
         (submitted.queue, submitted.queues, submitted.user, submitted.tenant, submitted.name, submitted.class_),
         (submitted.preemptible, submitted.limit_s, submitted.gpu_share, sorted(submitted.labels.items())),
     )
     if queued is None:
         return IssuedJob(submitted.attempt, what, has_several=bool(submitted.queues))
     steps = round(PRIORITY_STEPS * math.log1p(max(0, submitted.priority)))
-    size = _crc(submitted.gang, submitted.gpus_per_node, submitted.gpu_model, submitted.tasks, steps)
-    why = _crc(queued.blocked, queued.reason.partition(",")[0])
+    size = _hash_facts(submitted.gang, submitted.gpus_per_node, submitted.gpu_model, submitted.tasks, steps)
+    why = _hash_facts(queued.blocked, queued.reason.partition(",")[0])
     return IssuedJob(submitted.attempt, what, size, why, bool(submitted.queues))
 
 
@@ -67,11 +67,13 @@ def corrected(
             submitted_ms = event.time_ms
             is_resized = bool(before.size and now.size) and before.size != now.size
             if before.submission != now.submission or is_resized:
-                event = msgspec.structs.replace(event, sequence=submitted_later(submitted_ms, now_ms))
+                event = msgspec.structs.replace(event, sequence=compute_submitted_sequence(submitted_ms, now_ms))
         elif isinstance(event, Queued) and before.waiting and before.waiting != now.waiting:
-            event = msgspec.structs.replace(event, sequence=queued_later(submitted_ms, now_ms), time_ms=now_ms)
+            event = msgspec.structs.replace(
+                event, sequence=compute_queued_sequence(submitted_ms, now_ms), time_ms=now_ms
+            )
         yield event
 
 
-def _crc(*facts: object) -> int:
+def _hash_facts(*facts: object) -> int:
     return zlib.crc32(repr(facts).encode("utf-8", "surrogatepass")) or 1

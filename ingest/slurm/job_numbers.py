@@ -141,13 +141,13 @@ def number_of(name: str) -> str:
     >>> number_of("500_7"), number_of("500_rest@1795645000"), number_of("13+1"), number_of("7@1795645000")
     ('500', '500', '13+1', '7')
     """
-    return slurm_id(name).partition("_")[0]
+    return parse_slurm_id(name).partition("_")[0]
 
 
-def slurm_id(name: str) -> str:
+def parse_slurm_id(name: str) -> str:
     """Return a job's id at Slurm.
 
-    >>> slurm_id("500_7@1795645000")
+    >>> parse_slurm_id("500_7@1795645000")
     '500_7'
     """
     return name.partition("@")[0]

@@ -25,11 +25,11 @@ import msgspec
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.ingest.inbox.event_body import split
-from fleetcast.ingest.inbox.job_events import malformed
-from fleetcast.ingest.slurm.fields import exit_code, limit_s, time_ms, wait_status
-from fleetcast.ingest.slurm.gres import resources_of
-from fleetcast.ingest.slurm.jobs import SlurmJob, job_id, node_list
-from fleetcast.ingest.slurm.json import number, read_queue
+from fleetcast.ingest.inbox.job_events import make_malformed_error
+from fleetcast.ingest.slurm.fields import exit_code, limit_s, split_wait_status, time_ms
+from fleetcast.ingest.slurm.gres import make_resource_fields
+from fleetcast.ingest.slurm.jobs import SlurmJob, expand_node_list, job_id
+from fleetcast.ingest.slurm.json import decode_queued_jobs, number
 from fleetcast.ingest.slurm.records import Read
 from fleetcast.ingest.slurm.shapes import Number
 
@@ -92,7 +92,7 @@ def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Rea
         read.take(lambda: [_parse_environment(variables, now_ms)])
         return read
     if text[:1] == b"{" and b'"jobs"' in text and b'"jobid"' not in text:
-        return read_queue(text)
+        return decode_queued_jobs(text)
     read = Read()
     if text[:1] in (b"{", b"["):
         for place, part in enumerate(split(text, {})):
@@ -120,7 +120,7 @@ def _parse_document(part: bytes) -> SlurmJob:
     try:
         row = _completed(part)
     except (ValueError, RecursionError) as error:
-        raise malformed(error, part, _completed) from None
+        raise make_malformed_error(error, part, _completed) from None
     id_, array, task = number(row.jobid), number(row.array_job_id) or 0, number(row.array_task_id)
     if id_ is None:
         raise RecordError("no_job_id", f"jobid {row.jobid!r}")
@@ -133,9 +133,9 @@ def _parse_document(part: bytes) -> SlurmJob:
             submit_ms=time_ms(row.submit, UTC),
             start_ms=time_ms(row.start, UTC),
             end_ms=time_ms(row.end, UTC),
-            nodes=node_list(row.nodes or ""),
+            nodes=expand_node_list(row.nodes or ""),
             node_count=number(row.total_nodes) or 0,
-            **resources_of(row.tres_alloc or row.tres_req or ""),
+            **make_resource_fields(row.tres_alloc or row.tres_req or ""),
             user=row.username or "",
             group=row.groupname or "",
             account=row.account or "",
@@ -146,7 +146,7 @@ def _parse_document(part: bytes) -> SlurmJob:
             limit_s=float(limit) if limit else None,
             cpus=number(row.total_cpus),
             reason=row.state_reason_prev or "",
-            status=exit_code(code) if isinstance(code, str) else wait_status(code or 0),
+            status=exit_code(code) if isinstance(code, str) else split_wait_status(code or 0),
         )
     )
 
@@ -205,9 +205,9 @@ def _parse_script_environment(row: Mapping[str, str], zone: tzinfo | None) -> Sl
             submit_ms=time_ms(row.get("SUBMIT", ""), zone),
             start_ms=time_ms(row.get("START", ""), zone),
             end_ms=time_ms(row.get("END", ""), zone),
-            nodes=node_list(row.get("NODES", "")),
+            nodes=expand_node_list(row.get("NODES", "")),
             node_count=_whole(row, "NODECNT") or 0,
-            **resources_of(row.get("TRES", "")),
+            **make_resource_fields(row.get("TRES", "")),
             user=row.get("USERNAME", ""),
             group=row.get("GROUPNAME", ""),
             account=row.get("ACCOUNT", ""),
@@ -248,7 +248,7 @@ def _parse_hook_environment(row: Mapping[str, str], now_ms: int) -> SlurmJob:
         attempt=None if restarts is None else min(restarts, 1_000_000) + 1,
         start_ms=now_ms if starts else None,
         end_ms=None if starts else now_ms,
-        nodes=node_list(row.get("SLURM_JOB_NODELIST", "")),
+        nodes=expand_node_list(row.get("SLURM_JOB_NODELIST", "")),
         status=status,
     )
 

@@ -20,7 +20,7 @@ from fleetcast.ingest.node_names import expand_nodes
 from fleetcast.ingest.slurm.failures import ENDED as ENDED_STATES
 from fleetcast.ingest.slurm.failures import UNEXPLAINED, category
 from fleetcast.ingest.slurm.fields import WaitingTasks, label, model_name
-from fleetcast.ingest.slurm.gres import MAX_GPUS, MPS_OF_A_GPU, HeldShards, mig_profile, without_profile
+from fleetcast.ingest.slurm.gres import MAX_GPUS, MPS_OF_A_GPU, HeldShards, mig_profile, strip_mig_profile
 from fleetcast.ingest.slurm.reasons import is_blocked
 
 HOLDS = frozenset(
@@ -177,7 +177,7 @@ def _events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
 
 def _make_submitted_event(job: SlurmJob, site: Site) -> Submitted:
     gang, per_node, share = shape(job, site)
-    profile, model = mig_profile(job.gpu_kind), without_profile(job.gpu_kind)
+    profile, model = mig_profile(job.gpu_kind), strip_mig_profile(job.gpu_kind)
     partitions = tuple(dict.fromkeys(filter(None, map(label, job.partition.split(",")))))[:MAX_QUEUES]
     places = {*partitions, job.qos, job.account}
     classes = [site.classes[place] for place in (job.qos, *partitions, job.account) if place in site.classes]
@@ -286,7 +286,7 @@ def _end(job: SlurmJob, name: str) -> JobEvent:
     )
 
 
-def rest_is_named(name: str, time_ms: int) -> Finished:
+def make_rest_finished_event(name: str, time_ms: int) -> Finished:
     """Return the end of the record that stood for an array's further tasks.
 
     All of these tasks now have their own names or no longer exist.
@@ -306,7 +306,7 @@ def requeued(name: str, attempt: int, time_ms: int) -> Failed:
 _lists: dict[str, tuple[str, ...]] = {}  # short ones, by text: polls repeat themselves
 
 
-def node_list(text: str) -> tuple[str, ...]:
+def expand_node_list(text: str) -> tuple[str, ...]:
     """Return the names in a list such as `n[1-4],m7`. Raises RecordError bad_nodes."""
     if (known := _lists.get(text)) is not None:
         return known

@@ -16,12 +16,12 @@ from typing import TypeVar
 import msgspec
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.ingest.inbox.job_events import YEAR_2000_MS, malformed
-from fleetcast.ingest.slurm.fields import WaitingTasks, size_gib, tasks, tres, wait_status
-from fleetcast.ingest.slurm.gres import read_gres, resources_of
-from fleetcast.ingest.slurm.jobs import SlurmJob, each_task, job_id, node_list
+from fleetcast.ingest.inbox.job_events import YEAR_2000_MS, make_malformed_error
+from fleetcast.ingest.slurm.fields import WaitingTasks, parse_size_gib, split_wait_status, tasks, tres
+from fleetcast.ingest.slurm.gres import make_resource_fields, read_gres
+from fleetcast.ingest.slurm.jobs import SlurmJob, each_task, expand_node_list, job_id
 from fleetcast.ingest.slurm.nodes import SlurmNode
-from fleetcast.ingest.slurm.records import Read, with_text
+from fleetcast.ingest.slurm.records import Read, replace_invalid_text
 from fleetcast.ingest.slurm.shapes import (
     Accounted,
     Amount,
@@ -51,17 +51,19 @@ _node = msgspec.json.Decoder(NodeInfo).decode
 _group = msgspec.json.Decoder(NodeGroup).decode
 
 
-def read_queue(body: bytes) -> Read[SlurmJob]:
+def decode_queued_jobs(body: bytes) -> Read[SlurmJob]:
     """Read the jobs of `squeue --json`. A body of another form gives one error."""
-    return report_cut(_read(body, "jobs", SlurmQueued, lambda raw: _convert_queued_job(_typed(_queued, raw))))
+    return report_cut_arrays(_read(body, "jobs", SlurmQueued, lambda raw: _convert_queued_job(_typed(_queued, raw))))
 
 
-def read_accounting(body: bytes) -> Read[SlurmJob]:
+def decode_accounted_jobs(body: bytes) -> Read[SlurmJob]:
     """Read the jobs of `sacct --json`, without their steps."""
-    return report_cut(_read(body, "jobs", Accounted, lambda raw: _convert_accounted_job(_typed(_accounted, raw))))
+    return report_cut_arrays(
+        _read(body, "jobs", Accounted, lambda raw: _convert_accounted_job(_typed(_accounted, raw)))
+    )
 
 
-def report_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
+def report_cut_arrays(read: Read[SlurmJob]) -> Read[SlurmJob]:
     """Add an error for each array whose list of tasks is cut or unreadable.
 
     Readable tasks count. An array without any readable task counts as one task.
@@ -89,9 +91,9 @@ def _read(body: bytes, key: str, kind: type[msgspec.Struct], make: Callable[[byt
     try:
         answer = _answer(body)
     except (ValueError, RecursionError) as error:
-        mended = with_text(body)
+        mended = replace_invalid_text(body)
         if mended is None:
-            read.bad.append(malformed(error, body, _answer))
+            read.bad.append(make_malformed_error(error, body, _answer))
             return read
         read = _read(mended, key, kind, make)
         read.replaced += 1
@@ -111,7 +113,7 @@ def _typed(decode: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
     try:
         return decode(raw)
     except (ValueError, RecursionError) as error:
-        raise malformed(error, raw, decode) from None
+        raise make_malformed_error(error, raw, decode) from None
 
 
 def number(value: Number, most: float = MAX_NUMBER) -> int | None:
@@ -138,7 +140,7 @@ def _uppercase_words(value: Words) -> tuple[str, ...]:
 
 def _status(value: int | Exit | None) -> tuple[int, int]:
     if not isinstance(value, Exit):
-        return wait_status(value or 0)
+        return split_wait_status(value or 0)
     signal = value.signal
     return number(value.return_code, 65_535) or 0, (
         number(signal.id, 255) or number(signal.signal_id, 255) or 0 if signal else 0
@@ -163,9 +165,9 @@ def _convert_queued_job(row: SlurmQueued) -> list[SlurmJob]:
         start_ms=_ms(row.start_time),
         end_ms=_ms(row.end_time),
         resize_ms=_ms(row.resize_time),
-        nodes=node_list(row.nodes or ""),
+        nodes=expand_node_list(row.nodes or ""),
         node_count=number(row.node_count) or 0,
-        **resources_of(
+        **make_resource_fields(
             had,
             asked,
             per_node=row.tres_per_node or "",
@@ -184,7 +186,7 @@ def _convert_queued_job(row: SlurmQueued) -> list[SlurmJob]:
         priority=number(row.priority),
         limit_s=_limit_s(row.time_limit),
         cpus=number(row.cpus),
-        memory_gib=size_gib(tres(asked or had, "mem")),
+        memory_gib=parse_size_gib(tres(asked or had, "mem")),
         reason=row.state_reason or "",
         comment="; ".join(part for part in comments if part),
         status=_status(row.exit_code),
@@ -193,10 +195,10 @@ def _convert_queued_job(row: SlurmQueued) -> list[SlurmJob]:
     return each_task(job, array, waiting) if text and array and task is None else [job]
 
 
-def _tres_text(rows: list[Tres]) -> str:
+def _format_gpu_tres(rows: list[Tres]) -> str:
     """Format the GPUs of a list of TRES like Slurm's text.
 
-    >>> _tres_text([Tres("gres", "gpu:a100", 4), Tres("cpu", None, 2)])
+    >>> _format_gpu_tres([Tres("gres", "gpu:a100", 4), Tres("cpu", None, 2)])
     'gres/gpu:a100=4'
     """
     return ",".join(f"gres/{row.name}={row.count or 0}" for row in rows if row.type == "gres" and row.name)
@@ -217,9 +219,9 @@ def _convert_accounted_job(row: Accounted) -> list[SlurmJob]:
         submit_ms=_ms(times.submission),
         start_ms=_ms(times.start),
         end_ms=_ms(times.end),
-        nodes=node_list(row.nodes or ""),
+        nodes=expand_node_list(row.nodes or ""),
         node_count=number(row.allocation_nodes) or 0,
-        **resources_of(_tres_text(row.tres.allocated), _tres_text(row.tres.requested)),
+        **make_resource_fields(_format_gpu_tres(row.tres.allocated), _format_gpu_tres(row.tres.requested)),
         user=row.user or "",
         group=row.group or "",
         account=row.account or "",
@@ -254,7 +256,7 @@ def _of_node(row: NodeInfo) -> list[SlurmNode]:
         cpus=number(row.cpus, MAX_CPUS) or 0,
         memory_gib=round((number(row.real_memory) or 0) / 1024, 3),
     )
-    names = node_list(row.name)
+    names = expand_node_list(row.name)
     return [replace(one, name=name) for name in names] if len(names) == 1 else _copy_node_per_name(one, names)
 
 
@@ -269,7 +271,7 @@ def _convert_node_group(group: NodeGroup) -> list[SlurmNode]:
     stated_ms = _ms(stated.time) if isinstance(stated, SlurmReason) else None
     states = _uppercase_words(group.node.state)
     names, hosts, addresses = (
-        [name for entry in entries for name in node_list(entry)]
+        [name for entry in entries for name in expand_node_list(entry)]
         for entries in (group.nodes.nodes, group.nodes.hostnames, group.nodes.addresses)
     )
     gres = read_gres(group.gres.total or "")

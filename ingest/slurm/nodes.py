@@ -16,7 +16,7 @@ from fleetcast.fleet.requests import WHOLE_GPU
 from fleetcast.fleet.topology import Level, NodeSpec
 from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS
 from fleetcast.ingest.slurm.fields import label, model_name
-from fleetcast.ingest.slurm.gres import MAX_GPUS, NO_GRES, Gres, without_profile
+from fleetcast.ingest.slurm.gres import MAX_GPUS, NO_GRES, Gres, strip_mig_profile
 
 Conditions = dict[str, int]  # condition -> when it began, Unix ms
 
@@ -74,7 +74,7 @@ class SlurmNode:
 
     def spec(self) -> NodeSpec:
         """Return the hardware of the node. NVLink joins its own GPUs, as far as Slurm knows."""
-        kind = without_profile(self.gres.kind)
+        kind = strip_mig_profile(self.gres.kind)
         others = (name for name in self.other_names if name != self.name and is_node_name(name))
         return NodeSpec(
             name=self.name,
@@ -99,7 +99,7 @@ class SlurmNode:
         return sorted(found, key=_NUMBER.__getitem__)
 
 
-def node_specs(nodes: Iterable[SlurmNode]) -> dict[str, NodeSpec]:
+def make_node_specs(nodes: Iterable[SlurmNode]) -> dict[str, NodeSpec]:
     """Return the nodes with GPUs by name. Nodes in state FUTURE are left out."""
     return {node.name: node.spec() for node in nodes if node.gres.gpus and node.states[:1] != ("FUTURE",)}
 

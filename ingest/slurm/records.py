@@ -47,7 +47,7 @@ class Read(Generic[Parsed]):
         """Add the rows of a JSON record. If it is unreadable, try again with invalid bytes replaced."""
         errors = len(self.bad)
         self.take(lambda: make(record))
-        if len(self.bad) == errors or (mended := with_text(record)) is None:
+        if len(self.bad) == errors or (mended := replace_invalid_text(record)) is None:
             return
         first = self.bad.pop()
         rows = len(self.rows)
@@ -58,7 +58,7 @@ class Read(Generic[Parsed]):
             self.bad[errors:] = [first]
 
 
-def with_text(record: bytes) -> bytes | None:
+def replace_invalid_text(record: bytes) -> bytes | None:
     """Return a JSON document with its invalid text replaced.
 
     Returns None if nothing had to be replaced, or if it is not JSON even then.
@@ -96,7 +96,7 @@ def _is_valid_json(record: bytes) -> bool:
     return True
 
 
-def count_replaced(body: bytes) -> int:
+def count_invalid_lines(body: bytes) -> int:
     """Count the lines of a text that are not valid UTF-8."""
     try:
         body.decode("utf-8")

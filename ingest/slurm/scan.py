@@ -80,7 +80,7 @@ class JobScan:
         ignored = {SkipRule.NOT_USED: self.without_gpus, SkipRule.REPEATED: self.repeated}
         return RecordTally(self.read + nodes, refused, {rule: count for rule, count in ignored.items() if count})
 
-    def count_too(self, other: "JobScan") -> None:
+    def add_counts(self, other: "JobScan") -> None:
         """Count the records of another answer of the same poll as well."""
         self.read += other.read
         self.without_gpus += other.without_gpus

@@ -26,9 +26,9 @@ from fleetcast.fleet.topology import NodeSpec
 from fleetcast.ingest.slurm import json as slurm_json
 from fleetcast.ingest.slurm import text as slurm_text
 from fleetcast.ingest.slurm.issued import IssuedJob
-from fleetcast.ingest.slurm.job_numbers import JobNumbers, NumberedJob, slurm_id
-from fleetcast.ingest.slurm.jobs import REST, Site, SlurmJob, requeued, rest_is_named
-from fleetcast.ingest.slurm.nodes import Conditions, SlurmNode, changes, node_specs, numbered_gpus, shares_of_gpu
+from fleetcast.ingest.slurm.job_numbers import JobNumbers, NumberedJob, parse_slurm_id
+from fleetcast.ingest.slurm.jobs import REST, Site, SlurmJob, make_rest_finished_event, requeued
+from fleetcast.ingest.slurm.nodes import Conditions, SlurmNode, changes, make_node_specs, numbered_gpus, shares_of_gpu
 from fleetcast.ingest.slurm.records import Read
 from fleetcast.ingest.slurm.scan import Identity, JobScan, identity, number_attempts
 from fleetcast.ingest.source import Batch, Source, read_options
@@ -64,7 +64,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_jobs: bool = False
 
 
-def check_options(options: SlurmOptions) -> Site:
+def read_site_options(options: SlurmOptions) -> Site:
     """Return the site that the options describe. Raises ConfigError with the key, value and expectation."""
     if options.url and options.folder:
         raise ConfigError("pipeline.sources slurm: url and folder exclude each other")
@@ -94,7 +94,7 @@ def check_options(options: SlurmOptions) -> Site:
     return Site(options.prefix, options.cluster, classes, frozenset(options.preemptible), options.cpu_jobs)
 
 
-def open_client(options: SlurmOptions) -> SlurmClient:
+def open_slurm_client(options: SlurmOptions) -> SlurmClient:
     if options.folder:
         return SlurmFolder(Path(options.folder))
     if options.url:
@@ -105,7 +105,7 @@ def open_client(options: SlurmOptions) -> SlurmClient:
 def decode_jobs(body: bytes, accounting: bool = False) -> Read[SlurmJob]:
     """Decode jobs from JSON or text. The first byte decides the form."""
     if body.lstrip()[:1] == b"{":
-        return slurm_json.read_accounting(body) if accounting else slurm_json.read_queue(body)
+        return slurm_json.decode_accounted_jobs(body) if accounting else slurm_json.decode_queued_jobs(body)
     return slurm_text.read_jobs(body)
 
 
@@ -155,9 +155,9 @@ class SlurmSource(Source):
     ) -> None:
         self.options = read_options("slurm", options, SlurmOptions)
         self.name = self.options.name
-        self._site = check_options(self.options)
+        self._site = read_site_options(self.options)
         self._clock = clock
-        self._client = client or open_client(self.options)
+        self._client = client or open_slurm_client(self.options)
         self._state = PollState()
         self._due_ms = self._accounts_due_ms = -(2**62)  # of the steady clock
         self._without_accounts = False
@@ -253,7 +253,7 @@ class SlurmSource(Source):
         _record_missing_attempts(state, scan)
         bad = [*queue.bad, *scan.bad]
         events = [*scan.fresh, *_end_unlisted_rests(state, scan)] + await self._accounts(state, scan, bad)
-        if nodes_body and (specs := node_specs(nodes.rows)) != self._specs:
+        if nodes_body and (specs := make_node_specs(nodes.rows)) != self._specs:
             self._specs = specs
         node_events = _follow(state, nodes.rows, self.name, now_ms)
         bad += nodes.bad
@@ -276,8 +276,8 @@ class SlurmSource(Source):
             if self.options.accounting_s and not self._without_accounts:
                 events += await self._poll_recent_accounts(state, scan, bad)
             if state.gone and not self._without_accounts:
-                names = [slurm_id(job.removeprefix(self._site.prefix)) for job in state.gone]
-                found = await self._ask_accounts((0, names), state, scan, bad)
+                names = [parse_slurm_id(job.removeprefix(self._site.prefix)) for job in state.gone]
+                found = await self._query_accounts((0, names), state, scan, bad)
                 events += found.fresh
         except NoAccounting as error:
             self._without_accounts = True
@@ -291,13 +291,13 @@ class SlurmSource(Source):
         if self._clock.steady_ms() < self._accounts_due_ms:
             return []
         since_ms = state.since_ms or scan.now_ms - round(self.options.lookback_s * 1000)
-        found = await self._ask_accounts((max(0, scan.now_ms - since_ms) // 1000 + OVERLAP_S, ()), state, scan, bad)
+        found = await self._query_accounts((max(0, scan.now_ms - since_ms) // 1000 + OVERLAP_S, ()), state, scan, bad)
         events = [event for event in found.fresh if identity(event) not in state.accounted]
         state.accounted, state.since_ms = found.issued, scan.now_ms
         self._accounts_due_ms = self._clock.steady_ms() + round(self.options.accounting_s * 1000)
         return events
 
-    async def _ask_accounts(
+    async def _query_accounts(
         self, which: tuple[int, Sequence[str]], state: PollState, scan: JobScan, bad: list[RecordError]
     ) -> JobScan:
         """Return the accounts' answer for `which`, in the form that the client accepts.
@@ -316,7 +316,7 @@ class SlurmSource(Source):
             found.repeated += len(read.rows) - len(rows)
             await asyncio.to_thread(found.take, rows, issued, is_queue=False)
         bad += found.bad
-        scan.count_too(found)
+        scan.add_counts(found)
         state.gone = {job: row for job, row in state.gone.items() if (job, row[0]) not in found.ended}
         return found
 
@@ -342,14 +342,14 @@ def _check_answer(read: Read[Parsed], what: str) -> Read[Parsed]:
 
 def _end_unlisted_rests(state: PollState, scan: JobScan) -> list[JobEvent]:
     """Return the ends of records for further tasks of an array that Slurm no longer lists."""
-    rests = (job for job in state.live if slurm_id(job).endswith(REST))
-    return [rest_is_named(job, scan.now_ms) for job in rests if job not in scan.attempts]
+    rests = (job for job in state.live if parse_slurm_id(job).endswith(REST))
+    return [make_rest_finished_event(job, scan.now_ms) for job in rests if job not in scan.attempts]
 
 
 def _record_missing_attempts(state: PollState, scan: JobScan) -> None:
     """Record attempts without a known end: of jobs that are gone, or that have a later attempt."""
     for job, attempt in state.live.items():
-        if slurm_id(job).endswith(REST):
+        if parse_slurm_id(job).endswith(REST):
             continue
         if scan.attempts.get(job, 0) != attempt and (job, attempt) not in scan.ended:
             state.gone.setdefault(job, (attempt, scan.now_ms))

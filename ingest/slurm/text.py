@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.ingest.slurm.failures import ENDED
-from fleetcast.ingest.slurm.fields import exit_code, limit_s, size_gib, tasks, time_ms, tres, wait_status
-from fleetcast.ingest.slurm.gres import read_gres, resources_of
-from fleetcast.ingest.slurm.jobs import HOLDS, WAITS, SlurmJob, each_task, node_list
-from fleetcast.ingest.slurm.json import report_cut
+from fleetcast.ingest.slurm.fields import exit_code, limit_s, parse_size_gib, split_wait_status, tasks, time_ms, tres
+from fleetcast.ingest.slurm.gres import make_resource_fields, read_gres
+from fleetcast.ingest.slurm.jobs import HOLDS, WAITS, SlurmJob, each_task, expand_node_list
+from fleetcast.ingest.slurm.json import report_cut_arrays
 from fleetcast.ingest.slurm.nodes import SlurmNode
-from fleetcast.ingest.slurm.records import Read, count_replaced
+from fleetcast.ingest.slurm.records import Read, count_invalid_lines
 
 MOST_LINES = 64  # of one record
 FREE_TEXT = ("JobName", "NAME", "REASON", "Comment")
@@ -48,7 +48,7 @@ Parsed = TypeVar("Parsed")
 
 def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
     """Read the jobs of `sacct -P` or `squeue -O` with a header. `zone`: the zone of their local times."""
-    read = report_cut(_read(body, ("JobID", "JOBID"), lambda row: _job(row, zone)))
+    read = report_cut_arrays(_read(body, ("JobID", "JOBID"), lambda row: _job(row, zone)))
     if b"JOBID" in body[:4096].lstrip().partition(b"\n")[0]:  # of squeue; accounts have a line an attempt
         _drop_doubled_jobs(read)
     return read
@@ -75,7 +75,7 @@ def read_nodes(body: bytes, zone: tzinfo | None = None) -> Read[SlurmNode]:
 
 def _read(body: bytes, keys: tuple[str, ...], make: Callable[[Row], list[Parsed]]) -> Read[Parsed]:
     read: Read[Parsed] = Read()
-    read.replaced = count_replaced(body)
+    read.replaced = count_invalid_lines(body)
     for row in _rows(body, keys):
         if isinstance(row, RecordError):
             read.bad.append(row)
@@ -140,7 +140,7 @@ def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
     if "." in name.partition("[")[0]:  # in brackets, dots end a list of tasks that Slurm cut
         return []
     asked, had = _first(row, "ReqTRES"), _first(row, "AllocTRES", "TRES_ALLOC")
-    resources = resources_of(
+    resources = make_resource_fields(
         had or _first(row, "AllocGRES"),
         asked,
         per_node=_first(row, "TRES_PER_NODE", "ReqGRES"),
@@ -157,7 +157,7 @@ def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
         start_ms=time_ms(_first(row, "Start", "START_TIME"), zone),
         end_ms=time_ms(_first(row, "End", "END_TIME"), zone),
         resize_ms=time_ms(_first(row, "RESIZE_TIME"), zone),
-        nodes=node_list(_first(row, "NodeList", "NODELIST")),
+        nodes=expand_node_list(_first(row, "NodeList", "NODELIST")),
         node_count=_whole(_first(row, "NNodes", "ReqNodes", "NODES")) or 0,
         **resources,
         user=_first(row, "User", "USER"),
@@ -170,7 +170,7 @@ def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
         priority=_whole(_first(row, "Priority", "PRIORITY")),
         limit_s=limit_s(_first(row, "TimelimitRaw", "Timelimit", "TIME_LIMIT")),
         cpus=_whole(_first(row, "ReqCPUS", "CPUS")),
-        memory_gib=size_gib(tres(asked or had, "mem")),
+        memory_gib=parse_size_gib(tres(asked or had, "mem")),
         reason=_first(row, "Reason", "REASON"),
         comment="; ".join(row[name] for name in ("Comment", "AdminComment", "SystemComment") if row.get(name)),
         status=_status(_first(row, "ExitCode", "EXIT_CODE")),
@@ -186,7 +186,7 @@ def _whole(text: str) -> int | None:
 
 
 def _status(text: str) -> tuple[int, int]:
-    return exit_code(text) if ":" in text else wait_status(_whole(text) or 0)
+    return exit_code(text) if ":" in text else split_wait_status(_whole(text) or 0)
 
 
 def _states(text: str) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ def _states(text: str) -> tuple[str, ...]:
 
 
 def _nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
-    names = node_list(_first(row, "NODELIST", "HOSTNAMES"))
+    names = expand_node_list(_first(row, "NODELIST", "HOSTNAMES"))
     states = _states(_first(row, "STATECOMPLETE", "STATE"))
     reason = _first(row, "REASON")
     stated_ms = time_ms(_first(row, "TIMESTAMP"), zone)

@@ -19,14 +19,14 @@ from fleetcast.fleet.decode_faults import explain
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.topology import Device, Level, NodeSpec
 from fleetcast.ingest.node_names import MAX_NODES, check_name, too_many
-from fleetcast.ingest.topology.ibnetdiscover import Fabric, cabled_devices
+from fleetcast.ingest.topology.ibnetdiscover import Fabric, list_cabled_devices
 
 
-def fabric_nodes(fabric: Fabric) -> list[NodeSpec]:
+def make_fabric_nodes(fabric: Fabric) -> list[NodeSpec]:
     """Return the nodes of an ibnetdiscover output. Raises ConfigError if it names none."""
     leaves: dict[str, set[str]] = {}
     devices: dict[str, dict[str, Device]] = {}
-    for host, device, leaf, bytes_per_s in cabled_devices(fabric):
+    for host, device, leaf, bytes_per_s in list_cabled_devices(fabric):
         leaves.setdefault(host, set()).add(leaf)
         devices.setdefault(host, {}).setdefault(device, Device(device, bytes_per_s=bytes_per_s))
     above = _above(fabric, set().union(*leaves.values()))
@@ -50,13 +50,13 @@ def _above(fabric: Fabric, leaves: set[str]) -> dict[str, set[str]]:
 
 def _assign_rails(devices: Iterable[Device]) -> tuple[Device, ...]:
     """Return devices in the order of their numbers, with rails. A single device has no rail."""
-    ordered = sorted(devices, key=lambda device: _natural_sort_key(device.name))
+    ordered = sorted(devices, key=lambda device: _make_natural_sort_key(device.name))
     if len(ordered) == 1:
         return tuple(ordered)
     return tuple(Device(device.name, rail=rail, bytes_per_s=device.bytes_per_s) for rail, device in enumerate(ordered))
 
 
-def _natural_sort_key(name: str) -> tuple[str, int]:
+def _make_natural_sort_key(name: str) -> tuple[str, int]:
     digits = re.search(r"\d{1,9}$", name)
     return (name[: digits.start()], int(digits.group())) if digits else (name, -1)
 
@@ -134,7 +134,7 @@ class _Compute(msgspec.Struct):
     GpuIDList: list[str] = []
 
 
-def is_netq(document: Any) -> bool:
+def is_netq_document(document: Any) -> bool:
     """Return whether a document is a list of NetQ's graphs or compute nodes.
 
     These are topologyGraph.json and computeNodes.json.
@@ -143,7 +143,7 @@ def is_netq(document: Any) -> bool:
     return isinstance(first, dict) and ({"links", "nodes"} <= first.keys() or {"Name", "DomainUUID"} <= first.keys())
 
 
-def netq_nodes(document: Any) -> list[NodeSpec]:
+def make_netq_nodes(document: Any) -> list[NodeSpec]:
     """Return the nodes of either NetQ document. Raises ConfigError."""
     try:
         if "Name" in document[0]:

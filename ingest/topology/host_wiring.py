@@ -31,13 +31,13 @@ GRAPHS, UNSAID, HOST = "graphs", "unsaid", "host"
 _GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0300"), ("0x0207", "0x0200")
 
 
-def is_matrix(text: str) -> bool:
+def is_topo_matrix(text: str) -> bool:
     """Return whether a text is a matrix of `nvidia-smi topo`, with tabs or a terminal's spaces."""
     plain = _ESCAPES.sub("", text[:8192])
     return _HEADER.search(plain) is not None and "ROCm" not in plain
 
 
-def parse_matrix(text: str) -> tuple[Device, ...]:
+def parse_topo_matrix(text: str) -> tuple[Device, ...]:
     """Return the adapters in a matrix of `nvidia-smi topo -m`.
 
     Raises ConfigError if it is cut, mixed up or a matrix of `-p2p`.
@@ -138,13 +138,13 @@ class _Bus:
     children: list["_Bus"] = field(default_factory=list)
 
 
-def is_nccl(text: str) -> bool:
+def is_nccl_xml(text: str) -> bool:
     return text[:4096].lstrip("\ufeff \t\r\n").startswith("<") and (
         "<system" in text[:8192] or "<graphs" in text[:8192]
     )
 
 
-def parse_nccl(text: str) -> tuple[Device, ...]:
+def parse_nccl_xml(text: str) -> tuple[Device, ...]:
     """Return the adapters of an NCCL topology XML.
 
     Returns none if the XML omits the kinds of its devices, or is one of NCCL's graphs. A dump of a domain that

@@ -98,12 +98,12 @@ def parse_ibnetdiscover(text: str) -> Fabric:
     return fabric
 
 
-def adapter_of(description: str) -> FabricAdapter:
+def parse_adapter(description: str) -> FabricAdapter:
     """Return the adapter that a description names.
 
-    >>> adapter_of("n001 mlx5_3"), adapter_of("n001 HCA-4").device
+    >>> parse_adapter("n001 mlx5_3"), parse_adapter("n001 HCA-4").device
     (FabricAdapter(host='n001', device='mlx5_3'), 'mlx5_3')
-    >>> adapter_of("MT4129 ConnectX7   Mellanox Technologies")
+    >>> parse_adapter("MT4129 ConnectX7   Mellanox Technologies")
     FabricAdapter(host='', device='')
     """
     match = _OWNED.fullmatch(description)
@@ -118,17 +118,17 @@ def adapter_of(description: str) -> FabricAdapter:
 
 def _add_device(fabric: Fabric, is_switch: bool, guid: str, description: str) -> str:
     if is_switch:
-        fabric.switches[guid] = switch_name(description) or guid
+        fabric.switches[guid] = parse_switch_name(description) or guid
     else:
-        adapter = adapter_of(description)
+        adapter = parse_adapter(description)
         fabric.adapters[guid] = FabricAdapter(check_name(adapter.host), adapter.device) if adapter.host else adapter
     return guid
 
 
-def switch_name(description: str) -> str:
+def parse_switch_name(description: str) -> str:
     """Return the name of a switch.
 
-    >>> switch_name("MF0;leaf-04:MQM9701/U1"), switch_name("leaf01")
+    >>> parse_switch_name("MF0;leaf-04:MQM9701/U1"), parse_switch_name("leaf01")
     ('leaf-04', 'leaf01')
     """
     return description.removeprefix("MF0;").split(":", 1)[0].strip().replace(" ", "_").replace("/", "_")
@@ -163,7 +163,7 @@ def _add_report_line(fabric: Fabric, match: re.Match[str]) -> None:
     fabric.links[guid, int(port)] = Link(peer, int(peer_port), _speed(lanes, speed))
 
 
-def cabled_devices(fabric: Fabric) -> Iterator[tuple[str, str, str, float]]:
+def list_cabled_devices(fabric: Fabric) -> Iterator[tuple[str, str, str, float]]:
     """Yield (host, device, GUID of its leaf switch, bytes/s) for each cabled adapter port of a host."""
     for (guid, _), link in sorted(fabric.links.items()):
         adapter = fabric.adapters.get(guid)

@@ -47,11 +47,11 @@ def kubernetes_node(item: Any) -> NodeSpec:
         annotations = metadata.get("annotations") or {}
     except (KeyError, TypeError, AttributeError, msgspec.ValidationError):
         raise ConfigError(f"an item is no Kubernetes node: {str(item)[:80]}") from None
-    labels = label_table(metadata.get("labels") or {}, name)
-    return node_from_labels(name, labels, label_table(capacity, name), label_table(annotations, name))
+    labels = make_label_table(metadata.get("labels") or {}, name)
+    return make_node_from_labels(name, labels, make_label_table(capacity, name), make_label_table(annotations, name))
 
 
-def label_table(value: Any, name: object) -> dict[str, str]:
+def make_label_table(value: Any, name: object) -> dict[str, str]:
     """Convert a value to a table of texts. Raises ConfigError."""
     try:
         return msgspec.convert(value, dict[str, str])
@@ -59,7 +59,7 @@ def label_table(value: Any, name: object) -> dict[str, str]:
         raise ConfigError(f"labels of {name!r}: {explain(error, dict[str, str], value).sentence}") from None
 
 
-def node_from_labels(
+def make_node_from_labels(
     name: str,
     labels: Mapping[str, str],
     capacity: Mapping[str, str] | None = None,
@@ -69,7 +69,7 @@ def node_from_labels(
 
     Raises ConfigError on a bad number.
 
-    >>> node_from_labels("n1", {"nvidia.com/gpu.clique": "c.7"}).domains[Level.NVLINK_DOMAIN]
+    >>> make_node_from_labels("n1", {"nvidia.com/gpu.clique": "c.7"}).domains[Level.NVLINK_DOMAIN]
     'c.7'
     """
     domains = {Level.NVLINK_DOMAIN: check_name(name)}

@@ -18,14 +18,20 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.toml_lines import decode_toml
 from fleetcast.fleet.topology import Device, Level, NodeSpec, Topology
 from fleetcast.fleet.yaml_text import read_yaml
-from fleetcast.ingest.node_names import MAX_NODES, check_part, expand_nodes, too_many
-from fleetcast.ingest.topology.fabric_topology import fabric_nodes, is_netq, netq_nodes
-from fleetcast.ingest.topology.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
+from fleetcast.ingest.node_names import MAX_NODES, check_name_part, expand_nodes, too_many
+from fleetcast.ingest.topology.fabric_topology import is_netq_document, make_fabric_nodes, make_netq_nodes
+from fleetcast.ingest.topology.host_wiring import is_nccl_xml, is_topo_matrix, parse_nccl_xml, parse_topo_matrix
 from fleetcast.ingest.topology.ibnetdiscover import is_ibnetdiscover, parse_ibnetdiscover
-from fleetcast.ingest.topology.kubernetes_nodes import MAX_CPUS, MAX_GIB, kubernetes_node, label_table, node_from_labels
-from fleetcast.ingest.topology.other_files import READ, what_bytes_are, what_document_is, what_it_is
+from fleetcast.ingest.topology.kubernetes_nodes import (
+    MAX_CPUS,
+    MAX_GIB,
+    kubernetes_node,
+    make_label_table,
+    make_node_from_labels,
+)
+from fleetcast.ingest.topology.other_files import READ, describe_bytes, describe_unread_document, describe_unread_file
 from fleetcast.ingest.topology.physical_gpus import MAX_GPUS
-from fleetcast.ingest.topology.slurm_topology import is_slurm, is_slurm_yaml, parse_slurm, parse_slurm_yaml
+from fleetcast.ingest.topology.slurm_topology import is_slurm_conf, is_slurm_yaml, parse_slurm_conf, parse_slurm_yaml
 
 _JSON = re.compile(r"\s*+(\{|\[\s*+\{)")
 _YAML = re.compile(r"^(?:---|- \S|[\w\"'./-]+:(?:\s|$))", re.MULTILINE)
@@ -74,7 +80,7 @@ def load_topology(path: Path) -> Topology:
         except OSError as error:
             raise ConfigError(f"cannot read topology {file}: {error}") from None
         except UnicodeDecodeError:
-            raise ConfigError(f"cannot read topology {file}: {what_bytes_are(content)}") from None
+            raise ConfigError(f"cannot read topology {file}: {describe_bytes(content)}") from None
         try:
             wiring = parse_wiring(text)
             if wiring is not None:
@@ -93,9 +99,9 @@ def load_topology(path: Path) -> Topology:
 
 def parse_wiring(text: str) -> tuple[Device, ...] | None:
     """Return the adapters in a text of a host's wiring, or None for any other text. Raises ConfigError."""
-    if is_nccl(text):
-        return parse_nccl(text)
-    return parse_matrix(text) if is_matrix(text) else None
+    if is_nccl_xml(text):
+        return parse_nccl_xml(text)
+    return parse_topo_matrix(text) if is_topo_matrix(text) else None
 
 
 def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
@@ -140,15 +146,15 @@ def _nodes_of(text: str) -> list[NodeSpec]:
     if _JSON.match(text):
         return parse_json(text)
     if is_ibnetdiscover(text):
-        return fabric_nodes(parse_ibnetdiscover(text))
-    if is_slurm(text):
-        return parse_slurm(text)
-    if what := what_it_is(text):
+        return make_fabric_nodes(parse_ibnetdiscover(text))
+    if is_slurm_conf(text):
+        return parse_slurm_conf(text)
+    if what := describe_unread_file(text):
         raise ConfigError(what)
     if _YAML.search(text[:65_536]) and not _TOML.search(text[:65_536]):
         return _read_yaml_nodes(text)
     try:
-        return parse_toml(text)
+        return parse_toml_nodes(text)
     except ConfigError as error:
         raise ConfigError(
             f"taken for our TOML: {error}" + ("" if _TOML.search(text) else f"; read are {READ}")
@@ -167,12 +173,12 @@ def _read_yaml_nodes(text: str) -> list[NodeSpec]:
     if is_slurm_yaml(document):
         return parse_slurm_yaml(document)
     if isinstance(document, dict) and ("kind" in document or all(isinstance(row, dict) for row in document.values())):
-        return nodes_of_document(document)
+        return read_document_nodes(document)
     expected = "Slurm's topology.yaml (a list of `topology:`), Kubernetes nodes or node labels"
     raise ConfigError(f"taken for YAML: expected {expected}; read are {READ}")
 
 
-def parse_toml(text: str) -> list[NodeSpec]:
+def parse_toml_nodes(text: str) -> list[NodeSpec]:
     racks = decode_toml(text, _Racks).rack
     if not racks:
         raise ConfigError("it names no [[rack]]")
@@ -214,7 +220,7 @@ def _make_rack_nodes(rack: Rack) -> list[NodeSpec]:
 
 
 def _check_rack(rack: Rack) -> None:
-    check_part(rack.name)
+    check_name_part(rack.name)
     if not 0 <= rack.gpus <= MAX_GPUS:
         raise ConfigError(f"rack {rack.name!r}: gpus = {rack.gpus}, expected 0 to {MAX_GPUS}")
     for key, most in (("gpu_memory_gib", MAX_GIB), ("cpus", MAX_CPUS), ("host_memory_gib", MAX_GIB)):
@@ -233,13 +239,13 @@ def parse_json(text: str) -> list[NodeSpec]:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"not valid JSON: {error}") from None
-    return nodes_of_document(document)
+    return read_document_nodes(document)
 
 
-def nodes_of_document(document: Any) -> list[NodeSpec]:
+def read_document_nodes(document: Any) -> list[NodeSpec]:
     """Return the nodes of a decoded JSON or YAML document. Raises ConfigError."""
-    if is_netq(document):
-        return netq_nodes(document)
+    if is_netq_document(document):
+        return make_netq_nodes(document)
     if is_slurm_yaml(document):
         return parse_slurm_yaml(document)
     if not isinstance(document, dict):
@@ -249,9 +255,9 @@ def nodes_of_document(document: Any) -> list[NodeSpec]:
     if not isinstance(document.get("items"), list):
         if "kind" in document and "apiVersion" in document:
             raise _make_wrong_kind_error(document)
-        if what := what_document_is(document):
+        if what := describe_unread_document(document):
             raise ConfigError(what)
-        return [node_from_labels(str(name), label_table(labels, name)) for name, labels in document.items()]
+        return [make_node_from_labels(str(name), make_label_table(labels, name)) for name, labels in document.items()]
     for item in document["items"]:
         if isinstance(item, dict) and item.get("kind", "Node") != "Node":
             raise _make_wrong_kind_error(item)

@@ -26,10 +26,10 @@ _SIGNS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def what_it_is(text: str) -> str:
+def describe_unread_file(text: str) -> str:
     """Return a sentence about a file of a known kind that is not read, or "" for an unknown one.
 
-    >>> what_it_is("CA \'mlx5_0\'\\n\\tCA type: MT4129\\n")
+    >>> describe_unread_file("CA \'mlx5_0\'\\n\\tCA type: MT4129\\n")
     'it looks like `ibstat`, which is not read; missing is the fabric: `ibnetdiscover`'
     """
     head = text[:8192]
@@ -53,10 +53,10 @@ _MAGIC = {
 }
 
 
-def what_document_is(document: Mapping[str, Any]) -> str:
+def describe_unread_document(document: Mapping[str, Any]) -> str:
     """Return a sentence about a JSON or YAML document that is no table of node labels, or "" for one that may be.
 
-    >>> what_document_is({"nodes": [], "errors": []})
+    >>> describe_unread_document({"nodes": [], "errors": []})
     "it looks like Slurm's nodes as JSON, which is not read; missing is switches: `scontrol show topology`"
     """
     odd = next((key for key, value in document.items() if not isinstance(value, dict)), None)
@@ -68,10 +68,10 @@ def what_document_is(document: Mapping[str, Any]) -> str:
     return ""
 
 
-def what_bytes_are(content: bytes) -> str:
+def describe_bytes(content: bytes) -> str:
     """Return what bytes that are not UTF-8 are, and what to do.
 
-    >>> what_bytes_are(bytes.fromhex("1f8b08")), what_bytes_are(bytes.fromhex("6ee9"))
+    >>> describe_bytes(bytes.fromhex("1f8b08")), describe_bytes(bytes.fromhex("6ee9"))
     ('it is gzip: unpack it first', 'it is no UTF-8: byte 1 is 0xe9')
     """
     for magic, what in _MAGIC.items():

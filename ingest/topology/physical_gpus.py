@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.fleet.gpu_resources import named_board
-from fleetcast.fleet.mig import SLICES, read_profile
+from fleetcast.fleet.gpu_resources import parse_board_name
+from fleetcast.fleet.mig import SLICES, parse_mig_profile
 
 MAX_GPUS = 1024
 MAX_GIB = 10_000_000
@@ -75,7 +75,7 @@ def _read_nvidia_gpus(name: str, labels: Table, resources: Table, annotations: T
     found = _MIG_PRODUCT.search(product)
     profile = found[1] if found else labels.get("cloud.google.com/gke-gpu-partition-size", "")
     board = product[: found.start()] if found else product.removesuffix("-SHARED")
-    instances, shares = _instances_per_gpu(profile, board), shares_of(name, labels)
+    instances, shares = _count_instances_per_gpu(profile, board), shares_of(name, labels)
     certain = [count(name, labels[key], MAX_GPUS) for key in _BOARD_LABELS if labels.get(key)]
     if labels.get("nvidia.com/gpu.count"):
         devices = instances if found else 1  # of a board: with one profile for all, instances are counted
@@ -85,7 +85,7 @@ def _read_nvidia_gpus(name: str, labels: Table, resources: Table, annotations: T
     label = labels.get("nvidia.com/gpu.memory") or labels.get("karpenter.k8s.aws/instance-gpu-memory", "0")
     memory = count(name, label, MAX_GIB * 1024) / 1024
     if profile:  # the label is of an instance
-        memory = float(_nominal_gb(board))
+        memory = float(_parse_nominal_gb(board))
     return PhysicalGpus(min(boards, MAX_GPUS), board, memory, bool(certain), shares)
 
 
@@ -96,34 +96,34 @@ def _from_resources(name: str, resources: Table, instances: int, shares: int) ->
         if resource in ("nvidia.com/gpu", "nvidia.com/gpu.shared"):
             whole += amount
         elif found := _MIG_RESOURCE.fullmatch(resource):
-            profile = read_profile(found[1])
+            profile = parse_mig_profile(found[1])
             sevenths += amount / (shares if found[2] else 1) * (profile.slices if profile else SLICES)
-        elif (board := named_board(resource)) is not None:
+        elif (board := parse_board_name(resource)) is not None:
             named += amount * (board.part or 1.0)
     return math.ceil(whole / shares / instances) + math.ceil(sevenths / SLICES) + math.ceil(round(named, 6))
 
 
 def _find_resource_model(resources: Table) -> str:
     """Return the GPU model in the name of a resource for virtual machines, or ""."""
-    boards = (named_board(resource) for resource, text in resources.items() if text not in ("", "0"))
+    boards = (parse_board_name(resource) for resource, text in resources.items() if text not in ("", "0"))
     return next((board.model for board in boards if board is not None), "")
 
 
-def _instances_per_gpu(profile: str, board: str) -> int:
+def _count_instances_per_gpu(profile: str, board: str) -> int:
     """Return how many instances of a MIG profile one board has at most.
 
     If this is too many, it only lowers the count of boards.
     """
-    known = read_profile(profile) if profile else None
+    known = parse_mig_profile(profile) if profile else None
     if known is None:
         return 1
     slices = 4 if re.search(r"\bA30\b", board) else SLICES
     most = max(1, slices // known.slices)
-    nominal = _nominal_gb(board)
+    nominal = _parse_nominal_gb(board)
     return max(1, min(most, nominal // known.memory_gib)) if nominal and known.memory_gib else most
 
 
-def _nominal_gb(board: str) -> int:
+def _parse_nominal_gb(board: str) -> int:
     found = _NOMINAL_GB.search(board)
     return int(found[1]) if found else 0
 

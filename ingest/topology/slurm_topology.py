@@ -18,7 +18,7 @@ import msgspec
 from fleetcast.fleet.decode_faults import explain
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.topology import Level, NodeSpec
-from fleetcast.ingest.node_names import MAX_NODES, check_part, expand_nodes, too_many
+from fleetcast.ingest.node_names import MAX_NODES, check_name_part, expand_nodes, too_many
 
 MAX_LEVELS = 32
 
@@ -38,11 +38,11 @@ class _Switch:
     children: tuple[str, ...]
 
 
-def is_slurm(text: str) -> bool:
+def is_slurm_conf(text: str) -> bool:
     return _ITEM.search(text) is not None
 
 
-def parse_slurm(text: str) -> list[NodeSpec]:
+def parse_slurm_conf(text: str) -> list[NodeSpec]:
     """Return nodes in the order of the file. Raises ConfigError with the line number and bad value."""
     switches: dict[str, _Switch] = {}
     blocks: dict[str, str] = {}
@@ -100,7 +100,7 @@ def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> in
     """Add the nodes of a line, and return their number."""
     nodes = expand_nodes(_need(pairs, "nodes", number))
     for node in nodes:
-        _place(blocks, node, check_part(pairs["blockname"]))
+        _place(blocks, node, check_name_part(pairs["blockname"]))
     return len(nodes)
 
 
@@ -198,7 +198,7 @@ def _read_yaml_tree(row: _YamlTopology) -> list[NodeSpec]:
             raise ConfigError(
                 f"topology.yaml: switch {one.switch!r} of {row.topology!r} needs either nodes or children"
             )
-        switches[check_part(one.switch)] = _Switch(one.switch, nodes, children)
+        switches[check_name_part(one.switch)] = _Switch(one.switch, nodes, children)
     return _make_tree_nodes(switches)
 
 
@@ -206,7 +206,7 @@ def _read_yaml_blocks(row: _YamlTopology) -> list[NodeSpec]:
     blocks: dict[str, str] = {}
     for one in row.block.blocks if row.block else ():
         for node in expand_nodes(one.nodes) if one.nodes else ():
-            _place(blocks, node, check_part(one.block))
+            _place(blocks, node, check_name_part(one.block))
     return [_spec(node, {Level.BLOCK: block}) for node, block in blocks.items()]
 
 

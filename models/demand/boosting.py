@@ -99,10 +99,10 @@ def fit_target(pasts: Sequence[PanelPast], settings: Settings, seed: int) -> Ban
     found: Bands = {}
     long = max(past.panel.bins * past.panel.bin_s for past in pasts) >= LONG_S
     for number, band in enumerate(BANDS):
-        rows = training_rows(pasts, band, settings.rows, np.random.default_rng((seed, number)))
+        rows = draw_training_rows(pasts, band, settings.rows, np.random.default_rng((seed, number)))
         if len(rows.z) < 2 * settings.leaf_rows:
             continue
-        parameters = _parameters(settings, LEAF_SHARE * len(rows.z) if long else 0, DEPTH + (not long), seed)
+        parameters = _make_parameters(settings, LEAF_SHARE * len(rows.z) if long else 0, DEPTH + (not long), seed)
         by_change, trees = not long, settings.trees
         if by_change and min(rows.early.sum(), rows.late.sum()) >= 2 * settings.leaf_rows:
             trees = _choose_tree_count(rows, settings.trees, parameters)
@@ -122,10 +122,10 @@ def _fit_quantile_boosters(
     def fit(level: float) -> Any:
         return lightgbm.train({**parameters, "alpha": level}, data, trees)
 
-    return each_level(fit, QUANTILES, threads)
+    return compute_each_level(fit, QUANTILES, threads)
 
 
-def each_level(work: Callable[[Any], Any], levels: Iterable[Any], threads: int) -> list[Any]:
+def compute_each_level(work: Callable[[Any], Any], levels: Iterable[Any], threads: int) -> list[Any]:
     """Return work(level) for every level, computed on `threads` threads of one core each.
 
     LightGBM's own threads would wait for each other after every leaf.
@@ -159,12 +159,12 @@ def _choose_tree_count(rows: TrainingRows, most: int, parameters: dict[str, Any]
 def _data(x: Rows, z: Array, by_change: bool, parameters: dict[str, Any], like: Any = None) -> Any:
     import lightgbm
 
-    unit = usual_change(x) if by_change else None
+    unit = compute_usual_change(x) if by_change else None
     label = z if unit is None else z / unit  # the weight makes the loss that of z again
     return lightgbm.Dataset(x, label, weight=unit, reference=like, params={**parameters, "feature_pre_filter": False})
 
 
-def usual_change(x: Rows) -> Array:
+def compute_usual_change(x: Rows) -> Array:
     """Return (...) the usual change over the lead, as a share of the scale. It is never 0.
 
     It is the other unit that z may have.
@@ -172,7 +172,7 @@ def usual_change(x: Rows) -> Array:
     return np.nan_to_num(x[..., CHANGE].astype(np.float64)) + SMALLEST_CHANGE
 
 
-def _parameters(settings: Settings, leaf_rows: float, depth: int, seed: int) -> dict[str, Any]:
+def _make_parameters(settings: Settings, leaf_rows: float, depth: int, seed: int) -> dict[str, Any]:
     return {
         "objective": "quantile",
         "learning_rate": settings.learning_rate,
@@ -192,19 +192,19 @@ def _parameters(settings: Settings, leaf_rows: float, depth: int, seed: int) -> 
     }
 
 
-def training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: np.random.Generator) -> TrainingRows:
+def draw_training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: np.random.Generator) -> TrainingRows:
     """Return at most `most` rows of a band with known outcomes, spread evenly over the panels' origins.
 
     Neighbouring origins are nearly the same. So the near band has at most six origins per hour, and the
     others at most one.
     """
-    parts = [_panel_rows(past, band, most, rng) for past in pasts]
+    parts = [_draw_panel_rows(past, band, most, rng) for past in pasts]
     x, z, early, late = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     chosen = np.sort(rng.choice(len(z), most, replace=False)) if len(z) > most else np.arange(len(z))
     return TrainingRows(x[chosen], z[chosen], early[chosen], late[chosen])
 
 
-def _panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Generator) -> tuple[Any, ...]:
+def _draw_panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Generator) -> tuple[Any, ...]:
     """Return the columns of TrainingRows for one panel."""
     panel = past.panel
     steps = sorted({round(lead / panel.bin_s) for lead in band.leads_s} - {0})
@@ -217,7 +217,7 @@ def _panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Generator
     stride = max(dense, sparse)
     origins = np.arange(last - int(rng.integers(min(stride, last - first + 1))), first - 1, -stride)[::-1]
     x = features(past, origins, steps)
-    z = (_outcomes(panel, origins, steps) - past.anchor(origins)) / past.scale(origins)
+    z = (_find_outcomes(panel, origins, steps) - past.anchor(origins)) / past.scale(origins)
     split = first + round((1 - LATE_SHARE) * (last - first))
     targets = np.broadcast_to((origins + np.array(steps)[:, None])[..., None], z.shape)
     late = np.broadcast_to((origins >= split)[:, None], z.shape)
@@ -225,7 +225,7 @@ def _panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Generator
     return x[known], z[known], (targets < split)[known], late[known]
 
 
-def _outcomes(panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
+def _find_outcomes(panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
     """Return (step, origin, series) the values at the targets, NaN after the panel's end."""
     bins = origins + np.array(steps)[:, None]
     found = panel.values.T[np.minimum(bins, panel.bins - 1)]

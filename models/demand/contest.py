@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.demand.flows import without_lone_spikes
-from fleetcast.models.demand.gate import Gate, Served, are_whole
+from fleetcast.models.demand.flows import cap_lone_spikes
+from fleetcast.models.demand.gate import Gate, Served, are_whole_numbers
 from fleetcast.models.forecast import Forecaster, Panel
 
 Array = NDArray[np.float64]
@@ -44,20 +44,20 @@ class Contest:
         self._forecasters = tuple(forecasters)
         self._origin_bins = origin_bins
         self._shadows = tuple(shadows)
-        self._gate = self._new_gate(())
+        self._gate = self._make_gate(())
         self._done = -1  # the last bin that matured
 
-    def _new_gate(self, series: Sequence[str]) -> Gate:
+    def _make_gate(self, series: Sequence[str]) -> Gate:
         names = [forecaster.name for forecaster in self._forecasters]
         return Gate(names, self.steps, series, self.bin_s, shadows=self._shadows)
 
-    def _first_bin(self, panel: Panel) -> int:
+    def _compute_first_bin(self, panel: Panel) -> int:
         """Return the number of the bin in column 0."""
         return panel.end_ms(-1) // (self.bin_s * 1000)
 
     def _over(self, panel: Panel) -> NDArray[np.intp]:
         """Return the numbers of the bins that are over and have not matured."""
-        first_bin = self._first_bin(panel)
+        first_bin = self._compute_first_bin(panel)
         known = np.flatnonzero(np.isfinite(panel.values).any(axis=0))
         begins = first_bin + (int(known[0]) if len(known) else panel.bins)
         start = max(self._done + 1, begins + WARM_BINS)
@@ -73,12 +73,12 @@ class Contest:
         It tests at most `tests` origins times series, but at least one origin.
         """
         tests = TESTS_A_CALL if tests is None else tests
-        first_bin, bins = self._first_bin(panel), self._over(panel)
+        first_bin, bins = self._compute_first_bin(panel), self._over(panel)
         self._fit(panel, self._done + 1 - first_bin)
         most = max(1, tests // max(1, len(panel.names))) * self._origin_bins
         bins = bins[:most]
         origins = bins[(bins + 1) % self._origin_bins == 0] - first_bin
-        raw = self._raw(without_lone_spikes(panel), origins) if len(origins) else np.zeros(0)
+        raw = self._raw(cap_lone_spikes(panel), origins) if len(origins) else np.zeros(0)
         waiting = dict(zip((origins + first_bin).tolist(), range(len(origins)), strict=True))
         for bin in bins.tolist():
             self._gate.mature(bin, panel.values[:, bin - first_bin])
@@ -90,7 +90,7 @@ class Contest:
         """Return the served forecasts as of `back` bins before the last one."""
         origin = panel.bins - 1 - back
         self._fit(panel, origin + 1)
-        return self._gate.serve(self._raw(without_lone_spikes(panel), np.array([origin]))[:, :, :, 0])
+        return self._gate.serve(self._raw(cap_lone_spikes(panel), np.array([origin]))[:, :, :, 0])
 
     def _raw(self, panel: Panel, origins: NDArray[np.intp]) -> Array:
         """Return (forecaster, quantile, step, origin, series) the forecasts before calibration."""
@@ -103,11 +103,11 @@ class Contest:
         value.
         """
         if self._gate.series != panel.names:
-            known, self._gate = self._gate, self._new_gate(panel.names)
+            known, self._gate = self._gate, self._make_gate(panel.names)
             if known.series:
                 self._gate.load(*known.dump())
-        values = without_lone_spikes(panel).values[:, : max(0, seen)]
-        self._gate.whole = np.asarray(are_whole(values).all(axis=1))
+        values = cap_lone_spikes(panel).values[:, : max(0, seen)]
+        self._gate.whole = np.asarray(are_whole_numbers(values).all(axis=1))
         highest = np.nan_to_num(values, nan=0.0).max(axis=1, initial=0.0)
         self._gate.ceiling = np.where(np.isfinite(panel.capacity), np.maximum(panel.capacity, highest), np.inf)
 
@@ -136,6 +136,6 @@ class Contest:
 
         If the gate cannot use it, the history is tested again.
         """
-        self._gate = self._new_gate(about["gate"]["series"])
+        self._gate = self._make_gate(about["gate"]["series"])
         if self._gate.load(about["gate"], arrays):
             self._done = int(about["done"])

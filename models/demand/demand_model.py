@@ -61,7 +61,7 @@ def demand_model(
     return [_row(key, running, of, residency.get(key), stood[key]) for key in running]
 
 
-def cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
+def list_cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
     """Return (queue, class) -> (job,) seconds from start to work.
 
     Keys with fewer than FEWEST_COLD such jobs are left out.

@@ -41,14 +41,14 @@ class LeadRecord:
         return cls(ratio, scaled[:, :1] - scaled, known, np.minimum(counts.sum(axis=0), known.sum(axis=0) / lead))
 
 
-def mean_of_others(values: Array, known: Mask) -> Array:
+def compute_mean_of_others(values: Array, known: Mask) -> Array:
     """Return (..., series) the mean over the other series that are known, 0 if there are none."""
     filled = np.where(known, values, 0.0)
     others = known.sum(axis=-1, keepdims=True) - known
     return np.asarray((filled.sum(axis=-1, keepdims=True) - filled) / np.maximum(others, 1))
 
 
-def t_of(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
+def compute_daily_t_statistic(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
     """Return the mean divided by its standard error: (block, candidate, series) -> (candidate, series).
 
     If there are enough days, the mean is over days. They even out what one hour of the day gains and

@@ -186,32 +186,32 @@ def features(past: PanelPast, origins: NDArray[np.intp], steps: Sequence[int]) -
     shape = (len(steps), len(origins), len(past.filled), len(FEATURES))
     rows = np.empty(shape, np.float32)
     known = len(ORIGIN_FEATURES)
-    rows[..., :known] = _origin_features(past, origins, now, scale)
+    rows[..., :known] = _compute_origin_features(past, origins, now, scale)
     for row, step in enumerate(steps):
-        rows[row, ..., known:] = _step_features(past, origins, step, now, scale)
+        rows[row, ..., known:] = _compute_step_features(past, origins, step, now, scale)
     return rows
 
 
-def _origin_features(past: PanelPast, origins: NDArray[np.intp], now: Array, scale: Array) -> Array:
+def _compute_origin_features(past: PanelPast, origins: NDArray[np.intp], now: Array, scale: Array) -> Array:
     """Return (origin, series, feature) the features that are the same for every step."""
     columns = [past.at(origins, 0) / scale]
     lags = [*LAG_BINS, *(past.bins(lag) for lag in LAGS_S)]
     columns += [(past.at(origins, lag) - now) / scale for lag in lags]
     columns += [(past.moments(origins, past.bins(seconds))[0] - now) / scale for seconds in WINDOWS_S]
-    columns += _level_columns(past, origins, scale)
-    columns += _flow_columns(past, origins, scale)
-    columns += _age_columns(past, origins, scale)
+    columns += _compute_level_columns(past, origins, scale)
+    columns += _compute_flow_columns(past, origins, scale)
+    columns += _compute_age_columns(past, origins, scale)
     return np.stack(columns, axis=-1)
 
 
-def _level_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
+def _compute_level_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
     unknown = np.full(scale.shape, np.nan)
     found = {name: at(fill(rows), origins) for name, rows in past.panel.covariates.items() if name in LEVELS}
     found.setdefault(past.panel.target, past.at(origins, 0))
     return [found.get(name, unknown) / scale for name in LEVELS]
 
 
-def _flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
+def _compute_flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
     """Return the sums of each flow over the last hours, less the sums that are usual.
 
     The usual sum is not a feature itself, because trees would recognise the months by it.
@@ -234,7 +234,7 @@ def _flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> l
     return recent
 
 
-def _age_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
+def _compute_age_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
     """Return the running GPUs in each of a few groups of ages: how long they have run."""
     if past.ages is None:
         return [np.full(scale.shape, np.nan)] * len(AGE_GROUPS)
@@ -242,7 +242,7 @@ def _age_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> li
     return [group.sum(axis=-1) / scale for group in np.split(now, AGE_GROUPS[1:], axis=-1)]
 
 
-def _survival_columns(past: PanelPast, origins: NDArray[np.intp], step: int, scale: Array) -> list[Array]:
+def _compute_survival_columns(past: PanelPast, origins: NDArray[np.intp], step: int, scale: Array) -> list[Array]:
     """Return the GPUs expected to end by the target, and the GPUs that started in the same span before.
 
     The second is the mean of the last days, the third is the value of a week ago.
@@ -256,7 +256,7 @@ def _survival_columns(past: PanelPast, origins: NDArray[np.intp], step: int, sca
     first = -(-step // day)
     days = [_span(sums, origins - day * (first + more), step) for more in range(DAYS)]
     weeks = _span(sums, origins - week * -(-step // week), step)
-    return [leaving / scale, mean_known(days) / scale, weeks / scale]
+    return [leaving / scale, compute_known_mean(days) / scale, weeks / scale]
 
 
 def _span(sums: Array, bins: NDArray[np.intp], step: int) -> Array:
@@ -266,7 +266,7 @@ def _span(sums: Array, bins: NDArray[np.intp], step: int) -> Array:
     return found
 
 
-def _step_features(past: PanelPast, origins: NDArray[np.intp], step: int, now: Array, scale: Array) -> Array:
+def _compute_step_features(past: PanelPast, origins: NDArray[np.intp], step: int, now: Array, scale: Array) -> Array:
     """Return (origin, series, feature) the features of one step.
 
     `moved`: the change over the same span of earlier days or weeks. `was`: the value at the target's time
@@ -286,13 +286,13 @@ def _step_features(past: PanelPast, origins: NDArray[np.intp], step: int, now: A
         past.change(origins, step) / scale,
         (daily[0][1] - daily[0][0]) / scale,
         (weekly[0][1] - weekly[0][0]) / scale,
-        mean_known([after - before for before, after in daily]) / scale,
-        mean_known([after - before for before, after in weekly]) / scale,
+        compute_known_mean([after - before for before, after in daily]) / scale,
+        compute_known_mean([after - before for before, after in weekly]) / scale,
         (daily[0][1] - now) / scale,
         (weekly[0][1] - now) / scale,
-        (mean_known([after for _, after in daily]) - now) / scale,
-        (mean_known([after for _, after in weekly]) - now) / scale,
-        *_survival_columns(past, origins, step, scale),
+        (compute_known_mean([after for _, after in daily]) - now) / scale,
+        (compute_known_mean([after for _, after in weekly]) - now) / scale,
+        *_compute_survival_columns(past, origins, step, scale),
     ]
     return np.stack(columns, axis=-1)
 
@@ -350,10 +350,10 @@ def window(sums: Array, origins: NDArray[np.intp], bins: int) -> Array:
     return np.asarray((sums[:, end] - sums[:, start]).T)
 
 
-def mean_known(parts: Sequence[Array]) -> Array:
+def compute_known_mean(parts: Sequence[Array]) -> Array:
     """Return the mean over the parts that are known, element by element, NaN if none is.
 
-    >>> mean_known([np.array([1.0, np.nan]), np.array([3.0, np.nan])])
+    >>> compute_known_mean([np.array([1.0, np.nan]), np.array([3.0, np.nan])])
     array([ 2., nan])
     """
     stack = np.stack(parts)

@@ -26,7 +26,7 @@ def is_flow(panel: Panel) -> bool:
     return panel.target in FLOW_TARGETS and panel.bin_s >= FLOW_BIN_S
 
 
-def without_lone_spikes(panel: Panel) -> Panel:
+def cap_lone_spikes(panel: Panel) -> Panel:
     """Return the panel of a flow with each bin capped at the highest earlier one.
 
     Other panels are returned unchanged. Within the first day, or if nothing was asked for before, the
@@ -43,13 +43,13 @@ def without_lone_spikes(panel: Panel) -> Panel:
     return replace(panel, values=np.minimum(panel.values, limit))
 
 
-def recent_medians(filled: Array, window: int) -> Array:
+def compute_recent_medians(filled: Array, window: int) -> Array:
     """Return (series, bin) the median of the known values in the last `window` bins of a flow.
 
     It is NaN before the first known value. filled: (series, bin), without gaps after its first known value,
     none negative.
 
-    >>> recent_medians(np.array([[np.nan, 9.0, 1.0, 2.0, 3.0]]), 3).tolist()
+    >>> compute_recent_medians(np.array([[np.nan, 9.0, 1.0, 2.0, 3.0]]), 3).tolist()
     [[nan, 9.0, 5.0, 2.0, 2.0]]
     """
     known = np.minimum(np.isfinite(filled).cumsum(axis=1), window)

@@ -22,11 +22,11 @@ from fleetcast.features.contribution import DemandScope
 from fleetcast.fleet.stateful import Dump, Stateful
 from fleetcast.models.demand import contest as demand_contest
 from fleetcast.models.demand.contest import Contest
-from fleetcast.models.demand.gate import are_whole
-from fleetcast.models.demand.hierarchy import add_up
-from fleetcast.models.demand.naive import FORECASTERS, forward_filled
+from fleetcast.models.demand.gate import are_whole_numbers
+from fleetcast.models.demand.hierarchy import reconcile_hierarchy
+from fleetcast.models.demand.naive import FORECASTERS, forward_fill
 from fleetcast.models.demand.rows import DemandRow
-from fleetcast.models.demand.smoothers import group_smoothers, smoothers
+from fleetcast.models.demand.smoothers import make_group_smoothers, smoothers
 from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
@@ -179,7 +179,7 @@ class DemandForecaster(Stateful):
         return self._contests[target, which]
 
     def _rows(self, inputs: Histories) -> Iterator[DemandRow]:
-        has_known = _has_known(inputs)
+        has_known = _has_known_value(inputs)
         self._drop_partial_history(inputs, has_known)
         forecast = _Forecast.of(len(inputs.keys))
         old = np.full((len(QUANTILES), len(BIN_HORIZONS_S), len(inputs.keys)), np.nan)
@@ -192,7 +192,7 @@ class DemandForecaster(Stateful):
                 back = OLD_MS // BIN_MS
                 if panel.bins > back:
                     old[:, :, rows] = contest.serve(panel, back).values
-        add_up(forecast.values, inputs.keys, has_known, _counts(inputs), _ceilings(inputs))
+        reconcile_hierarchy(forecast.values, inputs.keys, has_known, _counts(inputs), _compute_ceilings(inputs))
         for row in np.flatnonzero(has_known).tolist():
             yield self._row(inputs, row, forecast, old[:, :, row])
 
@@ -253,7 +253,7 @@ class DemandForecaster(Stateful):
         old: (quantile, horizon) a forecast computed as of an hour ago, NaN if none was computed.
         """
         now_ms, now_bin = self._now_ms, self._now_ms // BIN_MS
-        series.history = _recent_known_history(ten_minute)
+        series.history = _find_recent_history(ten_minute)
         if now_bin == series.bin:
             return
         series.bin = now_bin
@@ -291,7 +291,7 @@ class DemandForecaster(Stateful):
         largest = sorted(drawn, key=lambda key: (-float(drawn[key].history[-1]), key))
         whole = [key for key in largest if key[0].queue == key[0].pool == EVERYTHING]
         shown = dict.fromkeys([*whole, *largest][: DRAWN_SERIES + len(whole)])
-        return {series_name(*key): self._fan(drawn[key]) for key in shown}
+        return {format_series_name(*key): self._fan(drawn[key]) for key in shown}
 
     def _fan(self, series: ForecastSeries) -> dict[str, Any]:
         history = series.history.tolist()
@@ -366,28 +366,28 @@ def _list_builtin_forecasters(which: str) -> tuple[Forecaster, ...]:
 
     The contest by minutes has no smoother, because a day of minutes is too short for one.
     """
-    smoothing = {MINUTES: (), POOLS: smoothers(), GROUPS: group_smoothers()}
+    smoothing = {MINUTES: (), POOLS: smoothers(), GROUPS: make_group_smoothers()}
     return (*FORECASTERS, *smoothing[which])
 
 
-def _has_known(inputs: Histories) -> NDArray[np.bool_]:
+def _has_known_value(inputs: Histories) -> NDArray[np.bool_]:
     """Return (series,) whether the series has a known value, both by minutes and by ten minutes."""
     return np.asarray(np.isfinite(inputs.ten_minute).any(axis=1) & np.isfinite(inputs.minutes).any(axis=1))
 
 
 def _group_series_by_contest(inputs: Histories) -> dict[str, NDArray[np.intp]]:
     """Return contest -> the numbers of its series. Leaves out contests without series."""
-    has_known, is_part = _has_known(inputs), np.array([key.is_part for key in inputs.keys], bool)
+    has_known, is_part = _has_known_value(inputs), np.array([key.is_part for key in inputs.keys], bool)
     chosen = {MINUTES: has_known, POOLS: has_known & ~is_part, GROUPS: has_known & is_part}
     return {which: np.flatnonzero(mask) for which, mask in chosen.items() if mask.any()}
 
 
 def _counts(inputs: Histories) -> NDArray[np.bool_]:
     """Return (series,) whether all values of the series are whole numbers."""
-    return np.asarray(are_whole(inputs.ten_minute).all(axis=1) & are_whole(inputs.minutes).all(axis=1))
+    return np.asarray(are_whole_numbers(inputs.ten_minute).all(axis=1) & are_whole_numbers(inputs.minutes).all(axis=1))
 
 
-def _ceilings(inputs: Histories) -> Array:
+def _compute_ceilings(inputs: Histories) -> Array:
     """Return (series,) the upper limit of forecasts: the capacity, or the highest value if that is larger.
 
     The limit is inf without a capacity.
@@ -396,11 +396,11 @@ def _ceilings(inputs: Histories) -> Array:
     return np.where(np.isfinite(inputs.capacity), np.maximum(inputs.capacity, np.maximum(*reached)), np.inf)
 
 
-def _recent_known_history(ten_minute: Array) -> Array:
+def _find_recent_history(ten_minute: Array) -> Array:
     """Return the newest DRAWN_BINS values, starting at the first known one. Gaps have the last value."""
     newest = ten_minute[-DRAWN_BINS:]
     known = np.flatnonzero(np.isfinite(newest))
-    return forward_filled(newest[None, known[0] :])[0] if len(known) else newest[:0]
+    return forward_fill(newest[None, known[0] :])[0] if len(known) else newest[:0]
 
 
 def _is_near_levels(issued: tuple[int, Points], levels: Array, now_bin: int) -> bool:
@@ -415,7 +415,7 @@ def _is_near_levels(issued: tuple[int, Points], levels: Array, now_bin: int) -> 
     return bool((1 - FAR_SHARE) * known.min() - FAR_GPUS <= middle <= (1 + FAR_SHARE) * known.max() + FAR_GPUS)
 
 
-def series_name(key: SeriesKey, target: str) -> str:
+def format_series_name(key: SeriesKey, target: str) -> str:
     """Return the name of a series in the record of forecasts."""
     parts = (key.queue, target, key.class_, key.pool)
     return "|".join(parts if key.pool != EVERYTHING else parts[:3] if key.class_ != EVERYTHING else parts[:2])

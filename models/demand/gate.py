@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.models.calibrate import QuantileTracker
-from fleetcast.models.demand.evidence import LeadRecord, mean_of_others, t_of
+from fleetcast.models.demand.evidence import LeadRecord, compute_daily_t_statistic, compute_mean_of_others
 from fleetcast.models.forecast import QUANTILES
 
 Array = NDArray[np.float64]
@@ -173,7 +173,7 @@ class Gate:
         outcomes: (series,), NaN if unknown. An outcome above the ceiling raises the ceiling.
         """
         self.ceiling = np.fmax(self.ceiling, outcomes)
-        self.whole = self.whole & are_whole(outcomes)
+        self.whole = self.whole & are_whole_numbers(outcomes)
         self._last[:] = np.concatenate([self._last[1:], outcomes[None]])
         for row in self._pending.pop(bin, ()):
             self._score(row, outcomes)
@@ -249,7 +249,7 @@ class Gate:
         """
         known = self.tracker.seen > 0
         lent = (self._standing - self._standing[0]).clip(-MOST_LENT, MOST_LENT)
-        standing = self._standing + mean_of_others(lent, known)
+        standing = self._standing + compute_mean_of_others(lent, known)
         standing[self._start == 0] = -np.inf
         behind = np.maximum(standing - standing.max(axis=0), LEAST_STANDING)
         return np.asarray(self._start[:, None, None] * np.exp(behind))
@@ -352,7 +352,7 @@ class Gate:
                 for at, lead in zip(band, leads, strict=True)
             ]
             known = np.any([one.known for one in records], axis=0)
-            t = t_of(np.sum([one.gain for one in records], axis=0), known, max(leads), A_DAY)
+            t = compute_daily_t_statistic(np.sum([one.gain for one in records], axis=0), known, max(leads), A_DAY)
             for at, one, lead in zip(band, records, leads, strict=True):
                 self._earned[:, at] = self._earning(one, t, lead)
 
@@ -364,9 +364,9 @@ class Gate:
         """
         win, sure = (np.full((len(self.names), 1), limit) for limit in (WIN, SURE_T))
         win[-1], sure[-1] = WIN_MEAN, SURE_T_MEAN
-        t = t_of(one.gain, one.known, lead, A_DAY)
+        t = compute_daily_t_statistic(one.gain, one.known, lead, A_DAY)
         t = np.where(t > 0, np.maximum(t, t_band), t)
-        said = mean_of_others(t.clip(-MOST_SAID, MOST_SAID), one.origins >= FEWEST_ORIGINS)
+        said = compute_mean_of_others(t.clip(-MOST_SAID, MOST_SAID), one.origins >= FEWEST_ORIGINS)
         doubt = np.where(one.origins < FEWEST_ORIGINS, np.inf, 1 + FEW_ORIGINS / np.maximum(one.origins, 1.0))
         earns = (one.ratio <= win) & (t > 0) & (t + said > sure * doubt) & ~self._shadow[:, None]
         earned = np.where(earns, one.ratio, np.inf)
@@ -386,13 +386,13 @@ class Gate:
             "stamp": self._stamp,
             "pending": [[due, row.origin, row.step] for due, row in rows],
         }
-        arrays = {"blocks": self._blocks, **self._state_arrays()}
+        arrays = {"blocks": self._blocks, **self._list_state_arrays()}
         if rows:
             arrays["raw"] = np.stack([row.raw for _, row in rows])
             arrays["served"] = np.stack([row.served for _, row in rows])
         return about, {name: array.copy() for name, array in arrays.items()}
 
-    def _state_arrays(self) -> dict[str, NDArray[Any]]:
+    def _list_state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of the state by name. Their last axis is the series."""
         tracker = self.tracker
         return {
@@ -416,14 +416,14 @@ class Gate:
         Returns False, and loads nothing, if the dump has other forecasters, steps or arrays.
         """
         same = about["names"] == list(self.names) and about["steps"] == list(self.steps)
-        if not same or not set(self._state_arrays()) <= set(arrays):
+        if not same or not set(self._list_state_arrays()) <= set(arrays):
             return False
         old = {name: n for n, name in enumerate(about["series"])}
         pairs = [(n, old[name]) for n, name in enumerate(self.series) if name in old]
         to, source = (np.array([pair[side] for pair in pairs], np.intp) for side in (0, 1))
         self._stamp = int(about["stamp"])
         self._blocks[:] = arrays["blocks"]
-        for name, array in self._state_arrays().items():
+        for name, array in self._list_state_arrays().items():
             array[..., to] = arrays[name][..., source]
         for number, (due, origin, step) in enumerate(about["pending"]):
             raw = np.full((len(self.names), len(QUANTILES), len(self.series)), np.nan)
@@ -438,10 +438,10 @@ def _fill_ceilings(ceiling: Array | None, series: int) -> Array:
     return np.full(series, np.inf) if ceiling is None else np.where(np.isfinite(ceiling), ceiling, np.inf)
 
 
-def are_whole(values: Array) -> NDArray[np.bool_]:
+def are_whole_numbers(values: Array) -> NDArray[np.bool_]:
     """Return which values are whole numbers or unknown.
 
-    >>> are_whole(np.array([2.0, 0.2, np.nan])).tolist()
+    >>> are_whole_numbers(np.array([2.0, 0.2, np.nan])).tolist()
     [True, False, True]
     """
     return np.asarray((values == np.rint(values)) | np.isnan(values))

@@ -38,7 +38,9 @@ class SeriesScope(Protocol):
     def pool(self) -> str: ...
 
 
-def add_up(values: Array, keys: Sequence[SeriesScope], is_known: Mask, counts: Mask, ceilings: Array) -> None:
+def reconcile_hierarchy(
+    values: Array, keys: Sequence[SeriesScope], is_known: Mask, counts: Mask, ceilings: Array
+) -> None:
     """Adjust queues and pools to "all", then classes and groups to their queue, in place.
 
     values: (quantile, horizon, series). is_known: (series,), whether the series takes part. counts: (series,), whether
@@ -46,8 +48,8 @@ def add_up(values: Array, keys: Sequence[SeriesScope], is_known: Mask, counts: M
     """
     at = {(key.queue, key.class_, key.group, key.pool): row for row, key in enumerate(keys) if is_known[row]}
     for whole, rows in _families(list(at), at):
-        parts = reconciled(values[:, :, rows], values[MEDIAN, :, whole], ceilings[rows])
-        values[:, :, rows] = in_whole_numbers(parts) if counts[[whole, *rows]].all() else parts
+        parts = reconcile_parts(values[:, :, rows], values[MEDIAN, :, whole], ceilings[rows])
+        values[:, :, rows] = round_parts(parts) if counts[[whole, *rows]].all() else parts
 
 
 def _families(keys: list[Parts], at: dict[Parts, int]) -> list[tuple[int, list[int]]]:
@@ -69,13 +71,13 @@ def _families(keys: list[Parts], at: dict[Parts, int]) -> list[tuple[int, list[i
     return [(whole, rows) for (whole, kind), rows in sorted(families.items(), key=lambda item: order.index(item[0][1]))]
 
 
-def reconciled(parts: Array, whole: Array, ceilings: Array | None = None) -> Array:
+def reconcile_parts(parts: Array, whole: Array, ceilings: Array | None = None) -> Array:
     """Return parts whose medians sum to the whole, or to 0 where the whole is negative.
 
     parts: (quantile, horizon, part). whole: (horizon,), the median of the sum. ceilings: (part,), inf for
     none. Where all parts are at their ceilings and the whole is above them, the ceilings give way.
 
-    >>> reconciled(np.full((7, 1, 2), 2.0), np.array([6.0]))[3].tolist()
+    >>> reconcile_parts(np.full((7, 1, 2), 2.0), np.array([6.0]))[3].tolist()
     [[3.0, 3.0]]
     """
     median = parts[MEDIAN]
@@ -111,12 +113,12 @@ def divide(amount: Array, weight: Array, room: Array) -> Array:
     return given
 
 
-def in_whole_numbers(parts: Array) -> Array:
+def round_parts(parts: Array) -> Array:
     """Round (quantile, horizon, part), with quantiles in order.
 
     Medians that sum to a whole number still do: the largest remainders are rounded up.
 
-    >>> in_whole_numbers(np.full((7, 1, 3), 10 / 3))[3].tolist()
+    >>> round_parts(np.full((7, 1, 3), 10 / 3))[3].tolist()
     [[4.0, 3.0, 3.0]]
     """
     median = np.floor(parts[MEDIAN] + TIE)

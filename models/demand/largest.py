@@ -28,7 +28,7 @@ class Largest:
         if len(rows) == len(panel.names):
             return self._forecaster.forecast(panel, origins, steps)
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
-        found[..., rows] = self._forecaster.forecast(panel_of(panel, rows), origins, steps)
+        found[..., rows] = self._forecaster.forecast(select_panel_rows(panel, rows), origins, steps)
         return found
 
 
@@ -40,7 +40,7 @@ def largest(panel: Panel, most: int) -> NDArray[np.intp]:
     return np.sort(np.argsort(-size, kind="stable")[:most])
 
 
-def panel_of(panel: Panel, rows: NDArray[np.intp]) -> Panel:
+def select_panel_rows(panel: Panel, rows: NDArray[np.intp]) -> Panel:
     """Return a panel that has only these rows of another panel."""
     names = tuple(panel.names[row] for row in rows.tolist())
     covariates = {name: table[rows] for name, table in panel.covariates.items()}

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.demand.flows import MEDIAN_S, is_flow, recent_medians
+from fleetcast.models.demand.flows import MEDIAN_S, compute_recent_medians, is_flow
 from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
@@ -47,14 +47,14 @@ class Bet(Protocol):
         """
 
 
-def day_bins(bin_s: int) -> int:
+def count_bins_per_day(bin_s: int) -> int:
     return max(1, DAY_S // bin_s)
 
 
-def forward_filled(values: Array) -> Array:
+def forward_fill(values: Array) -> Array:
     """Fill unknown bins with the last known value. Bins before the first known value are NaN.
 
-    >>> forward_filled(np.array([[np.nan, 1.0, np.nan]])).tolist()
+    >>> forward_fill(np.array([[np.nan, 1.0, np.nan]])).tolist()
     [[nan, 1.0, 1.0]]
     """
     known = np.isfinite(values)
@@ -84,16 +84,18 @@ def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: B
     Only outcomes up to the origin count. A series that is awake again after a sleep uses only errors of
     forecasts that were issued while it was awake.
     """
-    filled = forward_filled(panel.values)
-    awake = awake_bins(filled, day_bins(panel.bin_s))
+    filled = forward_fill(panel.values)
+    awake = find_awake_bins(filled, count_bins_per_day(panel.bin_s))
     woken = WokenSeries.of(panel, filled, awake, origins)
-    spread = short_spread(panel, filled, origins)
+    spread = compute_short_spread(panel, filled, origins)
     out = np.empty((len(QUANTILES), len(steps), len(origins), len(panel.names)))
     for at, step in enumerate(steps):
         bets = bet(panel, filled, step)
         errors = panel.values - shifted(bets, step)
-        alike = woken.errors_alike(awake, step)
-        quantiles, counts = window_quantiles(errors, origins, *error_window(step, panel.bin_s), step, alike)
+        alike = woken.find_similar_errors(awake, step)
+        quantiles, counts = compute_window_quantiles(
+            errors, origins, *compute_error_window(step, panel.bin_s), step, alike
+        )
         lasts = 1 if is_flow(panel) else step  # bins over which moves add up
         deviation = np.where(woken.mask, woken.deviation(lasts), spread * np.sqrt(lasts))
         guess = NORMAL_QUANTILES[:, None, None] * deviation
@@ -101,10 +103,10 @@ def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: B
     return out
 
 
-def awake_bins(filled: Array, day: int) -> Mask:
+def find_awake_bins(filled: Array, day: int) -> Mask:
     """Return (series, bin) whether the value has changed within the last day.
 
-    >>> awake_bins(np.array([[0.0, 0.0, 5.0, 5.0, 5.0]]), 2).tolist()
+    >>> find_awake_bins(np.array([[0.0, 0.0, 5.0, 5.0, 5.0]]), 2).tolist()
     [[False, False, True, True, False]]
     """
     changed = np.zeros(filled.shape, bool)
@@ -129,8 +131,8 @@ class WokenSeries:
     @classmethod
     def of(cls, panel: Panel, filled: Array, awake: Mask, origins: Bins) -> "WokenSeries":
         known_bins = np.isfinite(filled).cumsum(axis=1)
-        slept = np.logical_or.accumulate(~awake & (known_bins > day_bins(panel.bin_s)), axis=1)
-        days = ERRORS_DAYS * day_bins(panel.bin_s)
+        slept = np.logical_or.accumulate(~awake & (known_bins > count_bins_per_day(panel.bin_s)), axis=1)
+        days = ERRORS_DAYS * count_bins_per_day(panel.bin_s)
         lately = awake.cumsum(axis=1)
         lately[:, days:] = lately[:, days:] - lately[:, :-days].copy()
         mask = (awake & slept & (lately < MOST_AWAKE * np.minimum(known_bins, days)))[:, origins].T
@@ -145,7 +147,7 @@ class WokenSeries:
         highest = np.maximum.accumulate(np.where(awake, np.abs(np.nan_to_num(filled)), 0.0), axis=1)[:, origins].T
         return cls(mask, level, highest, np.sqrt(squares / np.maximum(counts, 1)))
 
-    def errors_alike(self, awake: Mask, step: int) -> tuple[Mask, Mask] | None:
+    def find_similar_errors(self, awake: Mask, step: int) -> tuple[Mask, Mask] | None:
         """Return which (series, bin) errors were issued awake, and which (origin, series) use only those.
 
         Returns None if no series has woken.
@@ -165,17 +167,17 @@ class WokenSeries:
         return np.asarray(np.maximum(grown, np.sqrt(np.maximum(self.level, 1.0))))
 
 
-def error_window(step: int, bin_s: int) -> tuple[int, int]:
+def compute_error_window(step: int, bin_s: int) -> tuple[int, int]:
     """Return (number of errors, bins between two of them), for the errors of two weeks.
 
     At long leads fewer are used, because neighbouring errors are nearly the same.
     """
-    window = ERRORS_DAYS * day_bins(bin_s)
+    window = ERRORS_DAYS * count_bins_per_day(bin_s)
     thin = max(min(max(step // THIN_STEPS, 1), THIN_STEPS), -(-window // MOST_ERRORS))
     return -(-window // thin), thin
 
 
-def window_quantiles(
+def compute_window_quantiles(
     values: Array,
     origins: Bins,
     count: int,
@@ -205,11 +207,11 @@ def window_quantiles(
         counts[first : first + chunk] = known.T
         missing = 1 - (known / count) ** 2
         effective = 1 + np.maximum(known - 1, 0) * min(1.0, OVERLAP_WEIGHT * thin / overlap) ** missing
-        out[:, first : first + chunk] = sorted_quantiles(window, known, effective).transpose(0, 2, 1)
+        out[:, first : first + chunk] = compute_sorted_quantiles(window, known, effective).transpose(0, 2, 1)
     return out, counts
 
 
-def sorted_quantiles(ordered: Array, known: NDArray[np.intp], effective: Array) -> Array:
+def compute_sorted_quantiles(ordered: Array, known: NDArray[np.intp], effective: Array) -> Array:
     """Return (quantile, ...) of the first `known` of ascending rows (..., value), linear between them.
 
     `effective`: how many of them are independent of the others. A small sample reaches less far than the
@@ -217,9 +219,9 @@ def sorted_quantiles(ordered: Array, known: NDArray[np.intp], effective: Array) 
     1939; type 6 of Hyndman and Fan, 1996). The quantiles are NaN without any value.
 
     >>> few = np.array([1.0, 2.0, 3.0, np.nan])
-    >>> sorted_quantiles(few, np.array(3), np.array(3.0))[2:5].tolist()
+    >>> compute_sorted_quantiles(few, np.array(3), np.array(3.0))[2:5].tolist()
     [1.0, 2.0, 3.0]
-    >>> sorted_quantiles(few, np.array(3), np.array(1e9))[2:5].round(3).tolist()
+    >>> compute_sorted_quantiles(few, np.array(3), np.array(1e9))[2:5].round(3).tolist()
     [1.5, 2.0, 2.5]
     """
     outwards = (effective + 1) / np.maximum(effective - 1, 1e-9)
@@ -233,7 +235,7 @@ def sorted_quantiles(ordered: Array, known: NDArray[np.intp], effective: Array) 
     return np.maximum.accumulate(below + (at - low) * (np.take_along_axis(rows, high, axis=0) - below), axis=0)
 
 
-def short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
+def compute_short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
     """Return (origin, series) the typical move within one bin, from all moves so far.
 
     While there are few moves, it is at least a share of the highest value so far.
@@ -259,7 +261,7 @@ class Persistence:
     def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
         medians = None
         if is_flow(panel):
-            medians = recent_medians(forward_filled(panel.values), max(1, MEDIAN_S // panel.bin_s))
+            medians = compute_recent_medians(forward_fill(panel.values), max(1, MEDIAN_S // panel.bin_s))
         return forecast_by_errors(
             panel, origins, steps, lambda panel, filled, step: filled if medians is None else medians
         )
@@ -271,7 +273,7 @@ class SeasonalNaive:
     name = "seasonal_naive"
 
     def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
-        day = day_bins(panel.bin_s)
+        day = count_bins_per_day(panel.bin_s)
 
         def yesterday(panel: Panel, filled: Array, step: int) -> Array:
             return shifted(filled, -(-step // day) * day - step)
@@ -285,10 +287,10 @@ class RecentLevel:
     name = "recent_level"
 
     def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
-        window = LEVEL_DAYS * day_bins(panel.bin_s)
+        window = LEVEL_DAYS * count_bins_per_day(panel.bin_s)
         thin = -(-window // MOST_ERRORS)
-        values, counts = window_quantiles(panel.values, origins, window // thin, thin)
-        values[:, counts < day_bins(panel.bin_s) // thin] = np.nan
+        values, counts = compute_window_quantiles(panel.values, origins, window // thin, thin)
+        values[:, counts < count_bins_per_day(panel.bin_s) // thin] = np.nan
         return np.repeat(values[:, None], len(steps), axis=1)
 
 

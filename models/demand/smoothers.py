@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fleetcast.models.demand.flows import MEDIAN_S
 from fleetcast.models.demand.largest import Largest
-from fleetcast.models.demand.naive import day_bins, forecast_by_errors, forward_filled
-from fleetcast.models.demand.sparse import intermittent
+from fleetcast.models.demand.naive import count_bins_per_day, forecast_by_errors, forward_fill
+from fleetcast.models.demand.sparse import is_intermittent
 from fleetcast.models.demand.theta import Theta
 from fleetcast.models.forecast import Forecaster, Panel
 
@@ -27,7 +27,7 @@ class RollingMedian:
     name = "rolling_median"
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        medians = rolling_median(forward_filled(panel.values), max(1, MEDIAN_S // panel.bin_s))
+        medians = rolling_median(forward_fill(panel.values), max(1, MEDIAN_S // panel.bin_s))
         return forecast_by_errors(panel, origins, steps, lambda panel, filled, step: medians)
 
 
@@ -55,7 +55,7 @@ class Steady:
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
         found = self._forecaster.forecast(panel, origins, steps)
-        found[:, :, intermittent(panel.values, origins, day_bins(panel.bin_s)).T] = np.nan
+        found[:, :, is_intermittent(panel.values, origins, count_bins_per_day(panel.bin_s)).T] = np.nan
         return found
 
 
@@ -64,6 +64,6 @@ def smoothers() -> tuple[Forecaster, ...]:
     return (Largest(Theta(), MOST_SMOOTHED),)
 
 
-def group_smoothers() -> tuple[Forecaster, ...]:
+def make_group_smoothers() -> tuple[Forecaster, ...]:
     """Return the smoothers of user groups. They leave out intermittent series, which are common there."""
     return tuple(Steady(one) for one in smoothers())

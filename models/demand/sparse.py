@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.demand.naive import day_bins, forward_filled
+from fleetcast.models.demand.naive import count_bins_per_day, forward_fill
 from fleetcast.models.forecast import QUANTILES, Panel
 
 Array = NDArray[np.float64]
@@ -47,11 +47,11 @@ class Sparse:
 
     def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
         out = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
-        chosen = intermittent(panel.values, origins, day_bins(panel.bin_s))  # (series, origin)
+        chosen = is_intermittent(panel.values, origins, count_bins_per_day(panel.bin_s))  # (series, origin)
         rows = np.flatnonzero(chosen.any(axis=1))
         if not len(rows):
             return out
-        past = _Past.of(panel.values[rows], origins, day_bins(panel.bin_s))
+        past = _Past.of(panel.values[rows], origins, count_bins_per_day(panel.bin_s))
         for at, step in enumerate(steps):
             found = past.forecast(step)
             found[:, ~chosen[rows].T] = np.nan
@@ -59,7 +59,7 @@ class Sparse:
         return out
 
 
-def intermittent(values: Array, origins: Bins, day: int) -> Mask:
+def is_intermittent(values: Array, origins: Bins, day: int) -> Mask:
     """Return (series, origin) whether demand is intermittent in the WINDOW_DAYS before the origin.
 
     There must be enough known bins, enough of them with demand, and a mean interval above MOST_INTERVAL.
@@ -71,15 +71,15 @@ def intermittent(values: Array, origins: Bins, day: int) -> Mask:
 
 def _count_in_window(mask: Mask, origins: Bins, window: int) -> Array:
     """Return (series, origin) how many of the last `window` bins are set. mask: (series, bin)."""
-    return sums_upto(mask, origins) - sums_upto(mask, origins - window)
+    return compute_prefix_sums(mask, origins) - compute_prefix_sums(mask, origins - window)
 
 
-def sums_upto(rows: NDArray[Any], origins: Bins) -> Array:
+def compute_prefix_sums(rows: NDArray[Any], origins: Bins) -> Array:
     """Return (series, origin) the sum up to and including each origin, 0 for one before the first bin.
 
     rows: (series, bin).
 
-    >>> sums_upto(np.array([[1.0, 2.0, 4.0]]), np.array([1, -3, 2])).tolist()
+    >>> compute_prefix_sums(np.array([[1.0, 2.0, 4.0]]), np.array([1, -3, 2])).tolist()
     [[3.0, 0.0, 7.0]]
     """
     ends = np.unique(origins[origins >= 0]) + 1
@@ -111,9 +111,9 @@ class _Past:
     def of(cls, values: Array, origins: Bins, day: int) -> "_Past":
         some, none = values > 0, values == 0
         age = 2.0 ** (np.arange(values.shape[1]) / (HALF_LIFE_DAYS * day))
-        seen = sums_upto(some * age, origins), sums_upto(none * age, origins)
+        seen = compute_prefix_sums(some * age, origins), compute_prefix_sums(none * age, origins)
         share = seen[0] / np.maximum(seen[0] + seen[1], 1.0)
-        last = forward_filled(values)[:, origins]
+        last = forward_fill(values)[:, origins]
         return cls(values, some, none, age, origins, last, share, recent(values, some, origins))
 
     def forecast(self, step: int) -> Array:
@@ -121,12 +121,12 @@ class _Past:
         now, p_any = self.last > 0, self.p_any(step)
         values, some, ends = self.values[:, step:], self.some[:, step:], self.origins - step
         began = recent(values, some & self.none[:, :-step], ends)
-        began = np.where(_has_enough_known(began), began, self.sizes)
+        began = np.where(_has_enough_values(began), began, self.sizes)
         both = some & self.some[:, :-step]
         moved = np.maximum(self.last[..., None] + recent(values - self.values[:, :-step], both, ends), 0.0)
-        follows = _has_enough_known(moved) & (_width(moved) < _width(self.sizes))
+        follows = _has_enough_values(moved) & (_width(moved) < _width(self.sizes))
         given = np.where(now[..., None], np.where(follows, moved, self.sizes), began)
-        return mixture(p_any, np.sort(given, axis=-1)).transpose(0, 2, 1)
+        return compute_mixture_quantiles(p_any, np.sort(given, axis=-1)).transpose(0, 2, 1)
 
     def p_any(self, step: int) -> Array:
         """Return (series, origin) the probability of any demand `step` bins after the origin.
@@ -137,8 +137,8 @@ class _Past:
         prior = PRIOR_PAIRS * step
         found = []
         for start in (self.none[:, :-step], self.some[:, :-step]):
-            hits = sums_upto((start & self.some[:, step:]) * age, ends) / own
-            misses = sums_upto((start & self.none[:, step:]) * age, ends) / own
+            hits = compute_prefix_sums((start & self.some[:, step:]) * age, ends) / own
+            misses = compute_prefix_sums((start & self.none[:, step:]) * age, ends) / own
             found.append((hits + prior * self.share) / (hits + misses + prior))
         return np.where(self.last > 0, found[1], found[0])
 
@@ -153,7 +153,7 @@ def recent(values: Array, mask: Mask, origins: Bins) -> Array:
     """
     picked, counts = values[mask], np.count_nonzero(mask, axis=1)
     begin = counts.cumsum() - counts
-    upto = sums_upto(mask, origins).astype(np.intp)
+    upto = compute_prefix_sums(mask, origins).astype(np.intp)
     held = np.minimum(upto, RECENT)[..., None]
     back = np.arange(SIZES) * np.maximum(held, SIZES) // SIZES
     missing = back >= held
@@ -163,7 +163,7 @@ def recent(values: Array, mask: Mask, origins: Bins) -> Array:
     return np.where(missing, np.nan, picked[at])
 
 
-def _has_enough_known(sample: Array) -> Mask:
+def _has_enough_values(sample: Array) -> Mask:
     """Return (..., 1) whether at least FEWEST_SIZES values of a sample (..., value) are known."""
     return np.asarray(np.isfinite(sample).sum(axis=-1, keepdims=True) >= FEWEST_SIZES)
 
@@ -176,12 +176,12 @@ def _width(sample: Array) -> Array:
     return np.asarray(np.where(known, np.abs(sample - mean), 0.0).sum(axis=-1, keepdims=True) / count)
 
 
-def mixture(p_any: Array, sizes: Array) -> Array:
+def compute_mixture_quantiles(p_any: Array, sizes: Array) -> Array:
     """Return (quantile, ...) QUANTILES of a value that is 0, or one of `sizes` with probability `p_any`.
 
     p_any: (...). sizes: (..., value) ascending, NaN last.
 
-    >>> mixture(np.array([0.5]), np.array([[1.0, 2.0, 3.0]]))[:, 0].tolist()
+    >>> compute_mixture_quantiles(np.array([0.5]), np.array([[1.0, 2.0, 3.0]]))[:, 0].tolist()
     [0.0, 0.0, 0.0, 0.0, 2.0, 2.6, 2.8]
     """
     levels = LEVELS.reshape(-1, *[1] * p_any.ndim)

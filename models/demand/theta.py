@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.demand.naive import day_bins, forecast_by_errors, forward_filled, shifted
+from fleetcast.models.demand.naive import count_bins_per_day, forecast_by_errors, forward_fill, shifted
 from fleetcast.models.forecast import Panel
 
 Array = NDArray[np.float64]
@@ -34,16 +34,16 @@ class Theta:
     name = "theta"
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        filled = forward_filled(panel.values)
-        day = day_bins(panel.bin_s)
-        shape, edge = daily_shape(filled, day, SMOOTH_S // panel.bin_s)
+        filled = forward_fill(panel.values)
+        day = count_bins_per_day(panel.bin_s)
+        shape, edge = compute_daily_shape(filled, day, SMOOTH_S // panel.bin_s)
         plain = filled - shifted(shape, day)
-        levels = [smoothed(plain, factor) for factor in FACTORS]
+        levels = [smooth_series(plain, factor) for factor in FACTORS]
         drift = slope(plain, SHAPE_DAYS * day) / 2
         young = np.isfinite(filled).cumsum(axis=1) < WARM_DAYS * day
 
         def bet(panel: Panel, filled: Array, step: int) -> Array:
-            level = best_level(levels, plain, step, SHAPE_DAYS * day)
+            level = choose_best_level(levels, plain, step, SHAPE_DAYS * day)
             back = -(-(step + edge) // day) * day - step
             bets = level + drift * step + shifted(shape, back)
             bets[young] = np.nan
@@ -52,28 +52,28 @@ class Theta:
         return forecast_by_errors(panel, origins, steps, bet)
 
 
-def daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
+def compute_daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
     """Return (series, bin) how far bins at this time of day lie above the day's mean, 0 if unknown.
 
     The second value is the number of bins that it looks ahead.
     """
-    usual = rolling_mean(filled, day)
+    usual = compute_rolling_mean(filled, day)
     above = filled - usual
     lagged = np.stack([shifted(above, number * day) for number in range(SHAPE_DAYS)])
     known = np.isfinite(lagged)
     shape = np.where(known, lagged, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     if smooth:  # the mean of the bins around it, which are a day old when it is used
-        shape = shifted(rolling_mean(shape, 2 * smooth + 1), -smooth)
+        shape = shifted(compute_rolling_mean(shape, 2 * smooth + 1), -smooth)
         shape = np.nan_to_num(shape)
     past = shifted(shape, day)
-    both = rolling_mean(np.nan_to_num(above * past), SHAPE_DAYS * day)
-    own = rolling_mean(np.nan_to_num(past**2), SHAPE_DAYS * day)
+    both = compute_rolling_mean(np.nan_to_num(above * past), SHAPE_DAYS * day)
+    own = compute_rolling_mean(np.nan_to_num(past**2), SHAPE_DAYS * day)
     fit = np.divide(both, own, out=np.zeros_like(both), where=own > 0)
     # The fit is as of the bin itself, the shape looks `smooth` bins ahead of it.
     return shape * np.clip(fit, 0.0, 1.0), smooth
 
 
-def smoothed(values: Array, factor: float) -> Array:
+def smooth_series(values: Array, factor: float) -> Array:
     """Return (series, bin) the values after simple exponential smoothing, from the first known one on."""
     if not values.shape[1]:
         return values
@@ -108,7 +108,7 @@ def _smooth_few_series(values: Array, factor: float) -> Array:
     return levels
 
 
-def best_level(levels: Sequence[Array], plain: Array, step: int, window: int) -> Array:
+def choose_best_level(levels: Sequence[Array], plain: Array, step: int, window: int) -> Array:
     """Return (series, bin) the smoothed level with the smallest errors at this lead within the window.
 
     All levels are known at the same bins, so sums of errors compare as their means do.
@@ -127,7 +127,7 @@ def best_level(levels: Sequence[Array], plain: Array, step: int, window: int) ->
     return best
 
 
-def rolling_mean(values: Array, window: int) -> Array:
+def compute_rolling_mean(values: Array, window: int) -> Array:
     """Return (series, bin) the mean of the known values in the last `window` bins, NaN without any."""
     known = np.isfinite(values)
     sums, counts = (_sum_windows(rows, window) for rows in (np.where(known, values, 0.0), known.astype(np.float64)))

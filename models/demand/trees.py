@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import ModelError
 from fleetcast.models.demand.boosting import (
     BANDS,
@@ -33,10 +33,10 @@ from fleetcast.models.demand.boosting import (
     BandModel,
     Bands,
     Settings,
-    each_level,
+    compute_each_level,
+    compute_usual_change,
     fit_target,
     serves,
-    usual_change,
 )
 from fleetcast.models.demand.features import DAY_S, FEATURES, PanelPast, Rows, features
 from fleetcast.models.demand.flows import FLOW_TARGETS
@@ -194,9 +194,9 @@ def _predict(model: BandModel, past: PanelPast, origins: NDArray[np.intp], x: Ro
     """
     flat = x.reshape(-1, x.shape[-1])
     threads = settings.threads if len(flat) >= FEW_ROWS else 1
-    levels = each_level(lambda booster: booster.predict(flat, num_threads=1), model.boosters, threads)
+    levels = compute_each_level(lambda booster: booster.predict(flat, num_threads=1), model.boosters, threads)
     z = np.stack(levels).reshape(len(levels), *x.shape[:-1])
-    unit = past.scale(origins) * usual_change(x) if model.by_change else past.scale(origins)
+    unit = past.scale(origins) * compute_usual_change(x) if model.by_change else past.scale(origins)
     return np.asarray(np.where(serves(past, origins), past.anchor(origins), np.nan) + unit * z)
 
 
@@ -236,7 +236,7 @@ def _read_saved_model(path: Path) -> _Saved:
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}): train demand anew") from error
     except msgspec.MsgspecError as error:
-        raise ModelError(f"{path}: damaged ({explain_json(error)}): train demand anew") from error
+        raise ModelError(f"{path}: damaged ({explain_json_error(error)}): train demand anew") from error
     if saved.layout != LAYOUT or saved.features != FEATURES or saved.quantiles != QUANTILES:
         raise ModelError(f"{path}: made by another version of Fleetcast: train demand anew")
     return saved

@@ -24,10 +24,10 @@ class CheckpointPlan:
     expected_ettr: float
 
 
-def ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_s: float = RESTART_S) -> float:
+def compute_ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_s: float = RESTART_S) -> float:
     """Return the effective training time ratio at any interval, from 0 to 1.
 
-    >>> round(ettr(1200.0, 30.0, 512 * 0.0065), 3)
+    >>> round(compute_ettr(1200.0, 30.0, 512 * 0.0065), 3)
     0.941
     """
     working = max(0.0, 1 - cost_s / interval_s)
@@ -44,4 +44,4 @@ def plan_of(cost_s: float, rate_per_day: float) -> CheckpointPlan:
     (1248, 0.94)
     """
     interval_s = max(math.sqrt(2 * cost_s * DAY_S / rate_per_day), 2 * cost_s)
-    return CheckpointPlan(interval_s, rate_per_day, ettr(interval_s, cost_s, rate_per_day))
+    return CheckpointPlan(interval_s, rate_per_day, compute_ettr(interval_s, cost_s, rate_per_day))

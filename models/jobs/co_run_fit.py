@@ -11,7 +11,7 @@ import numpy as np
 
 from fleetcast.features.co_runs import CoRun, Keys
 from fleetcast.features.sharing import Share
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import ModelError
 
 CO_RUN_FILE = "co_runs.json"
@@ -56,4 +56,4 @@ class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls, strict=False)
         except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"{path} is no fit of co-runs: {explain_json(error)}") from None
+            raise ModelError(f"{path} is no fit of co-runs: {explain_json_error(error)}") from None

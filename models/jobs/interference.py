@@ -136,12 +136,12 @@ def rule(load: Array, partner_load: Array) -> Array:
     return np.minimum(1.0, 1.0 / np.maximum(both, 1e-9))
 
 
-def gpu_prior(pairs: Pairs) -> Array:
+def compute_gpu_prior(pairs: Pairs) -> Array:
     """Return (n,) the prior 1 - u_a u_b / 2, NaN if neither load is known.
 
     If one load is unknown, that job is assumed to take the whole GPU.
 
-    >>> gpu_prior(Pairs.of([((0.5, 0.0, 0.0), (1.0, 0.0, 0.0), (1, 1), (2, 2))])).tolist()
+    >>> compute_gpu_prior(Pairs.of([((0.5, 0.0, 0.0), (1.0, 0.0, 0.0), (1, 1), (2, 2))])).tolist()
     [0.75]
     """
     own, other = (np.minimum(load[:, 0], MOST_LOAD) for load in (pairs.load, pairs.partner_load))
@@ -212,10 +212,10 @@ def margin(errors: Array) -> float:
     return float(np.sort(errors)[k - 1]) if k else float("nan")
 
 
-def margins_without(errors: Array) -> Array:
+def compute_held_out_margins(errors: Array) -> Array:
     """Return (n,) `margin` of all errors except each one, to compare that co-run's outcome with.
 
-    >>> margins_without(np.arange(-10.0, 0.0))[[0, 1, 9]].tolist()
+    >>> compute_held_out_margins(np.arange(-10.0, 0.0))[[0, 1, 9]].tolist()
     [-9.0, -10.0, -10.0]
     """
     k = int(len(errors) * (1 - BOUND) + 1e-9)

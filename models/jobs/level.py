@@ -18,16 +18,16 @@ FITS_ENOUGH = 1.5  # times the variance around steps: they are placed where they
 MOST_CHANGES = 8  # of level within one window
 
 
-def at_present_level(readings: Array) -> Array:
+def shift_to_present_level(readings: Array) -> Array:
     """Return readings as they would be at the present level.
 
     They are the last level plus the scatter around every earlier one. readings: (reading,) oldest first,
     without NaN. Without a change of level or a trend they are returned unchanged.
 
-    >>> at_present_level(np.array([10.0, 10.0, 10.0, 10.0, 110.0, 110.0, 110.0, 110.0])).tolist()
+    >>> shift_to_present_level(np.array([10.0, 10.0, 10.0, 10.0, 110.0, 110.0, 110.0, 110.0])).tolist()
     [110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0]
     """
-    begins = changes_of_level(readings)
+    begins = find_level_changes(readings)
     slope = _fit_trend(readings, begins)
     if slope:
         ahead = float(readings.mean()) + slope * ((len(readings) - 1) / 2 + LEAD)
@@ -79,7 +79,7 @@ def _subtract_trend(part: Array) -> Array:
     return np.asarray(part - np.mean(part) - _fit_slope(part)[0] * at)
 
 
-def changes_of_level(readings: Array) -> list[int]:
+def find_level_changes(readings: Array) -> list[int]:
     """Return where each level begins, 0 first: the clearest change, then the clearest one after it, and so on."""
     begins = [0]
     while len(begins) <= MOST_CHANGES:

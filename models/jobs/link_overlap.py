@@ -62,12 +62,12 @@ class LinkFit:
     shifts_s: tuple[float, ...] | None
 
 
-def ratio_of(a_s: float, b_s: float) -> tuple[int, int] | None:
+def find_turn_ratio(a_s: float, b_s: float) -> tuple[int, int] | None:
     """Return the turns of a and of b that take about as long.
 
     Returns None if no small numbers do, or a period is not positive and finite.
 
-    >>> ratio_of(1.0, 2.01), ratio_of(1.0, 1.0), ratio_of(1.0, 1.387)
+    >>> find_turn_ratio(1.0, 2.01), find_turn_ratio(1.0, 1.0), find_turn_ratio(1.0, 1.387)
     ((2, 1), (1, 1), None)
     """
     if not (0 < a_s < math.inf and 0 < b_s < math.inf and math.isfinite(b_s / a_s)):
@@ -86,7 +86,7 @@ def overlap(a: Turns, b: Turns) -> Overlap:
     >>> round(float(both.speed_a[0]), 2), float(both.speed_a[180 // STEP_DEGREES])
     (0.67, 1.0)
     """
-    turns = ratio_of(a.period_s, b.period_s)
+    turns = find_turn_ratio(a.period_s, b.period_s)
     beyond = max(0.0, a.rate + b.rate - 1.0)
     shifts = np.arange(0, 360, STEP_DEGREES)
     if turns is None:
@@ -128,7 +128,7 @@ def fit(jobs: Sequence[Turns]) -> LinkFit:
 
 def _common(jobs: Sequence[Turns]) -> list[int] | None:
     """Return the turns of each job on the circle of all, or None if one would have more than MOST_TURNS."""
-    ratios = [ratio_of(jobs[0].period_s, job.period_s) for job in jobs]
+    ratios = [find_turn_ratio(jobs[0].period_s, job.period_s) for job in jobs]
     if None in ratios:
         return None
     known = [ratio for ratio in ratios if ratio is not None]

@@ -32,12 +32,12 @@ class Next:
     intervals: int
 
 
-def next_of(begins_ms: NDArray[np.int64], now_ms: int) -> Next | None:
+def predict_next_beginning(begins_ms: NDArray[np.int64], now_ms: int) -> Next | None:
     """Return the next beginning after `begins_ms` (n,).
 
     Returns None if there are fewer than two beginnings, or if it has been due for too long.
 
-    >>> next_of(np.array([0, 600_000, 1_200_000]), 1_300_000).p50_ms
+    >>> predict_next_beginning(np.array([0, 600_000, 1_200_000]), 1_300_000).p50_ms
     1800000
     """
     begins = np.unique(begins_ms[begins_ms <= now_ms])[-MAX_SPELLS - 1 :]

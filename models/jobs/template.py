@@ -53,7 +53,7 @@ def locked(values: Array, period: float) -> Locked | None:
     phase, shifts = (time - began) / length % 1, []
     for _ in range(cycles):
         inside = (time >= began) & (time < began + length)
-        shift = _best_shift(values[inside], (time[inside] - began) / length, template)
+        shift = _find_best_shift(values[inside], (time[inside] - began) / length, template)
         shifts.append(shift)
         began += ANCHOR_GAIN * shift * length
         length *= 1 + PERIOD_GAIN * shift
@@ -77,13 +77,13 @@ def ahead(values: Array, lock: Locked, samples: float, interval_s: float, levels
     apart = np.abs(lock.phase[known] - then)
     apart = np.minimum(apart, 1 - apart)
     spread = max(LEAST_SPREAD, lock.strays * float(np.sqrt(max(samples / lock.period, 1.0))))
-    return weighted_quantiles(values[known], np.exp(-0.5 * (apart / spread) ** 2), levels)
+    return compute_weighted_quantiles(values[known], np.exp(-0.5 * (apart / spread) ** 2), levels)
 
 
-def weighted_quantiles(values: Array, weights: Array, levels: tuple[float, ...]) -> list[float]:
+def compute_weighted_quantiles(values: Array, weights: Array, levels: tuple[float, ...]) -> list[float]:
     """Return the quantiles of weighted values.
 
-    >>> weighted_quantiles(np.array([3.0, 1.0, 2.0]), np.array([0.0, 1.0, 1.0]), (0.5, 0.9))
+    >>> compute_weighted_quantiles(np.array([3.0, 1.0, 2.0]), np.array([0.0, 1.0, 1.0]), (0.5, 0.9))
     [1.5, 2.0]
     """
     counts = weights > 1e-9 * weights.max()
@@ -105,7 +105,7 @@ def _folded(values: Array, phase: Array) -> Array:
     return folded
 
 
-def _best_shift(values: Array, phase: Array, template: Array) -> float:
+def _find_best_shift(values: Array, phase: Array, template: Array) -> float:
     """Return by which part of a cycle the template must be moved to fit this cycle best."""
     known = np.isfinite(values)
     if not known.any():

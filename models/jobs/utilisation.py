@@ -72,7 +72,7 @@ def use_of(
     idle_before_s: how long the GPUs were idle before the first slot, 0 if unknown.
     """
     activity = np.where(np.isfinite(sm_active), sm_active, busy)
-    idle_s = _idle_s(activity, interval_s, idle_before_s)
+    idle_s = _compute_idle_s(activity, interval_s, idle_before_s)
     lately = min(len(activity), max(1, round(LATELY_S / interval_s)))
     newest = _newest(memory_bytes)
     data, communication = shares_of(steps)
@@ -111,15 +111,15 @@ def shares_of(steps: Sequence[Step]) -> tuple[float | None, float | None]:
     return min(data / total, 1.0), min(communication / total, 1.0)
 
 
-def mfu_of(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_model: str) -> Mfu:
+def compute_mfu(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_model: str) -> Mfu:
     """Return the model FLOPs utilisation: FLOPs per second divided by the peak of all GPUs.
 
     Only whole steps that state their tokens count.
 
     >>> step = Step(job="a", sequence=1, time_ms=0, step=1, duration_s=2.0, tokens=1_000_000)
-    >>> round(mfu_of([step], 8 * 989e6, 8, "NVIDIA H100 80GB HBM3").value, 2)
+    >>> round(compute_mfu([step], 8 * 989e6, 8, "NVIDIA H100 80GB HBM3").value, 2)
     0.5
-    >>> mfu_of([step], 8 * 989e6, 8, "some GPU").reason
+    >>> compute_mfu([step], 8 * 989e6, 8, "some GPU").reason
     'the peak FLOP/s of its GPUs are not known (some GPU)'
     """
     if not (np.isfinite(flops_per_token) and flops_per_token > 0) or gpus < 1:
@@ -137,7 +137,7 @@ def mfu_of(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_model: 
     return Mfu(share)
 
 
-def _idle_s(activity: Array, interval_s: float, before_s: float) -> float | None:
+def _compute_idle_s(activity: Array, interval_s: float, before_s: float) -> float | None:
     """Return for how long the job has been idle, at least. Returns None if no activity is known.
 
     If it computed nowhere in the window, the idle time before the window is added.

@@ -3,7 +3,7 @@
     @sees("xid_hard")       (view of all entities of a kind) -> Detection    what their own samples show
     @reports("slow_nic")    makes Signals some other way: by comparing a gang, from node events, from ended jobs
 
-Every rule of `fleetcast.models.risk.rules` has exactly one of these functions. `check_complete` raises if one has
+Every rule of `fleetcast.models.risk.rules` has exactly one of these functions. `check_rules_have_detectors` raises if one has
 none.
 """
 
@@ -49,7 +49,7 @@ class FeatureColumns:
         return self._at[name]
 
 
-def newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
+def compute_newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
     """Return (node,) the smallest age among a node's entities, NaN if none ever sent a sample."""
     age = columns["age_s"]
     known = np.isfinite(age) & (columns.node >= 0)
@@ -130,7 +130,7 @@ def _register(table: dict[str, Callable[..., Any]], *rules: str) -> Callable[[Fu
     return register
 
 
-def detect(kind: EntityKind, view: object, rows: int) -> list[Detection]:
+def detect_signals(kind: EntityKind, view: object, rows: int) -> list[Detection]:
     """Return the detections of each rule of a kind, in the order of OF_KIND.
 
     A rule that is raised elsewhere has an empty detection.
@@ -140,7 +140,7 @@ def detect(kind: EntityKind, view: object, rows: int) -> list[Detection]:
     return [nothing if detector is None else detector(view) for detector in detectors]
 
 
-def check_complete() -> None:
+def check_rules_have_detectors() -> None:
     """Check that each rule has a function. Raises ValueError if one has none.
 
     Call it when all modules with such functions are imported.

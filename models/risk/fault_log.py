@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.risk.hazard import PUBLISHED, FaultHistory, HistoryFit, columns_at
+from fleetcast.models.risk.hazard import PUBLISHED, FaultHistory, HistoryFit, make_feature_columns
 
 Array = NDArray[np.float64]
 
@@ -89,20 +89,20 @@ class FaultLog:
         self._common |= recent | {fault.node for fault in begun}
         return True
 
-    def last_seen(self) -> dict[str, int]:
+    def find_last_fault_times(self) -> dict[str, int]:
         """Return node → when a hard signal was last there."""
         return {name: fault.seen_ms for name, fault in self._last.items()}
 
-    def has_now(self, name: str) -> bool:
+    def has_current_fault(self, name: str) -> bool:
         """Return whether the node has a fault, or had one that may come back as the same."""
         known = self._last.get(name)
         return known is not None and known.seen_ms + SAME_MS >= self._now_ms
 
     def has_failed(self, name: str) -> bool:
         """Return whether the node has a fault now, or failed with many others and is not back."""
-        return name in self._common or self.has_now(name)
+        return name in self._common or self.has_current_fault(name)
 
-    def failed_by(self, at_ms: int) -> set[str]:
+    def find_faulty_nodes(self, at_ms: int) -> set[str]:
         """Return the nodes that had a fault at a time, or one that might come back as the same."""
         return {fault.node for fault in self.faults if fault.start_ms <= at_ms <= fault.seen_ms + SAME_MS}
 
@@ -125,15 +125,15 @@ class FaultLog:
         """Return (horizon, node) the faults expected of each node by its history alone."""
         now_day = now_ms / DAY_MS
         rows = {name: row for row, name in enumerate(names)}
-        columns = columns_at(self.history(rows).until(now_day), now_day, len(names))
+        columns = make_feature_columns(self.history(rows).until(now_day), now_day, len(names))
         return (self.fit or self.prior).hazard(columns, horizons_s)
 
-    def fit_due(self, now_ms: int) -> bool:
+    def is_fit_due(self, now_ms: int) -> bool:
         """Return whether there is enough own history, and the last fit is older than a week."""
         watched = now_ms - self.since_ms >= OWN_DAYS * DAY_MS and len(self.faults) >= OWN_FAULTS
         return bool(self.since_ms) and watched and now_ms - self.fitted_ms >= REFIT_MS
 
-    def fit_inputs(self, names: Sequence[str], now_ms: int) -> tuple[FaultHistory, int, int, int]:
+    def make_fit_inputs(self, names: Sequence[str], now_ms: int) -> tuple[FaultHistory, int, int, int]:
         """Return the arguments of `fit_history` as a copy, so that a thread may fit.
 
         They begin at the time from which faults are still stored.

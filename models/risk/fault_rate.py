@@ -74,12 +74,12 @@ class FaultRate:
         decay = 0.5 ** (elapsed_ms / HALF_LIFE_MS)
         self.seen, self.expected = self.seen * decay, self.expected * decay
         if elapsed_ms <= WATCHED_MS:
-            is_well = [not faults.has_now(name) and not self._is_joining(name, now_ms) for name in names]
+            is_well = [not faults.has_current_fault(name) and not self._is_joining(name, now_ms) for name in names]
             is_counted = np.array(is_well, bool) & ~warned
             self.expected += float(day_hazard[is_counted].sum()) * elapsed_ms / DAY_MS
         self._count(faults, before_ms - LAG_MS, now_ms - LAG_MS)
         self._renew_warnings(warned, names, now_ms)
-        self.times = posterior_times(self.seen, self.expected)
+        self.times = compute_posterior_ratio(self.seen, self.expected)
 
     def _count(self, faults: FaultLog, after_ms: int, until_ms: int) -> None:
         after_ms = max(after_ms, self._watched_ms + TOGETHER_MS)  # a fault found at the start may be of any age
@@ -129,7 +129,7 @@ class FaultRate:
         self._watched_ms = about.get("watched_ms", self._now_ms)
         self._warned_ms = {name: (int(begin), int(last)) for name, (begin, last) in about["warned_ms"].items()}
         self._times_ms = {name: (int(since), int(last)) for name, (since, last) in about.get("heard_ms", {}).items()}
-        self.times = posterior_times(self.seen, self.expected)
+        self.times = compute_posterior_ratio(self.seen, self.expected)
 
     def move(self, by_ms: int) -> None:
         """Move all times. 0 means no time, and stays."""
@@ -142,12 +142,12 @@ class FaultRate:
         )
 
 
-def posterior_times(seen: float, expected: float) -> float:
+def compute_posterior_ratio(seen: float, expected: float) -> float:
     """Return the ratio to the expected faults that explains those seen.
 
     It is rounded to two digits so that it does not change all the time.
 
-    >>> posterior_times(0, 0.0), posterior_times(1, 0.02), posterior_times(9, 0.025)
+    >>> compute_posterior_ratio(0, 0.0), compute_posterior_ratio(1, 0.02), compute_posterior_ratio(9, 0.025)
     (1.0, 1.9, 320.0)
     """
     rows = []

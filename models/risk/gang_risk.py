@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.shared_domains import carried_heat, hazard_within, shared_hazard
+from fleetcast.fleet.shared_domains import compute_carried_heat, compute_shared_hazard, interpolate_hazard
 from fleetcast.models.risk.scores import RISK_HORIZONS_S
 
 Array = NDArray[np.float64]
@@ -68,14 +68,14 @@ def gang_risk(
     of FAULTS_PER_DAY, (n,) each member's domain, "" if unknown). gpu_temp_c: (n,).
     """
     known = np.where(np.isfinite(risk), risk, prior[:, :, None])
-    hazard = hazard_within(known, RISK_HORIZONS_S, duration_s)
-    usual = hazard_within(prior[:, :, None], RISK_HORIZONS_S, duration_s)
+    hazard = interpolate_hazard(known, RISK_HORIZONS_S, duration_s)
+    usual = interpolate_hazard(prior[:, :, None], RISK_HORIZONS_S, duration_s)
     interrupts, slows = hazard[FAIL], hazard[SLOW]
     if gpu_temp_c is not None:
-        slows = slows + carried_heat(gpu_temp_c, duration_s)
+        slows = slows + compute_carried_heat(gpu_temp_c, duration_s)
     excess = np.maximum(interrupts - usual[FAIL], 0.0)
     found = [
-        (level, name, len(inside), float(shared_hazard(level, excess[inside].max(), duration_s)))
+        (level, name, len(inside), float(compute_shared_hazard(level, excess[inside].max(), duration_s)))
         for level, names in domains
         for name, inside in sorted(_members(names).items())
         if len(inside) > 1

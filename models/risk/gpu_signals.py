@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.clock_reasons import BRAKE, IDLE, POWER_CAP, SLOWDOWN, THERMAL
 from fleetcast.fleet.xids import HARD, PART, SOFT
-from fleetcast.models.peers import MAD_TO_SIGMA, middle, most_have
+from fleetcast.models.peers import MAD_TO_SIGMA, compute_p90, middle
 from fleetcast.models.risk.alike import AlikeDevices
-from fleetcast.models.risk.detectors import Detection, FeatureColumns, newest_age_s, sees
+from fleetcast.models.risk.detectors import Detection, FeatureColumns, compute_newest_age_s, sees
 from fleetcast.models.risk.learned import Learned
 from fleetcast.models.risk.signals import Array, Mask, Times
 
@@ -75,14 +75,14 @@ class GpuView:
     def since(self, name: str) -> Times:
         return self.columns.since(name)
 
-    def works_with(self, values: Array) -> Mask:
+    def has_working_value(self, values: Array) -> Mask:
         """Return (gpu,) whether the GPU works and its value is known.
 
         Only such GPUs show whether a rule holds.
         """
         return np.asarray(self.loaded & np.isfinite(values))
 
-    def known_before(self, feature: str) -> Mask:
+    def has_changed_since_discovery(self, feature: str) -> Mask:
         """Return (gpu,) whether the feature has changed since the GPU was first observed.
 
         Only such a change is ours to report.
@@ -90,12 +90,12 @@ class GpuView:
         first_ms = self.columns.now_ms - np.nan_to_num(self["first_seen_s"], nan=0.0) * 1000
         return np.asarray(self.columns.since(feature) > first_ms + 1000)
 
-    def peer_median(self, values: Array) -> Array:
+    def compute_peer_median(self, values: Array) -> Array:
         """Return (gpu,) the median of the GPUs of its node and model."""
         return self.alike.groups.middle(values)
 
 
-def reason_bits(columns: FeatureColumns) -> tuple[NDArray[np.int64], Mask]:
+def read_reason_bits(columns: FeatureColumns) -> tuple[NDArray[np.int64], Mask]:
     """Return (gpu,) the clock event reasons as integers, and whether they are known. Unknown ones are 0."""
     raw = columns["clock_event_reasons"]
     has = np.isfinite(raw)
@@ -119,7 +119,7 @@ def at_limit(view: GpuView) -> Mask:
     return np.asarray(view["power_w"] >= AT_LIMIT * view["power_limit_w"])
 
 
-def cap_evidence(view: GpuView) -> Array:
+def compute_cap_evidence(view: GpuView) -> Array:
     """Return (gpu,) the evidence that a low clock is due to a power cap.
 
     STATED: the reason bit is set, or the power is at the limit.
@@ -133,14 +133,14 @@ def cap_evidence(view: GpuView) -> Array:
     faulty = (view.bits & (THERMAL | BRAKE)) > 0
     bit = (view.bits & POWER_CAP) > 0
     far_below = np.fmax(view["power_w"], view["power_w_mean_2m"]) < FAR_BELOW_LIMIT * limit
-    waits = bit & far_below & (limit < LOWERED_LIMIT * most_have(limit))
+    waits = bit & far_below & (limit < LOWERED_LIMIT * compute_p90(limit))
     is_capped = bit | at_limit(view)
     untold = ~view.has_bits & np.isnan(limit) & ~(view["gpu_temp_c"] >= HOT_C)
-    cases = (faulty, waits, far_below, is_capped, untold & on_plateau(view), untold)
+    cases = (faulty, waits, far_below, is_capped, untold & is_on_plateau(view), untold)
     return np.select(cases, (DENIED, WAITS, DENIED, STATED, LIKELY, OPEN), DENIED)
 
 
-def on_plateau(view: GpuView) -> Mask:
+def is_on_plateau(view: GpuView) -> Mask:
     """Return (gpu,) whether it steadily draws less than its node's working GPUs, and is no warmer.
 
     Its clock is lower too. Heat that slows a GPU would make it warmer. Brakes and hardware slowdowns halve
@@ -148,10 +148,10 @@ def on_plateau(view: GpuView) -> Mask:
     """
     clock = view.clock / view.usual_clock
     now, lately = (
-        power / view.peer_median(np.where(view.loaded & (power > 0), power, np.nan))
+        power / view.compute_peer_median(np.where(view.loaded & (power > 0), power, np.nan))
         for power in (view["power_w"], view["power_w_mean_2m"])
     )
-    warmer = view["gpu_temp_c"] - view.peer_median(np.where(view.loaded, view["gpu_temp_c"], np.nan))
+    warmer = view["gpu_temp_c"] - view.compute_peer_median(np.where(view.loaded, view["gpu_temp_c"], np.nan))
     cool = ~(np.fmax(warmer, view.above_c) >= HOT_FOR_LOAD_C)
     lower = (now < 1) & (1 - now >= AS_CLOCK * (1 - clock)) & (now <= AS_STEADY * lately)
     return np.asarray(view.loaded & cool & lower & (clock > HALVED_CLOCK))
@@ -188,12 +188,14 @@ def clock_low(view: GpuView) -> Detection:
 
     Its power is below its limit, and does not look like that of a capped GPU.
     """
-    peers = view.peer_median(np.where(view.loaded, view.clock, np.nan))
+    peers = view.compute_peer_median(np.where(view.loaded, view.clock, np.nan))
     usual = np.fmin(view.usual_clock, peers)
     plain = ~view.has_bits | ((view.bits & (THERMAL | BRAKE | POWER_CAP | IDLE)) == 0)
-    plain &= ~at_limit(view) & (cap_evidence(view) != LIKELY)
+    plain &= ~at_limit(view) & (compute_cap_evidence(view) != LIKELY)
     on = view.loaded & plain & (view.clock < LOW_CLOCK_WITHOUT_BITS * usual)
-    return Detection.of(on, view.clock, usual, 0.2 + 1.2 * (1 - view.clock / usual), None, view.works_with(usual))
+    return Detection.of(
+        on, view.clock, usual, 0.2 + 1.2 * (1 - view.clock / usual), None, view.has_working_value(usual)
+    )
 
 
 @sees("clock_halved")
@@ -205,15 +207,15 @@ def clock_halved(view: GpuView) -> Detection:
     """
     on = view.loaded & ~view.has_bits & (view.clock <= HALVED_CLOCK * view.usual_clock) & ~clock_low(view).on
     strength = 0.2 + 0.8 * (1 - view.clock / view.usual_clock)
-    return Detection.of(on, view.clock, view.usual_clock, strength, None, view.works_with(view.clock))
+    return Detection.of(on, view.clock, view.usual_clock, strength, None, view.has_working_value(view.clock))
 
 
 @sees("gpu_hot")
 def gpu_hot(view: GpuView) -> Detection:
     temp = view["gpu_temp_c"]
-    peers = view.peer_median(temp)
+    peers = view.compute_peer_median(temp)
     on = view.loaded & (temp >= HOT_C) & (temp - peers >= HOT_OVER_C)
-    return Detection.of(on, temp, peers, (temp - peers) / 40, None, view.works_with(temp))
+    return Detection.of(on, temp, peers, (temp - peers) / 40, None, view.has_working_value(temp))
 
 
 @sees("gpu_hot_for_its_load")
@@ -226,14 +228,14 @@ def gpu_hot_for_its_load(view: GpuView) -> Detection:
     known = above[np.isfinite(above)]
     sigma = MAD_TO_SIGMA * middle(np.abs(known)) if len(known) else 0.0
     on = view.loaded & (above >= max(HOT_FOR_LOAD_C, HOT_SIGMAS * sigma))
-    return Detection.of(on, temp, temp - above, 0.4 + above / 25, None, view.works_with(above))
+    return Detection.of(on, temp, temp - above, 0.4 + above / 25, None, view.has_working_value(above))
 
 
 def _xid(view: GpuView, codes: frozenset[int], fresh: bool) -> Detection:
     code = view["xid"]
     since = view.since("xid")
     listed = np.isin(np.nan_to_num(code), list(codes))
-    ours = view.known_before("xid") & (view.columns.now_ms - since < XID_FRESH_S * 1000)
+    ours = view.has_changed_since_discovery("xid") & (view.columns.now_ms - since < XID_FRESH_S * 1000)
     on = listed & (ours if fresh else ~ours)
     return Detection.of(on, code, since=since if fresh else None)
 
@@ -278,7 +280,7 @@ def ecc_burst(view: GpuView) -> Detection:
 def ecc_corrected_few(view: GpuView) -> Detection:
     """Detect repeated corrected errors, fewer than a burst, if the fleet's GPUs have hardly any."""
     count = np.fmax(view["ecc_sbe_volatile_count_30m"], view["ecc_sbe_aggregate_count_30m"])
-    usual = most_have(count)
+    usual = compute_p90(count)
     on = (count >= SBE_30M) & (count > SBE_TIMES * usual) & ~ecc_burst(view).on
     return Detection.of(on, count, usual, 0.4 + np.log10(np.fmax(count, 1)) / 4)
 
@@ -286,7 +288,7 @@ def ecc_corrected_few(view: GpuView) -> Detection:
 @sees("row_remap_failure")
 def row_remap_failure(view: GpuView) -> Detection:
     flag = view["row_remap_failure"]
-    since = np.where(view.known_before("row_remap_failure"), view.since("row_remap_failure"), 0)
+    since = np.where(view.has_changed_since_discovery("row_remap_failure"), view.since("row_remap_failure"), 0)
     return Detection.of(flag > 0, flag, since=since)
 
 
@@ -294,7 +296,9 @@ def row_remap_failure(view: GpuView) -> Detection:
 def row_remapped(view: GpuView) -> Detection:
     rows = view["remapped_rows_uncorrectable"]
     since = view.since("remapped_rows_uncorrectable")
-    recent = view.known_before("remapped_rows_uncorrectable") & (view.columns.now_ms - since < XID_FRESH_S * 1000)
+    recent = view.has_changed_since_discovery("remapped_rows_uncorrectable") & (
+        view.columns.now_ms - since < XID_FRESH_S * 1000
+    )
     return Detection.of((rows > 0) & recent, rows, np.nan, 0.4 + 0.1 * rows, since)
 
 
@@ -308,9 +312,11 @@ def page_retirement(view: GpuView) -> Detection:
 def pcie_width(view: GpuView) -> Detection:
     """Detect a working GPU with fewer lanes than its maximum, or than its node's GPUs."""
     width = view["pcie_link_width"]
-    full = np.fmax(view["pcie_max_link_width"], view.peer_median(width))
+    full = np.fmax(view["pcie_max_link_width"], view.compute_peer_median(width))
     on = view.loaded & (width < 0.9 * full)
-    return Detection.of(on, width, full, 1.1 - width / full, view.since("pcie_link_width"), view.works_with(width))
+    return Detection.of(
+        on, width, full, 1.1 - width / full, view.since("pcie_link_width"), view.has_working_value(width)
+    )
 
 
 @sees("pcie_gen")
@@ -320,10 +326,15 @@ def pcie_gen(view: GpuView) -> Detection:
     An idle link lowers its generation, so it is no evidence.
     """
     gen = view["pcie_link_gen"]
-    full = np.fmax(view["pcie_max_link_gen"], view.peer_median(np.where(view.loaded, gen, np.nan)))
+    full = np.fmax(view["pcie_max_link_gen"], view.compute_peer_median(np.where(view.loaded, gen, np.nan)))
     on = view.loaded & (gen < full - 0.5)
     return Detection.of(
-        on, gen, full, 1.1 - 2.0 ** np.minimum(gen - full, 0.0), view.since("pcie_link_gen"), view.works_with(gen)
+        on,
+        gen,
+        full,
+        1.1 - 2.0 ** np.minimum(gen - full, 0.0),
+        view.since("pcie_link_gen"),
+        view.has_working_value(gen),
     )
 
 
@@ -363,6 +374,6 @@ def gpu_vanished(view: GpuView) -> Detection:
     on = missing & ~(empty[np.maximum(node, 0)] & (node >= 0))
     since = np.where(on, view.columns.now_ms - (silent * 1000).astype(np.int64), 0)
     age_s = view["age_s"]
-    newest_s = newest_age_s(view.columns, view.nodes)
+    newest_s = compute_newest_age_s(view.columns, view.nodes)
     listed = (silent <= 0) & (age_s <= np.where(node >= 0, newest_s[node], age_s) + 0.5 * view.interval_s)
     return Detection.of(on, silent, since=since, telling=listed)

@@ -3,7 +3,7 @@
 A discrete-time logistic regression. Its features decay from the node's last fault, from its last return
 from repair, and from its last fault if that was a hardware fault. Weights have the sign that the data
 gives them, because a node whose part was replaced may be better than an old one. Both judging
-(training/judges/risk.py) and serving (models/risk/fault_log.py) use `columns_at`, `fit_history` and
+(training/judges/risk.py) and serving (models/risk/fault_log.py) use `make_feature_columns`, `fit_history` and
 `HistoryFit`.
 
 Half of the faults hit nodes that never had one. A history cannot tell these nodes apart. Times are in
@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import ConfigError
 
 Array = NDArray[np.float64]
@@ -67,7 +67,7 @@ class FaultHistory:
         return np.bincount(self.node, minlength=nodes).astype(np.float64)
 
 
-def in_repair(known: FaultHistory, nodes: int) -> Mask:
+def is_in_repair(known: FaultHistory, nodes: int) -> Mask:
     """Return (nodes,) whether the node is away with a fault. known: as `until` returns it.
 
     A later fault shows that an open one had ended.
@@ -84,7 +84,7 @@ def features(since_fault: Array, since_return: Array, hardware: Mask) -> Array:
     return np.stack((np.exp(-since_fault / 30), np.exp(-since_return / 2), part), axis=1)
 
 
-def columns_at(known: FaultHistory, at_day: float, nodes: int) -> Array:
+def make_feature_columns(known: FaultHistory, at_day: float, nodes: int) -> Array:
     """Return (nodes, feature) the features of every node at a moment. known: as `until` returns it."""
     last = known.latest(known.start_day, nodes)
     hardware = np.zeros(nodes, bool)
@@ -92,19 +92,19 @@ def columns_at(known: FaultHistory, at_day: float, nodes: int) -> Array:
     return features(at_day - last, at_day - known.latest(known.end_day, nodes), hardware)
 
 
-def fleet_rate(known: FaultHistory, watched_days: float, nodes: int) -> float:
+def compute_fleet_rate(known: FaultHistory, watched_days: float, nodes: int) -> float:
     """Return the fleet's faults per node and day. The published rate counts like one fault."""
     return (len(known.node) + 1) / (nodes * watched_days + 1 / FAULTS_PER_NODE_DAY)
 
 
-def own_rate(known: FaultHistory, watched_days: float, nodes: int) -> Array:
+def compute_own_rates(known: FaultHistory, watched_days: float, nodes: int) -> Array:
     """Return (nodes,) the faults per day of each node, shrunk towards the fleet's rate.
 
     >>> known = FaultHistory(np.array([0]), np.array([3.0]), np.array([4.0]), np.array([False]))
-    >>> own_rate(known, 10.0, 100)[:2].round(4).tolist()
+    >>> compute_own_rates(known, 10.0, 100)[:2].round(4).tolist()
     [0.0157, 0.0014]
     """
-    fleet = fleet_rate(known, watched_days, nodes)
+    fleet = compute_fleet_rate(known, watched_days, nodes)
     return (known.counts(nodes) + fleet * PRIOR_DAYS) / (watched_days + PRIOR_DAYS)
 
 
@@ -162,7 +162,7 @@ def load_history(folder: Path) -> HistoryFit:
     try:
         fit = msgspec.json.decode(path.read_bytes(), type=HistoryFit)
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no fitted history: {explain_json(error)}") from None
+        raise ConfigError(f"{path} is no fitted history: {explain_json_error(error)}") from None
     if set(HORIZONS_DAYS) - set(fit.horizons):
         raise ConfigError(f"{path}: horizons of {sorted(fit.horizons)} days, need {list(HORIZONS_DAYS)}")
     return fit
@@ -199,13 +199,13 @@ class PastDays:
         return np.asarray(found[self.day - first, self.node])
 
 
-def past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
+def make_past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
     """Return one row for each node that worked on each of one or more days."""
     parts = []
     for day in days:
         known = history.until(day)
-        works = np.flatnonzero(~in_repair(known, nodes))
-        parts.append((np.full(len(works), day), works, columns_at(known, day, nodes)[works]))
+        works = np.flatnonzero(~is_in_repair(known, nodes))
+        parts.append((np.full(len(works), day), works, make_feature_columns(known, day, nodes)[works]))
     return PastDays(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -220,7 +220,7 @@ def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: in
     if until_day - begin <= HORIZONS_DAYS[-1]:
         raise ValueError(f"{until_day - first_day} days of history are too few to fit on")
     every = 1 + (until_day - begin) * nodes // ROWS_AT_MOST
-    rows = past_days(known, range(begin, until_day, every), nodes)
+    rows = make_past_days(known, range(begin, until_day, every), nodes)
     fits = {}
     for days in HORIZONS_DAYS:
         matured = rows.day + days <= until_day

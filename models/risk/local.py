@@ -12,12 +12,12 @@ from fleetcast.fleet.clock_reasons import BRAKE, THERMAL
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import Topology
-from fleetcast.models.risk.detectors import FeatureColumns, detect, newest_age_s
-from fleetcast.models.risk.gpu_signals import GpuView, load_of, reason_bits
+from fleetcast.models.risk.detectors import FeatureColumns, compute_newest_age_s, detect_signals
+from fleetcast.models.risk.gpu_signals import GpuView, load_of, read_reason_bits
 from fleetcast.models.risk.heat import Slots
 from fleetcast.models.risk.memory import Raised
 from fleetcast.models.risk.node_signals import NODE_SILENT_S, NodeView, Quiet
-from fleetcast.models.risk.port_peers import whereabouts
+from fleetcast.models.risk.port_peers import describe_port_place
 from fleetcast.models.risk.port_signals import PortView
 from fleetcast.models.risk.rules import OF_KIND
 from fleetcast.models.risk.signals import Mask, Signals
@@ -49,7 +49,7 @@ class Local:
     port: GangColumns
 
 
-def score_local(frames: "Frames", entities: Entities, topology: Topology, state: RiskState, now_ms: int) -> Local:
+def score_own_nodes(frames: "Frames", entities: Entities, topology: Topology, state: RiskState, now_ms: int) -> Local:
     """Return the evidence of a pipeline that owns all its nodes.
 
     Writes `rules`, `clocks`, `slots`, `links` and `scrapes`.
@@ -64,7 +64,7 @@ def score_local(frames: "Frames", entities: Entities, topology: Topology, state:
         _port_signals(port, entities, topology, state, now_ms),
         _node_signals(node, gpu, quiet, topology, state, now_ms, names),
     ]
-    heard_s = np.stack([newest_age_s(gpu, nodes), newest_age_s(port, nodes)])
+    heard_s = np.stack([compute_newest_age_s(gpu, nodes), compute_newest_age_s(port, nodes)])
     known = np.isfinite(quiet.any_s) | np.isfinite(node["gpus_reported"])
     return Local(
         time_ms=now_ms,
@@ -79,7 +79,7 @@ def score_local(frames: "Frames", entities: Entities, topology: Topology, state:
 
 
 def _gpu_view(gpu: FeatureColumns, nodes: int, state: RiskState, entities: Entities, topology: Topology) -> GpuView:
-    bits, has_bits = reason_bits(gpu)
+    bits, has_bits = read_reason_bits(gpu)
     loaded, idle = load_of(gpu, bits)
     clock = gpu["sm_clock_mhz"]
     ceiling = gpu["max_sm_clock_mhz"]
@@ -110,7 +110,7 @@ def _compute_excess_temperature(
 
 
 def _gpu_signals(view: GpuView, entities: Entities, state: RiskState, now_ms: int) -> Signals:
-    found = detect(GPU, view, view.columns.rows)
+    found = detect_signals(GPU, view, view.columns.rows)
     raised = state.rules[GPU].apply(found, view["age_s"], now_ms, state.interval_s)
     return _make_signals(GPU, raised, entities[GPU].names, view.columns.node)
 
@@ -121,7 +121,7 @@ def _port_signals(
     names = entities[PORT].names
     peers = state.links.peers(names[: port.rows], port.node, topology, entities.traits)
     view = PortView.of(port, state.links, peers)
-    raised = state.rules[PORT].apply(detect(PORT, view, port.rows), port["age_s"], now_ms, state.interval_s)
+    raised = state.rules[PORT].apply(detect_signals(PORT, view, port.rows), port["age_s"], now_ms, state.interval_s)
     signals = _make_signals(PORT, raised, names, port.node)
     words = (_where(name, row, topology) for name, row in zip(signals.entity, signals.node.tolist(), strict=True))
     return replace(signals, words=tuple(words))
@@ -131,7 +131,7 @@ def _where(port: str, node: int, topology: Topology) -> str:
     """Return the rail and GPU of a port, in words."""
     device = port.split("/")[1]
     devices = topology.devices(node) if node < len(topology) else ()
-    return whereabouts(port, next((found for found in devices if found.name == device), None))
+    return describe_port_place(port, next((found for found in devices if found.name == device), None))
 
 
 def _node_signals(
@@ -148,7 +148,7 @@ def _node_signals(
     stated[: len(topology)] = by_source[: node.rows]
     view = NodeView.of(node, gpu, quiet, stated, state.scrapes, state.interval_s)
     answers = ~(quiet.any_s >= NODE_SILENT_S)
-    found = detect(NODE, view, node.rows)
+    found = detect_signals(NODE, view, node.rows)
     raised = state.rules[NODE].apply(found, node["age_s"], now_ms, state.interval_s, answers)
     return _make_signals(NODE, raised, names, np.arange(node.rows, dtype=np.int32))
 

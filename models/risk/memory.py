@@ -98,7 +98,7 @@ class RuleMemory:
         streak = np.where(fresh[entity], np.where(on, streak + 1, np.where(telling, 0, streak)), streak)
         against_s = np.where(on, 0.0, self.against_s[at] + np.where(telling, stated_s[entity], 0.0))
         untold_s = np.where(on | telling, 0.0, self.untold_s[at] + read_s[entity])
-        often = np.array([_samples_per_evidence(each, interval_s) for each in self.rules])
+        often = np.array([_count_samples_per_evidence(each, interval_s) for each in self.rules])
         need, shown_after = (often * np.array([getattr(each, name) for each in self.rules]) for name in AFTER)
         gone = ~on & ((against_s >= self._clears_s[rule]) | (untold_s >= self._hold_s[rule]))
         firm = (firm & ~gone) | (on & (streak >= need[rule]))
@@ -189,7 +189,7 @@ class RuleMemory:
         self.tick_ms += by_ms if self.tick_ms else 0
 
 
-def _samples_per_evidence(rule: Rule, interval_s: float) -> float:
+def _count_samples_per_evidence(rule: Rule, interval_s: float) -> float:
     """Return how many samples count as one.
 
     Early signs need minutes of evidence, which are more samples at short intervals.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeRecord
-from fleetcast.fleet.xids import gravity
+from fleetcast.fleet.xids import classify_severity
 from fleetcast.models.risk.detectors import reports
 from fleetcast.models.risk.signals import Signal, Signals
 
@@ -65,7 +65,7 @@ def _make_record_signals(record: NodeRecord, row: int, now_ms: int) -> list[Sign
 
 @reports("xid_reported", "xid_noted")
 def _of_xid(event: NodeEvent, row: int) -> Signal | None:
-    grave = gravity(event)
+    grave = classify_severity(event)
     if grave not in ("fatal", "warning"):
         return None
     rule = "xid_reported" if grave == "fatal" else "xid_noted"
@@ -75,7 +75,7 @@ def _of_xid(event: NodeEvent, row: int) -> Signal | None:
 
 @reports("health_failed", "health_degraded", "link_predicted")
 def _make_health_signal(event: NodeEvent, row: int) -> Signal | None:
-    grave, since, said = gravity(event), event.time_ms, _words(event)
+    grave, since, said = classify_severity(event), event.time_ms, _words(event)
     if grave not in ("fatal", "warning"):
         return None
     if event.probability is not None:
@@ -99,7 +99,7 @@ def _words(event: NodeEvent) -> str:
     return f"{about}; advice: {event.advice[:MESSAGE_SHOWN]}" if event.advice else about
 
 
-def drained_before(record: NodeRecord, time_ms: int) -> bool:
+def was_drained_before(record: NodeRecord, time_ms: int) -> bool:
     """Return whether the node was drained at `time_ms`: the last event before that is a drain."""
     drains = [event for event in record.events if event.type in ("drain", "undrain")]
     before = [event for event in drains if event.time_ms < time_ms]
@@ -113,8 +113,8 @@ def _is_fault(event: NodeEvent, record: NodeRecord) -> bool:
     the node.
     """
     if event.type == "lost":
-        return not drained_before(record, event.time_ms)
-    return event.type in ("xid", "health") and gravity(event) == "fatal"
+        return not was_drained_before(record, event.time_ms)
+    return event.type in ("xid", "health") and classify_severity(event) == "fatal"
 
 
 def _last(record: NodeRecord, type: str) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.sums import divide
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.printable import printable
 from fleetcast.fleet.samples import EntityKind
@@ -31,7 +31,7 @@ from fleetcast.fleet.xids import advice
 from fleetcast.models.calibrate import apply_isotonic
 from fleetcast.models.risk.hazard import FAULTS_PER_NODE_DAY, FEATURES, PUBLISHED
 from fleetcast.models.risk.job_outcomes import MOST_TIMES
-from fleetcast.models.risk.part_risk import part_risks
+from fleetcast.models.risk.part_risk import compute_part_risks
 from fleetcast.models.risk.rules import ACTION_WORDS, ACTIONS, ROW, RULES
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, HardReason, Reason, RiskScores
 from fleetcast.models.risk.signals import Array, Mask, Signals, sentence
@@ -73,7 +73,7 @@ class RiskFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def shipped_fit() -> RiskFit | None:
+def load_shipped_fit() -> RiskFit | None:
     """Return the coefficients in the wheel.
 
     Returns None if the build has none. Then only the rule priors count.
@@ -82,7 +82,7 @@ def shipped_fit() -> RiskFit | None:
     return msgspec.json.decode(file.read_bytes(), type=RiskFit) if file.is_file() else None
 
 
-def load_fit(folder: Path) -> RiskFit:
+def load_risk_fit(folder: Path) -> RiskFit:
     """Load the coefficients that `fleetcast train risk` wrote into a folder. Raises ConfigError if there are none."""
     path = folder / FIT_FILE
     try:
@@ -90,7 +90,7 @@ def load_fit(folder: Path) -> RiskFit:
     except OSError as error:
         raise ConfigError(f"cannot read the fitted model {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no fitted model: {explain_json(error)}") from None
+        raise ConfigError(f"{path} is no fitted model: {explain_json_error(error)}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Excess:
     parts: Array
 
 
-def base_hazard(horizon_s: float) -> Array:
+def compute_base_hazard(horizon_s: float) -> Array:
     """Return (kind,) the expected faults of an ordinary node within the horizon."""
     return FAULTS_PER_NODE_DAY * BASE_SHARE * horizon_s / 86_400
 
@@ -115,7 +115,7 @@ def usual_risk(risk: Array) -> Array:
     risk: (kind, horizon, node), NaN if unknown. No result is NaN: a kind or horizon that no node has is from
     published rates.
     """
-    published = published_risk()
+    published = compute_published_risk()
     known = np.isfinite(risk)
     if not known.any():
         return published
@@ -124,12 +124,12 @@ def usual_risk(risk: Array) -> Array:
     return np.asarray(np.nanmedian(rows, axis=2))
 
 
-def published_risk() -> Array:
+def compute_published_risk() -> Array:
     """Return (kind, horizon) the probabilities of an ordinary node by published rates."""
-    return 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))
+    return 1 - np.exp(-np.stack([compute_base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))
 
 
-def prior_excess(levels: Array) -> Excess:
+def compute_prior_excess(levels: Array) -> Excess:
     """Return the rule priors as independent hazards, scaled by each signal's strength.
 
     levels: (node, rule).
@@ -154,7 +154,7 @@ def _make_zero_excess(levels: Array) -> Excess:
     return Excess(np.zeros(shape[:2]), np.zeros(shape))
 
 
-def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
+def compute_fitted_excess(levels: Array, fit: RiskFit) -> Excess:
     """Return the logistic's hazard above the base, divided among the rules by what each adds to the logit."""
     found, rows = _make_zero_excess(levels), _find_rows_with_signals(levels)
     own = levels[rows]
@@ -165,7 +165,7 @@ def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
         weights = np.array([row.weights.get(rule.name, 0.0) for rule in RULES])
         logit = row.intercept + (levels @ weights)[rows]  # a product of some rows alone is rounded otherwise
         p = apply_isotonic(1 / (1 + np.exp(-logit)), row.isotonic_x, row.isotonic_y)
-        hazard = -np.log1p(-np.minimum(p, CERTAIN)) - base_hazard(RISK_HORIZONS_S[0])[k]
+        hazard = -np.log1p(-np.minimum(p, CERTAIN)) - compute_base_hazard(RISK_HORIZONS_S[0])[k]
         pull = np.maximum(own * weights, 0.0)
         pulled = pull.sum(axis=1)
         total = np.where(pulled > 0, np.maximum(hazard, 0.0), 0.0)
@@ -173,31 +173,31 @@ def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
     return found
 
 
-def excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
+def compute_excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
     """Return, for each kind and node, the greater of the priors and the fit.
 
     Both are based on the same evidence, so they do not add up.
     """
-    prior = prior_excess(levels)
+    prior = compute_prior_excess(levels)
     if fit is None:
         return prior
-    fitted = fitted_excess(levels, fit)
+    fitted = compute_fitted_excess(levels, fit)
     more = fitted.total > prior.total
     prior.total[more], prior.parts[more] = fitted.total[more], fitted.parts[more]
     return prior
 
 
-def no_history(nodes: int) -> Array:
+def compute_published_hazard(nodes: int) -> Array:
     """Return (horizon, node) the published history hazard of nodes that never had a fault."""
     return PUBLISHED.hazard(np.zeros((nodes, len(FEATURES))), RISK_HORIZONS_S)
 
 
-def times_usual(levels: Array) -> Array:
+def compute_outcome_factor(levels: Array) -> Array:
     """Return (node,) the factor on the faults that a node's history expects, from how its jobs end."""
     return 1 + (MOST_TIMES - 1) * levels[:, OUTCOME_ROW]
 
 
-def hazards(excess: Excess, history: Array, site: SiteHazard | None = None) -> Array:
+def compute_hazards(excess: Excess, history: Array, site: SiteHazard | None = None) -> Array:
     """Return (kind, horizon, node) the hazards. history: (horizon, node) hazard by history alone.
 
     For a day and more, a site's fit gives the hazard, plus the excess of rules that it does not know. A
@@ -212,8 +212,8 @@ def hazards(excess: Excess, history: Array, site: SiteHazard | None = None) -> A
 
 
 def probabilities(excess: Excess, history: Array, known: Mask, site: SiteHazard | None = None) -> Array:
-    """Return (kind, horizon, node) probabilities, NaN if unknown. history, site: as in `hazards`."""
-    return np.where(known[None, None, :], 1 - np.exp(-hazards(excess, history, site)), np.nan)
+    """Return (kind, horizon, node) probabilities, NaN if unknown. history, site: as in `compute_hazards`."""
+    return np.where(known[None, None, :], 1 - np.exp(-compute_hazards(excess, history, site)), np.nan)
 
 
 def explained(excess: Excess, site: SiteHazard | None) -> Excess:
@@ -242,27 +242,27 @@ def score_nodes(
     """
     nodes = len(known)
     levels = signals.levels(nodes)
-    excess = excess_hazard(levels, fit)
-    history = (no_history(nodes) if history is None else history) * times_usual(levels)
+    excess = compute_excess_hazard(levels, fit)
+    history = (compute_published_hazard(nodes) if history is None else history) * compute_outcome_factor(levels)
     values = probabilities(excess, history, known, site)
     hard_rule = np.array([rule.hard for rule in RULES])
     hard = np.zeros(nodes, bool)
     hard[signals.node[hard_rule[signals.rule] & signals.firm]] = True
-    hazard, total = signal_hazard(signals, levels, explained(excess, site), history[DAY])
+    hazard, total = compute_signal_hazards(signals, levels, explained(excess, site), history[DAY])
     reasons = _reasons(signals, hazard / total[signals.node], now_ms)
     gravest = _find_gravest_signals(signals)
     actions = {node: _choose_action(signals, gravest.get(node), rows[0].sentence) for node, rows in reasons.items()}
-    parts = {} if topology is None else part_risks(signals, hazard, topology)
+    parts = {} if topology is None else compute_part_risks(signals, hazard, topology)
     return RiskScores(values, reasons, actions, hard, fit.name if fit else "rules", parts)
 
 
-def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Array) -> tuple[Array, Array]:
+def compute_signal_hazards(signals: Signals, levels: Array, excess: Excess, history: Array) -> tuple[Array, Array]:
     """Return (signal,) its part of its node's hazard within a day, and (node,) that hazard.
 
     The hazard is that of the node's worst kind. The signals of a rule divide its part. history: (node,) the
     history hazard of the day. The part above that of the least burdened node belongs to the recent fault.
     """
-    own = history / times_usual(levels)
+    own = history / compute_outcome_factor(levels)
     again = np.where(levels[:, REPEAT_ROW] > 0, np.maximum(own - _find_least_hazard(own, levels), 0.0), 0.0)
     total = excess.total + BASE_SHARE[:, None] * history
     worst = (excess.total).argmax(axis=0)

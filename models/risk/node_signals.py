@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleetcast.features.sums import divide
-from fleetcast.models.peers import MAD_TO_SIGMA, middle, most_have
-from fleetcast.models.risk.detectors import Detection, FeatureColumns, newest_age_s, sees
+from fleetcast.models.peers import MAD_TO_SIGMA, compute_p90, middle
+from fleetcast.models.risk.detectors import Detection, FeatureColumns, compute_newest_age_s, sees
 from fleetcast.models.risk.learned import Learned
 from fleetcast.models.risk.signals import Array, Mask, Times
 
@@ -42,7 +42,7 @@ class Quiet:
         looked_s = np.nan_to_num(node["age_s"])
         changed_ms = np.max([node.since(name) for name in HOST_CHANGES], axis=0)
         host_s = np.where(changed_ms > 0, (node.now_ms - changed_ms) / 1000, np.nan)
-        newest = (*(newest_age_s(part, node.rows) for part in (gpu, port)), host_s)
+        newest = (*(compute_newest_age_s(part, node.rows) for part in (gpu, port)), host_s)
         return cls(*(np.maximum(age_s - looked_s, 0.0) for age_s in newest))
 
     @property
@@ -192,7 +192,7 @@ def scrapes_lost(view: NodeView) -> Detection:
     """
     late, all_lost = view["gaps_10m"], view["gaps_30m"]
     share = all_lost * view.interval_s / 1800.0
-    usual = most_have(share)
+    usual = compute_p90(share)
     again = (late >= 1) & (all_lost - late >= 1) & (all_lost >= LOST_30M)
     back = view.columns.since("scrape_up")
     back_s = np.where(back > 0, (view.columns.now_ms - back) / 1000, np.nan)

@@ -37,12 +37,12 @@ class UsualPart(msgspec.Struct):
     p: list[float]
 
 
-def usual_parts() -> list[UsualPart]:
+def list_usual_parts() -> list[UsualPart]:
     """Return each part's probability without evidence, by published rates."""
     return [UsualPart(part, list(_compute_horizon_risks(part, 0.0))) for part in USUAL_A_DAY]
 
 
-def part_risks(signals: Signals, hazard: Array, topology: Topology) -> dict[int, tuple[PartRisk, ...]]:
+def compute_part_risks(signals: Signals, hazard: Array, topology: Topology) -> dict[int, tuple[PartRisk, ...]]:
     """Return node row -> the parts that signals name, riskiest first.
 
     hazard: (signal,) of each signal alone.

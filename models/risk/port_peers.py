@@ -70,15 +70,15 @@ class PortPeers:
 
         speed: (port,) the best speed observed of each port, NaN if unknown.
         """
-        return np.fmax(self.stated, reached_by_most(speed, self.group))
+        return np.fmax(self.stated, compute_group_p20(speed, self.group))
 
 
-def reached_by_most(speed: Array, group: NDArray[np.int32]) -> Array:
+def compute_group_p20(speed: Array, group: NDArray[np.int32]) -> Array:
     """Return (n,) the value that all but a fifth of a member's group reach.
 
     It is NaN in groups of fewer than five.
 
-    >>> reached_by_most(np.array([4.0, 2.0, 4.0, 4.0, 4.0, 9.0]), np.array([0, 0, 0, 0, 0, 1]))
+    >>> compute_group_p20(np.array([4.0, 2.0, 4.0, 4.0, 4.0, 9.0]), np.array([0, 0, 0, 0, 0, 1]))
     array([ 4.,  4.,  4.,  4.,  4., nan])
     """
     use = (speed > 0) & (group >= 0)
@@ -93,10 +93,10 @@ def reached_by_most(speed: Array, group: NDArray[np.int32]) -> Array:
     return np.where(group >= 0, mark[np.maximum(group, 0)] if groups else np.nan, np.nan)
 
 
-def whereabouts(entity: str, device: Device | None) -> str:
+def describe_port_place(entity: str, device: Device | None) -> str:
     """Return where a port is, for a sentence. Returns "" if nothing is known.
 
-    >>> whereabouts("n1/mlx5_3/1", Device("mlx5_3", (3,), 3))
+    >>> describe_port_place("n1/mlx5_3/1", Device("mlx5_3", (3,), 3))
     'rail 3, GPU 3'
     """
     parts = []

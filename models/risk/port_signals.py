@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.topology import Topology
-from fleetcast.models.peers import most_have
+from fleetcast.models.peers import compute_p90
 from fleetcast.models.risk.detectors import Detection, FeatureColumns, sees
 from fleetcast.models.risk.learned import Learned
 from fleetcast.models.risk.port_peers import PortPeers
@@ -98,7 +98,7 @@ def link_errors_few(view: PortView) -> Detection:
     They are fewer than `link_errors` needs.
     """
     few, late = view["symbol_errors_count_30m"], view["symbol_errors_count_10m"]
-    usual = most_have(few)
+    usual = compute_p90(few)
     on = (late >= SYMBOLS_FEW_10M) & (late < SYMBOL_ERRORS_10M) & (few > SYMBOLS_TIMES * usual) & ~(view.flaps >= 1)
     return Detection.of(on, few, usual, 0.2 + np.log10(np.fmax(few, 1)) / 4)
 

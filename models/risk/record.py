@@ -116,7 +116,7 @@ class RiskRecord:
             row = self.rows.get(name, len(came))
             if row < len(came):
                 came[row] = 1.0
-        for name in faults.failed_by(issue.issued_ms):  # a fault may become known after its node's forecast
+        for name in faults.find_faulty_nodes(issue.issued_ms):  # a fault may become known after its node's forecast
             row = self.rows.get(name, len(came))
             if row < len(came):
                 issue.p[row] = np.nan

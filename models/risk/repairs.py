@@ -55,7 +55,7 @@ class RepairLog:
         self._looked: dict[str, tuple[int, NodeEvent, NodeEvent]] = {}  # node -> events it had: how many, first, last
         self._pardons: dict[tuple[str, str], Pardon] = {}  # (rule, entity)
 
-    def since_repair(
+    def drop_repaired_signals(
         self,
         signals: Signals,
         nodes: Mapping[str, NodeRecord],

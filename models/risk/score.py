@@ -1,6 +1,6 @@
 """Scores of the fleet: turns the evidence of all pipelines into risk, reasons and stragglers.
 
-`fleetcast.models.risk.local.score_local` runs in every pipeline on its own entities. `score_fleet` runs in one
+`fleetcast.models.risk.local.score_own_nodes` runs in every pipeline on its own entities. `score_fleet` runs in one
 place, because a gang may span pipelines. Both are functions of their arguments and of a RiskState. Each
 writes its own parts of that state.
 """
@@ -17,11 +17,11 @@ from fleetcast.fleet.nodes import NodeRecord
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import Topology
-from fleetcast.models.risk.detectors import check_complete
+from fleetcast.models.risk.detectors import check_rules_have_detectors
 from fleetcast.models.risk.fault_rate import has_warning
 from fleetcast.models.risk.local import Local
-from fleetcast.models.risk.node_events import drained_before, event_signals
-from fleetcast.models.risk.node_risk import RiskFit, score_nodes, shipped_fit
+from fleetcast.models.risk.node_events import event_signals, was_drained_before
+from fleetcast.models.risk.node_risk import RiskFit, load_shipped_fit, score_nodes
 from fleetcast.models.risk.record import RiskRecord
 from fleetcast.models.risk.rules import RULES, STOPPED
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
@@ -40,7 +40,7 @@ KIND_AT = np.array([KINDS.index(rule.kind) for rule in RULES])
 FAIL, HOUR, DAY = RISK_KINDS.index("fail"), RISK_HORIZONS_S.index(3600), RISK_HORIZONS_S.index(86_400)
 HARD_RULES = np.array([rule.hard for rule in RULES])
 
-check_complete()  # the imports above register the function of every rule
+check_rules_have_detectors()  # the imports above register the function of every rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +93,18 @@ def score_fleet(
 
     fit: None for the shipped coefficients. site: a site's own fit. shadow: another one, which is only
     recorded. Nodes that are not in the topology wait for its next generation. Writes `record`, `rate`,
-    `shadow`, `paces` and what `fold_evidence` writes.
+    `shadow`, `paces` and what `update_fleet_evidence` writes.
     """
     topology, nodes, now_ms = moment.topology, moment.events.nodes, moment.now_ms
     names = topology.names
-    seen = fold_evidence(moment, state)
+    seen = update_fleet_evidence(moment, state)
 
     def hazard_of(risk: SiteRisk | None) -> SiteHazard | None:
         return None if risk is None else risk.hazard(state.faults, state.days, nodes, names, now_ms)
 
     expected = state.faults.hazard(names, RISK_HORIZONS_S, now_ms)
     history = expected * (state.rate.times if state.faults.fit is None else 1.0)  # a site's own fit has its rate
-    given = seen.signals, seen.known, now_ms, fit or shipped_fit(), history
+    given = seen.signals, seen.known, now_ms, fit or load_shipped_fit(), history
     risk = score_nodes(*given, topology, hazard_of(site))
     if site is not None:
         risk = replace(risk, model=site.name)
@@ -117,13 +117,13 @@ def score_fleet(
     return ScoredFleet(risk, find_stragglers(seen.gangs, seen.signals, seen.gpu, seen.port, state.paces, now_ms))
 
 
-def fold_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
-    """Return the evidence of `fleet_evidence`, after recording the faults and the day of each node.
+def update_fleet_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
+    """Return the evidence of `collect_fleet_evidence`, after recording the faults and the day of each node.
 
     Writes `faults` and `days`.
     """
     names, nodes, now_ms = moment.topology.names, moment.events.nodes, moment.now_ms
-    seen = fleet_evidence(moment, state)
+    seen = collect_fleet_evidence(moment, state)
     state.faults.record(_find_hard_faults(seen.signals, names, nodes, state.interval_s), len(names), now_ms)
     state.days.step(seen.signals.levels(len(names)), names, now_ms)
     return seen
@@ -140,7 +140,7 @@ class Evidence:
     port: GangColumns
 
 
-def fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
+def collect_fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
     """Join the pipelines' signals with those of gang comparisons, node events and ended jobs.
 
     Each outcome of a job counts once. Writes `outcomes`, `repairs`, `witnesses` and `streaks` of `state`.
@@ -150,9 +150,9 @@ def fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
     rows = {name: row for row, name in enumerate(names)}
     signals, gpu, port, known = _joined(moment.locals, rows)
     gangs = state.gangs.of(moment.events.running, moment.events.placements, gpu, port, names)
-    events = event_signals(nodes, rows, state.faults.last_seen(), now_ms)
+    events = event_signals(nodes, rows, state.faults.find_last_fault_times(), now_ms)
     known[events.node] = True
-    signals = state.repairs.since_repair(Signals.concat([signals, events]), nodes, rows, state.streaks, now_ms)
+    signals = state.repairs.drop_repaired_signals(Signals.concat([signals, events]), nodes, rows, state.streaks, now_ms)
     signals = state.witnesses.confirm(signals, names, gangs, gpu, moment.events.ended, now_ms)
     lemons = Signals.of(state.outcomes.signals(rows))
     signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, state.streaks, now_ms), lemons])
@@ -207,7 +207,7 @@ def _find_hard_faults(
     for at in np.flatnonzero(signals.firm & HARD_RULES[signals.rule]).tolist():
         name, rule, since_ms = names[signals.node[at]], RULES[signals.rule[at]], int(signals.since_ms[at])
         went_ms = since_ms + (0 if rule.name == "node_lost" else int(interval_s * 1000))  # after its last sample
-        if rule.blames is STOPPED and name in nodes and drained_before(nodes[name], went_ms):
+        if rule.blames is STOPPED and name in nodes and was_drained_before(nodes[name], went_ms):
             continue
         known_ms, known_part = hard.get(name, (since_ms, rule.names_part))
         hard[name] = min(known_ms or since_ms, since_ms or known_ms), known_part or rule.names_part

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.xids import meaning
 from fleetcast.models.risk.rules import BY_NAME, ROW, RULES
-from fleetcast.models.words import age, clock_time, number, rate
+from fleetcast.models.words import age, format_clock_time, number, rate
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -108,14 +108,14 @@ def sentence(rule: str, entity: str, value: float, usual: float, since_ms: int, 
     >>> sentence("thermal_throttle", "n1/3", 990.0, 1980.0, 50_520_000, 50_600_000)
     'GPU 3: SM clock 990 MHz, usual 1,980; thermal slowdown since 14:02 UTC'
     """
-    since = f" since {clock_time(since_ms, now_ms)}" if since_ms > 0 else ""
-    return _place_prefix(entity) + BY_NAME[rule].says.format_map(_Words(value, usual, since))
+    since = f" since {format_clock_time(since_ms, now_ms)}" if since_ms > 0 else ""
+    return _format_place_prefix(entity) + BY_NAME[rule].says.format_map(_Words(value, usual, since))
 
 
-def _place_prefix(entity: str) -> str:
+def _format_place_prefix(entity: str) -> str:
     """Return the start of a sentence that names the GPU or port. Returns "" for the node itself.
 
-    >>> _place_prefix("n1/mlx5_0/1"), _place_prefix("n1")
+    >>> _format_place_prefix("n1/mlx5_0/1"), _format_place_prefix("n1")
     ('port mlx5_0: ', '')
     """
     match entity.split("/"):

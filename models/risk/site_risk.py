@@ -8,7 +8,7 @@ features are what is known of a node now:
 
 Weights have the sign of the site's data. Hard rules are no features, because a node that fails now is
 not predicted. Rules that the site saw too rarely are no features either. For both, the priors and the
-shipped fit still count (models/risk/node_risk.py: `hazards`).
+shipped fit still count (models/risk/node_risk.py: `compute_hazards`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.sums import divide
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import ModelError
 from fleetcast.fleet.nodes import NodeRecord
-from fleetcast.fleet.xids import gravity
+from fleetcast.fleet.xids import classify_severity
 from fleetcast.models.risk.day_levels import DayLevels
 from fleetcast.models.risk.fault_log import FaultLog
-from fleetcast.models.risk.hazard import FEATURES, HORIZONS_DAYS, HorizonFit, columns_at, hazard_of
+from fleetcast.models.risk.hazard import FEATURES, HORIZONS_DAYS, HorizonFit, hazard_of, make_feature_columns
 from fleetcast.models.risk.rules import RULES
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 
@@ -67,14 +67,14 @@ class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             fit = msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"{path} is no fitted site risk: {explain_json(error)}") from None
+            raise ModelError(f"{path} is no fitted site risk: {explain_json_error(error)}") from None
         for kind, fits in fit.kinds.items():
             if kind not in RISK_KINDS or set(fits) != set(HORIZONS_DAYS):
                 raise ModelError(f"{path}: {kind} of {sorted(fits)} days: expected {RISK_KINDS} of {HORIZONS_DAYS}")
         return fit
 
 
-def event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int) -> Array:
+def make_event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int) -> Array:
     """Return (node, PAST_FEATURES) from the faults and node events up to now. Nothing later is read."""
     now_day, nodes = now_ms / DAY_MS, len(names)
     rows = {name: row for row, name in enumerate(names)}
@@ -92,12 +92,12 @@ def event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Se
                 continue
             if event.type == "drain" and age_day < 90:
                 predicted[row, 0] += 1
-            elif event.type in ("xid", "health") and age_day < 7 and gravity(event) == "warning":
+            elif event.type in ("xid", "health") and age_day < 7 and classify_severity(event) == "warning":
                 predicted[row, 1] += 1
             elif event.type in ("undrain", "returned"):
                 back_day[row] = max(back_day[row], now_day - age_day)
     columns = np.column_stack((np.log1p(recent), np.log1p(predicted), np.exp(-(now_day - back_day) / 30)))
-    return np.concatenate((columns_at(known, now_day, nodes), columns), axis=1)
+    return np.concatenate((make_feature_columns(known, now_day, nodes), columns), axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,11 @@ class SiteRisk:
         """Return the present hazard of every node. days: must include the levels of this moment."""
         made_of = names, now_ms // EVENTS_MS
         if made_of != self._made_of:
-            self._events, self._made_of = event_columns(faults, records, names, now_ms), made_of
-        return site_hazard(self.fit, np.concatenate((self._events, days.at(names, now_ms)), axis=1))
+            self._events, self._made_of = make_event_columns(faults, records, names, now_ms), made_of
+        return compute_site_hazard(self.fit, np.concatenate((self._events, days.at(names, now_ms)), axis=1))
 
 
-def site_hazard(fit: SiteFit, columns: Array) -> SiteHazard:
+def compute_site_hazard(fit: SiteFit, columns: Array) -> SiteHazard:
     """Return the hazard of a fit for these columns. columns: (node, SITE_FEATURES)."""
     nodes = len(columns)
     hazard = np.full((len(RISK_KINDS), len(RISK_HORIZONS_S), nodes), np.nan)

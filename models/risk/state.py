@@ -63,13 +63,13 @@ class RiskState(Stateful):
         self.days = DayLevels()
         self.shadow = RiskRecord()
 
-    def _stateful_parts(self) -> dict[str, Stateful]:
+    def _list_stateful_parts(self) -> dict[str, Stateful]:
         named = {name: part for name, part in vars(self).items() if name not in UNSAVED}
         return {**{f"rules.{kind}": rules for kind, rules in self.rules.items()}, **named}
 
     def dump(self) -> Dump:
         """Return a copy for a snapshot, by part. Names of arrays begin with the part's name."""
-        parts = {name: part.dump() for name, part in self._stateful_parts().items()}
+        parts = {name: part.dump() for name, part in self._list_stateful_parts().items()}
         arrays = {f"{name}/{array}": values for name, (_, own) in parts.items() for array, values in own.items()}
         return {name: about for name, (about, _) in parts.items()}, arrays
 
@@ -78,15 +78,15 @@ class RiskState(Stateful):
 
         Raises KeyError with the part or array that is missing.
         """
-        own: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self._stateful_parts()}
+        own: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self._list_stateful_parts()}
         for name, values in arrays.items():
             owner, _, array = name.partition("/")
             own[owner][array] = values
-        for name, part in self._stateful_parts().items():
+        for name, part in self._list_stateful_parts().items():
             if name in about or name not in NEWEST:
                 part.load(about[name], own[name])
 
     def move(self, by_ms: int) -> None:
         """Move the times of all observations, as when our clock stepped. Events keep their times."""
-        for part in self._stateful_parts().values():
+        for part in self._list_stateful_parts().values():
             part.move(by_ms)

@@ -20,9 +20,16 @@ from fleetcast.fleet.nodes import NodeTable
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.samples import SampleBatch
 from fleetcast.fleet.topology import Topology
-from fleetcast.models.risk.local import Local, score_local
+from fleetcast.models.risk.local import Local, score_own_nodes
 from fleetcast.models.risk.node_risk import RiskFit
-from fleetcast.models.risk.score import Evidence, FleetMoment, FoldedEvents, ScoredFleet, fleet_evidence, score_fleet
+from fleetcast.models.risk.score import (
+    Evidence,
+    FleetMoment,
+    FoldedEvents,
+    ScoredFleet,
+    collect_fleet_evidence,
+    score_fleet,
+)
 from fleetcast.models.risk.site_risk import SiteRisk
 from fleetcast.models.risk.state import RiskState
 
@@ -101,7 +108,7 @@ class FleetWatch:
 
         Call it once for every `frames`.
         """
-        return score_local(frames, self.entities, topology, self.memory, now_ms)
+        return score_own_nodes(frames, self.entities, topology, self.memory, now_ms)
 
     def moment(self, frames: Frames, topology: Topology, now_ms: int) -> FleetMoment:
         """Return the present moment, if this process has the telemetry of all nodes."""
@@ -109,7 +116,7 @@ class FleetWatch:
 
     def evidence(self, moment: FleetMoment) -> Evidence:
         """Return the evidence for or against every node. Call either this or `score`, never both."""
-        return fleet_evidence(moment, self.memory)
+        return collect_fleet_evidence(moment, self.memory)
 
     def score(self, moment: FleetMoment) -> ScoredFleet:
         """Return the risk and the stragglers of the fleet."""

@@ -20,7 +20,7 @@ from fleetcast.features.run_past import LEVELS
 from fleetcast.fleet.errors import ModelError
 from fleetcast.models.run_times.boosted_quantiles import BoostedQuantiles
 from fleetcast.models.run_times.remaining import RemainingModel, _between
-from fleetcast.models.run_times.rows import FitRows, RunRows, outcomes_of
+from fleetcast.models.run_times.rows import FitRows, RunRows, make_fit_rows
 
 Array = NDArray[np.float64]
 Features = NDArray[np.float32]
@@ -58,12 +58,12 @@ class DurationModel:
         first = known.elapsed_s == 0
         everyone = known.take(first)
         submissions = self._sample_rows(everyone)
-        outcomes, _ = outcomes_of(submissions, until_s)
+        outcomes, _ = make_fit_rows(submissions, until_s)
         if int((outcomes.weight == 1).sum()) < FEWEST_ROWS:
             return self
         boundary_s = float(np.quantile(submissions.at_s, 1 - HELD_OUT))
         before = self._sample_rows(submissions.until(boundary_s), ROWS_TRIED)
-        self._boosted = self._boost(before, outcomes_of(before, boundary_s)[0])
+        self._boosted = self._boost(before, make_fit_rows(before, boundary_s)[0])
         self._measure_offset(submissions.take(submissions.at_s > boundary_s), until_s)
         self._boosted = self._boost(submissions, outcomes)
         self._remaining.fit(self._sample_rows(known.take(~first)), until_s, everyone)
@@ -87,7 +87,7 @@ class DurationModel:
 
         The offset of each level is half of that error, at most LARGEST_OFFSET in either direction.
         """
-        outcomes, _ = outcomes_of(rows, until_s)
+        outcomes, _ = make_fit_rows(rows, until_s)
         if self._boosted is None or len(outcomes.row) < FEWEST_ROWS:
             return
         actual, features = np.log(outcomes.run_s), rows.features[outcomes.row]
@@ -99,7 +99,7 @@ class DurationModel:
     def log_run(self, features: Features) -> Array:
         """Return (row, level) log seconds at LEVELS, before any cap. A tracker of outcomes corrects them."""
         if self._boosted is None or not len(features):
-            return self._estimate_by_similar(features)
+            return self._estimate_from_similar_jobs(features)
         known = self._boosted.predict(features).T + self._offset
         return np.sort(known, axis=1)
 
@@ -125,10 +125,10 @@ class DurationModel:
     def _filled(self, features: Features) -> Features:
         """Fill unknown quantiles of similar jobs. Other gaps stay."""
         filled = features.copy()
-        filled[:, _EMPIRICAL] = self._estimate_by_similar(features)
+        filled[:, _EMPIRICAL] = self._estimate_from_similar_jobs(features)
         return filled
 
-    def _estimate_by_similar(self, features: Features) -> Array:
+    def _estimate_from_similar_jobs(self, features: Features) -> Array:
         """Return (row, level) log seconds of similar jobs.
 
         If none has ended yet, they are the values that are usual anywhere.

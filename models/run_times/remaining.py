@@ -21,7 +21,7 @@ from fleetcast.features.past_runs import COLUMN, EMPIRICAL
 from fleetcast.features.run_past import LEVELS
 from fleetcast.features.sums import divide
 from fleetcast.models.run_times.boosted_quantiles import BoostedQuantiles
-from fleetcast.models.run_times.rows import RunRows, Survival, outcomes_of
+from fleetcast.models.run_times.rows import RunRows, Survival, make_fit_rows
 
 Array = NDArray[np.float64]
 Features = NDArray[np.float32]
@@ -45,7 +45,7 @@ class RemainingModel:
         self._options = {"seed": seed, "threads": threads}
         self._survival = Survival(np.empty(0), np.empty(0))
         self._boosted: BoostedQuantiles | None = None
-        self._blend = _usual_blend()
+        self._blend = _make_usual_blend()
 
     def fit(self, rows: RunRows, until_s: float, submissions: RunRows) -> "RemainingModel":
         """Fit the model. Nothing after until_s counts.
@@ -57,7 +57,7 @@ class RemainingModel:
             bounds = [*np.quantile(known.at_s, TRIED).tolist(), until_s]
             tried = [self._fit_and_test(known, submissions, *window, until_s) for window in pairwise(bounds)]
             self._blend = _choose_best_blend([one for one in tried if one is not None])
-        self._survival = outcomes_of(submissions.until(until_s), until_s)[1]
+        self._survival = make_fit_rows(submissions.until(until_s), until_s)[1]
         self._boosted = self._boost(known, until_s) if len(known) >= FEWEST_ROWS else None
         return self
 
@@ -68,17 +68,17 @@ class RemainingModel:
 
         The outcomes of these rows are those known at until_s.
         """
-        self._survival = outcomes_of(submissions.until(fit_s), fit_s)[1]
+        self._survival = make_fit_rows(submissions.until(fit_s), fit_s)[1]
         boosted = self._boost(rows.until(fit_s), fit_s, (0.5,))
         later = rows.take((rows.at_s > fit_s) & (rows.at_s <= end_s))
-        outcomes, _ = outcomes_of(later, until_s)
+        outcomes, _ = make_fit_rows(later, until_s)
         if boosted is None or not len(outcomes.row):
             return None
         later = later.take(outcomes.row)
         elapsed_s, features = later.elapsed_s, later.features
         base = self._base(elapsed_s, (0.5,))[:, 0]
         correction = boosted.predict(self._inputs(features, elapsed_s))[0]
-        similar = _log_left(beyond(features[:, _EMPIRICAL].astype(np.float64), elapsed_s, 0.5), base)
+        similar = _compute_log_left_s(beyond(features[:, _EMPIRICAL].astype(np.float64), elapsed_s, 0.5), base)
         actual = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))
         trust, near = BLENDS.T[:, :, None]
         errors = np.abs(actual - (1 - near) * (base + trust * correction) - near * similar)
@@ -87,7 +87,7 @@ class RemainingModel:
     def _boost(
         self, rows: RunRows, until_s: float, levels: tuple[float, ...] = REMAINING_LEVELS
     ) -> BoostedQuantiles | None:
-        outcomes, _ = outcomes_of(rows, until_s)
+        outcomes, _ = make_fit_rows(rows, until_s)
         if len(outcomes.row) < FEWEST_ROWS:
             return None
         elapsed_s = rows.elapsed_s[outcomes.row]
@@ -98,7 +98,7 @@ class RemainingModel:
     def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
         """Return (row, level) the seconds from now."""
         if not len(self._survival.time_s):
-            return self._estimate_left_by_similar(features, elapsed_s, levels)
+            return self._estimate_left_from_similar(features, elapsed_s, levels)
         known = self._base(elapsed_s)
         at = np.log(np.maximum(elapsed_s, 1.0))
         trust, near = (np.interp(at, np.log(KNOTS_S), row)[:, None] for row in self._blend.T)
@@ -106,11 +106,11 @@ class RemainingModel:
             known = known + trust * self._boosted.predict(self._inputs(features, elapsed_s)).T
         quantiles = features[:, _EMPIRICAL].astype(np.float64)
         similar = np.stack([beyond(quantiles, elapsed_s, level) for level in REMAINING_LEVELS], axis=1)
-        known = (1 - near) * known + near * _log_left(similar, known)
+        known = (1 - near) * known + near * _compute_log_left_s(similar, known)
         known = np.sort(known, axis=1)
         return np.exp(np.stack([_between(known, REMAINING_LEVELS, level) for level in levels], axis=1))
 
-    def _estimate_left_by_similar(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
+    def _estimate_left_from_similar(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
         quantiles = features[:, _EMPIRICAL].astype(np.float64)
         return np.stack([beyond(quantiles, elapsed_s, level) for level in levels], axis=1)
 
@@ -158,14 +158,14 @@ class _Tried(NamedTuple):
     errors: Array
 
 
-def _usual_blend() -> Array:
+def _make_usual_blend() -> Array:
     """Return (knot, 2) the usual trust and near."""
     return np.where(np.array(KNOTS_S)[:, None] >= LONG_S, LONG_BLEND, USUAL_BLEND)
 
 
 def _choose_best_blend(tried: Sequence[_Tried]) -> Array:
     """Return (knot, 2) trust and near, by the error of the median near each elapsed time."""
-    found = _usual_blend()
+    found = _make_usual_blend()
     if not tried:
         return found
     elapsed_s, begin_s, weight = (np.concatenate(column) for column in list(zip(*tried, strict=True))[:3])
@@ -179,7 +179,7 @@ def _choose_best_blend(tried: Sequence[_Tried]) -> Array:
     return found
 
 
-def _log_left(left_s: Array, otherwise: Array) -> Array:
+def _compute_log_left_s(left_s: Array, otherwise: Array) -> Array:
     """Return the logarithms of the seconds left, or those of `otherwise` where unknown."""
     return np.where(np.isnan(left_s), otherwise, np.log(np.maximum(SHORTEST_S, left_s)))
 
@@ -230,7 +230,7 @@ def survived(left_s: Array, since_s: Array, age_s: Array) -> Array:
     return np.asarray(np.where(over, tail_s, np.maximum(beyond_s - since_s[:, None], SHORTEST_S * levels[1:])))
 
 
-def with_everybody(left_s: Array, everybody_s: Array, elapsed_s: Array) -> Array:
+def blend_with_everybody(left_s: Array, everybody_s: Array, elapsed_s: Array) -> Array:
     """Return (row, LEVELS) the seconds left, half-way between similar jobs and all ended jobs of that age.
 
     Half-way is in logarithms. Few jobs are similar, and hardly any of them ran for days, so from LONG_S on

@@ -99,7 +99,7 @@ class Survival:
         return np.where(known, np.maximum(self.time_s[np.minimum(row, len(self.time_s) - 1)], elapsed_s + 1), tail)
 
 
-def outcomes_of(rows: RunRows, now_s: float) -> tuple[FitRows, Survival]:
+def make_fit_rows(rows: RunRows, now_s: float) -> tuple[FitRows, Survival]:
     """Return the run times of the rows as known at now_s, weighted for censoring, and a survival curve.
 
     The curve is that of jobs from their submission.

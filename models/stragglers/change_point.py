@@ -54,7 +54,7 @@ class Scale:
         """Return (...,) the window's figure from logarithms (..., steps)."""
         if self.steps <= LONGEST_OF_FEW:
             return np.asarray(windows.min(axis=-1))
-        return _median(windows) if self.steps <= LONGEST_OF_MEDIAN else _trimmed_mean(windows)
+        return _median(windows) if self.steps <= LONGEST_OF_MEDIAN else _compute_trimmed_mean(windows)
 
     def past(self, log: Array) -> Array:
         """Return (window,) the figure of every window of logarithms (step,)."""
@@ -75,7 +75,7 @@ class Scale:
         sigma = MAD_TO_SIGMA * middle(np.abs(before - median))
         return median, sigma if self.steps <= LONGEST_OF_FEW else sigma * _spread(self.steps)
 
-    def may_show(self, before: Array, last: Array) -> bool:
+    def may_show_slowdown(self, before: Array, last: Array) -> bool:
         """Return whether the window is above the least possible limit.
 
         It rarely is, so this saves work.
@@ -106,12 +106,12 @@ class Measure:
     steps: int
 
 
-def measure_of(duration: Array, scale: Scale) -> Measure | None:
+def measure_last_steps(duration: Array, scale: Scale) -> Measure | None:
     """Return the measure for the last steps of `duration` (seconds) at one scale.
 
     Returns None if there are too few steps.
 
-    >>> measure_of(np.array([2.0] * 20), SCALES[0])
+    >>> measure_last_steps(np.array([2.0] * 20), SCALES[0])
     Measure(usual_s=2.0, limit_s=2.24, steps=3)
     """
     log = np.log(np.maximum(duration, 1e-9))
@@ -140,22 +140,22 @@ def slowed(duration: Array) -> Measure | None:
         if len(duration) < scale.steps + FEWEST_BEFORE:
             break
         before, last = log[: -scale.steps], log[-scale.steps :]
-        if not scale.may_show(before, last):
+        if not scale.may_show_slowdown(before, last):
             continue
-        measure = measure_of(duration, scale)
+        measure = measure_last_steps(duration, scale)
         if measure is not None and math.exp(float(scale.of(last))) > measure.limit_s:
             return measure
     return None
 
 
-def best_pace(duration: Array, before_s: float | None = None) -> float | None:
+def find_best_pace(duration: Array, before_s: float | None = None) -> float | None:
     """Return the seconds per step in the job's best BEST steps in a row, or `before_s` if that is less.
 
     The seconds are the median of these steps. A job that slows down little by little does not change it. A
     time below a third of the median of all is other work, such as the steps that a loader skips after a
     resume.
 
-    >>> best_pace(np.array([0.01] * 100 + [2.0] * 156))
+    >>> find_best_pace(np.array([0.01] * 100 + [2.0] * 156))
     2.0
     """
     if len(duration) < BEST:
@@ -167,13 +167,13 @@ def best_pace(duration: Array, before_s: float | None = None) -> float | None:
     return min((best_s for best_s in found_s if best_s >= least_s), default=None)
 
 
-def crept(duration: Array, best_s: float | None) -> Measure | None:
+def measure_slow_creep(duration: Array, best_s: float | None) -> Measure | None:
     """Return the measure if the last steps are slow compared with the job's best ones, else None.
 
     It finds a slowdown however slowly it came.
 
     >>> after = np.full(100, 1.2)  # all that is kept of a job that took 1.0 s at its best
-    >>> slowed(after) is None, crept(after, 1.0) is None
+    >>> slowed(after) is None, measure_slow_creep(after, 1.0) is None
     (True, False)
     """
     if best_s is None or best_s <= 0 or len(duration) < BEST + CREPT:
@@ -190,7 +190,7 @@ def crept(duration: Array, best_s: float | None) -> Measure | None:
     return Measure(round(best_s, 9), round(float(np.exp(limit)), 9), CREPT)
 
 
-def still_slow(duration: Array, measure: Measure) -> bool:
+def is_still_slow(duration: Array, measure: Measure) -> bool:
     """Return whether the slowdown goes on: the last steps are nearer to the limit than to the usual.
 
     For a short window, the longer of the last two steps decides. For a longer one, the median of the last
@@ -234,7 +234,7 @@ def _peak(values: Array) -> float:
     return float(parts[at] + (parts[at + 1] - parts[at]) * (place - at))
 
 
-def _trimmed_mean(windows: Array) -> Array:
+def _compute_trimmed_mean(windows: Array) -> Array:
     cut = int(TRIMMED * windows.shape[-1])
     ordered = np.sort(windows, axis=-1)
     return np.asarray(ordered[..., cut : windows.shape[-1] - cut].mean(axis=-1))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.models.risk.detectors import FeatureColumns
-from fleetcast.models.risk.gpu_signals import GpuView, cap_evidence
+from fleetcast.models.risk.gpu_signals import GpuView, compute_cap_evidence
 from fleetcast.models.risk.signals import Array
 
 FEWEST_NODES, FEWEST_GPUS = 2, 4
@@ -49,7 +49,11 @@ class GangColumns:
         mean = np.where(view.loaded, columns["sm_clock_mhz_mean_2m"], np.nan)
         named = (columns[name] for name in ("power_w", "power_limit_w", "pcie_tx_bytes_per_s"))
         last = dict(
-            zip(GPU_CHANNELS, (clock, view.usual_clock, *named, cap_evidence(view), view.alike.trait), strict=True)
+            zip(
+                GPU_CHANNELS,
+                (clock, view.usual_clock, *named, compute_cap_evidence(view), view.alike.trait),
+                strict=True,
+            )
         )
         sent, before = columns["pcie_tx_bytes_per_s_mean_2m"], columns["pcie_tx_bytes_per_s_mean_30m"]
         return cls(names, columns.node, last, {"sm_clock_mhz": mean, "sent_bytes_per_s": sent, BEFORE: before})
@@ -153,7 +157,7 @@ class GangMemory:
         port: GangColumns,
         nodes: tuple[str, ...],
     ) -> GangMembers:
-        """Return the members that `gangs_of` finds. placements: those of `attempts`."""
+        """Return the members that `match_gangs` finds. placements: those of `attempts`."""
         names, owners, before = (nodes, gpu.names, port.names), (gpu.node, port.node), self._members
         if (
             before is not None
@@ -163,11 +167,11 @@ class GangMemory:
         ):
             return replace(before, attempts=attempts)
         self._names, self._owners = names, owners
-        self._members = gangs_of(attempts, placements, gpu, port, nodes)
+        self._members = match_gangs(attempts, placements, gpu, port, nodes)
         return self._members
 
 
-def gangs_of(
+def match_gangs(
     attempts: Sequence[JobAttempt],
     placements: RunningPlaces,
     gpu: GangColumns,

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.peers import Array, Groups, codes, robust_z
+from fleetcast.models.peers import Array, Groups, codes, compute_robust_z
 from fleetcast.models.risk.detectors import reports
 from fleetcast.models.risk.rules import BY_NAME, COMPUTE, COUNT, ROW, RULES
 from fleetcast.models.risk.signals import Mask, Signal, Signals
 from fleetcast.models.stragglers.gang import GangColumns, GangMembers
-from fleetcast.models.stragglers.power_caps import capped_nodes
-from fleetcast.models.stragglers.siblings import slow_siblings
+from fleetcast.models.stragglers.power_caps import find_capped_nodes
+from fleetcast.models.stragglers.siblings import find_slow_siblings
 from fleetcast.models.stragglers.untold_links import untold_links
 
 OUTLIER_Z = -6.0
@@ -102,7 +102,7 @@ def gang_signals(
 
     Writes `streaks`.
     """
-    caps = capped_nodes(gangs, gpu)
+    caps = find_capped_nodes(gangs, gpu)
     explained = {cap.node: OUTLIER_RATIO * cap.value for cap in streaks.lately("power_cap", now_ms) + caps}
     explained |= dict.fromkeys(signals.node[COMPUTE_RULES[signals.rule]].tolist(), 0.0)
     clocks = [one for one in _find_slow_clocks(gangs, gpu) if one.value < explained.get(one.node, np.inf)]
@@ -127,7 +127,7 @@ def _find_slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     slow = np.ones(len(gpu.names), bool)
     median = np.ones(len(gpu.names))
     for values in (gpu.last["sm_clock_mhz"], gpu.mean["sm_clock_mhz"]):
-        z, median = robust_z(values, groups)
+        z, median = compute_robust_z(values, groups)
         slow &= (z <= OUTLIER_Z) & (values <= OUTLIER_RATIO * median)
     worst: dict[int, Signal] = {}
     for row in np.flatnonzero(slow).tolist():
@@ -144,7 +144,7 @@ def _compare_ports(gangs: GangMembers, port: GangColumns, now_ms: int) -> list[S
         return []
     together = (gangs.of_port >= 0) & gangs.together[gangs.of_port]
     settled = gangs.settled(gangs.of_port, now_ms)
-    slow, usual, waits = slow_siblings(port, together, gangs.of_port, len(gangs.attempts), settled)
+    slow, usual, waits = find_slow_siblings(port, together, gangs.of_port, len(gangs.attempts), settled)
     return _report_slow_ports(port, slow, usual) + _report_waiting_ports(port, waits)
 
 

@@ -51,10 +51,10 @@ def _any(of: NDArray[np.int32], mask: Mask, count: int) -> Mask:
     return np.bincount(of[mask & (of >= 0)], minlength=count) > 0
 
 
-def unseen_words(missing: tuple[str, ...]) -> str:
+def describe_missing_measurements(missing: tuple[str, ...]) -> str:
     """Return the words about missing measurements, for the end of a sentence that names no member.
 
-    >>> unseen_words((PORTS, RANKS))
+    >>> describe_missing_measurements((PORTS, RANKS))
     '; not observed: InfiniBand counters (which port is slow), step times of each rank (whose part takes longer)'
     """
     return f"; not observed: {', '.join(f'{name} ({HIDES[name]})' for name in missing)}" if missing else ""

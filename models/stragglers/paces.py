@@ -7,7 +7,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.stragglers.steps import StepPace, pace_of
+from fleetcast.models.stragglers.steps import StepPace, measure_pace
 
 _Stamp = tuple[int | None, ...]  # what a pace was computed from
 
@@ -30,7 +30,7 @@ class Paces:
         if known is not None and known[0] == stamp:
             return known[1]
         same = known is not None and known[0][0] == stamp[0] and known[0][2] == stamp[2]
-        pace = pace_of(attempt, known[1] if known is not None and same else None)
+        pace = measure_pace(attempt, known[1] if known is not None and same else None)
         self._paces[attempt.job] = (stamp, pace)
         return pace
 

@@ -1,6 +1,6 @@
 """Power caps: nodes whose clocks are low because an operator limited the power.
 
-A cap costs a gang time, and is no fault. `fleetcast.models.risk.gpu_signals.cap_evidence` states for each GPU how
+A cap costs a gang time, and is no fault. `fleetcast.models.risk.gpu_signals.compute_cap_evidence` states for each GPU how
 certain a cap is:
 
     STATED     by a reason bit, or by power at its stated limit
@@ -34,7 +34,7 @@ AS_MUCH = 0.97  # of its gang's power: who draws that is not held down by a cap
 
 
 @reports("power_cap")
-def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
+def find_capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     """Return a signal for every node with capped GPUs: the worst one's clock, the usual one, and the cost."""
     if not len(gpu.names):
         return []

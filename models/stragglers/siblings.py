@@ -22,7 +22,7 @@ ALIKE = 0.03  # healthy ports of a node carry equal rates: their largest over th
 FEWEST_SIBLINGS, FEWEST_IN_GANG = 3, 4
 
 
-def slow_siblings(
+def find_slow_siblings(
     port: GangColumns, together: Mask, gang: NDArray[np.int32], gangs: int, settled: Mask
 ) -> tuple[Mask, Array, Array]:
     """Return which ports are slow, what their siblings move (bytes/s), and where data waits too long.
@@ -45,15 +45,15 @@ def slow_siblings(
     by_node, by_gang = (Groups(*numbered(np.where(together, keys, -1))) for keys in (key, of_speed))
     before = port.mean[BEFORE]
     before = np.where(before > UNUSED_PORT_RATIO * _find_group_maximum(before, by_node), before, np.nan)
-    share_before = divide(before, _sibling_median(before, by_node, by_gang)[0], np.nan)
+    share_before = divide(before, _compute_sibling_median(before, by_node, by_gang)[0], np.nan)
     fell, stuck = together & settled, together.copy()
     usual = waits = np.zeros(len(port.names))
     for window, depth in ((port.mean, MEAN_SHARE), (port.last, 1.0)):
         moved = window["bytes_per_s"]
         moved = np.where(moved > UNUSED_PORT_RATIO * _find_group_maximum(moved, by_node), moved, np.nan)
-        usual, siblings = _sibling_median(moved, by_node, by_gang)
+        usual, siblings = _compute_sibling_median(moved, by_node, by_gang)
         waited = window["tx_wait_per_s"]
-        waits, _ = _sibling_median(np.where(np.isfinite(moved), waited, np.nan), by_node, by_gang)
+        waits, _ = _compute_sibling_median(np.where(np.isfinite(moved), waited, np.nan), by_node, by_gang)
         waiting = waited > WAITING_RATIO * waits
         untold = np.isnan(waited)
         if untold.any():
@@ -103,7 +103,7 @@ def _find_dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tupl
     return known & used & (last < UNUSED_PORT_RATIO * others), others
 
 
-def _sibling_median(values: Array, by_node: Groups, by_gang: Groups) -> tuple[Array, Mask]:
+def _compute_sibling_median(values: Array, by_node: Groups, by_gang: Groups) -> tuple[Array, Mask]:
     """Return (port,) the median of the siblings, and whether there are enough of them.
 
     They are those on the node, or those in the gang if the node has too few.

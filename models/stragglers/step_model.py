@@ -30,11 +30,11 @@ class StepModel:
     fixed_s: float
 
     def predict(self, work: Array) -> Array:
-        """Return (step,) the predicted seconds for `work` (step, 2), as `work_of` returns it."""
+        """Return (step,) the predicted seconds for `work` (step, 2), as `compute_step_work` returns it."""
         return np.asarray(work @ np.array([self.token_s, self.attention_s]) + self.fixed_s)
 
 
-def work_of(steps: list[Step]) -> Array | None:
+def compute_step_work(steps: list[Step]) -> Array | None:
     """Return (step, 2) the tokens N and the sum of l^2.
 
     Returns None if a step lacks its tokens, or only some steps state their length. If no step states a
@@ -106,7 +106,7 @@ def explained(steps: list[Step], duration: Array, last: int) -> Explained | None
 
     The model is fitted on all steps except the `last` ones.
     """
-    work = work_of(steps)
+    work = compute_step_work(steps)
     model = fit_steps(work[:-last], duration[:-last]) if work is not None and len(work) > last else None
     if work is None or model is None:
         return None

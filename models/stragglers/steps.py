@@ -26,12 +26,12 @@ from fleetcast.models.peers import middle
 from fleetcast.models.stragglers.change_point import (
     SCALES,
     Measure,
-    best_pace,
-    crept,
+    find_best_pace,
     is_other_work,
-    measure_of,
+    is_still_slow,
+    measure_last_steps,
+    measure_slow_creep,
     slowed,
-    still_slow,
 )
 from fleetcast.models.stragglers.step_model import explained
 from fleetcast.models.stragglers.step_peers import FEWEST_STEPS, SLOW_RATIO, Blame, blame
@@ -84,7 +84,7 @@ class StepPace:
     even_s: float | None = None  # that a step would take if what is longest were as the others
 
 
-def pace_of(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
+def measure_pace(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
     """Return the pace of an attempt from the steps that it has.
 
     `before`: its last pace, whose measure stays while the job is slow. Steps that all take 0 s are not timed,
@@ -99,30 +99,30 @@ def pace_of(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
     end_ms = np.array([step.time_ms for step in steps], np.int64)
     disturbed = _is_in_checkpoint(attempt, duration, end_ms)
     usual = [step for step, out in zip(steps, disturbed.tolist(), strict=True) if not out]
-    pace = _judge_by_past(attempt, usual, duration[~disturbed], end_ms[~disturbed], before)
+    pace = _judge_pace_by_past(attempt, usual, duration[~disturbed], end_ms[~disturbed], before)
     if disturbed[-1] and pace.limit_s is not None and duration[-1] > pace.limit_s and not pace.slow:
         pace = replace(pace, observed_s=float(duration[-1]), cause="checkpoint")
     since_ms = max(steps[-MAX_RANK_STEPS:][0].time_ms, attempt.placed_ms or 0)
     found = blame(attempt.rank_steps, since_ms, dict(before.stages) if before else None)
     pace, found = _drop_old_offenders(pace, attempt, found, before)
-    return _judge_by_peers(pace, attempt, found, usual, before)
+    return _judge_pace_by_peers(pace, attempt, found, usual, before)
 
 
-def _judge_by_past(
+def _judge_pace_by_past(
     attempt: JobAttempt, steps: list[Step], duration: Array, end_ms: NDArray[np.int64], before: StepPace | None
 ) -> StepPace:
     """Return the pace by the job's own step times alone."""
     if not len(duration):
         return StepPace(0)
     observed_s = middle(duration[-LAST:])
-    best_s = best_pace(duration, before.best_s if before else None)
+    best_s = find_best_pace(duration, before.best_s if before else None)
     plain = explained(steps, duration, WINDOW)
     shown = _shown(duration if plain is None else plain.duration, before, best_s if plain is None else None)
     by_work = False
     if shown is None and plain is not None:
         shown = slowed(duration)
         by_work = shown is not None
-    measure = shown or measure_of(duration, SCALES[0])
+    measure = shown or measure_last_steps(duration, SCALES[0])
     if measure is None or measure.usual_s <= SHORTEST_S:
         return StepPace(len(duration), observed_s, first_ms=int(end_ms[0]), best_s=best_s)
     over = duration >= measure.limit_s
@@ -154,9 +154,9 @@ def _shown(duration: Array, before: StepPace | None, best_s: float | None) -> Me
     if before is not None and before.window and before.usual_s and before.limit_s:
         held = Measure(before.usual_s, before.limit_s, before.window)
         alone = not before.ranks and before.stage is None
-        if still_slow(duration, held) and not (alone and is_other_work(duration, held.usual_s)):
+        if is_still_slow(duration, held) and not (alone and is_other_work(duration, held.usual_s)):
             return held
-    return slowed(duration) or crept(duration, best_s)
+    return slowed(duration) or measure_slow_creep(duration, best_s)
 
 
 def _drop_old_offenders(
@@ -195,7 +195,7 @@ def _is_stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
     return 8 * len(over) > len(newest) and len({node.get(rank, rank) for rank in over}) > 1
 
 
-def _judge_by_peers(
+def _judge_pace_by_peers(
     pace: StepPace, attempt: JobAttempt, found: Blame, steps: list[Step], before: StepPace | None
 ) -> StepPace:
     """Return the pace with blame by the ranks' own times.
@@ -257,10 +257,10 @@ def _pauses(steps: list[Step]) -> bool:
     return len(struck) >= FEWEST_PAUSES and 2 * max(map(struck.count, struck)) <= len(struck) + 1
 
 
-def reference_pace(duration: Array) -> tuple[float, float] | None:
+def find_reference_pace(duration: Array) -> tuple[float, float] | None:
     """Return (seconds, relative noise) of the fastest block of consecutive steps. None without steps.
 
-    >>> reference_pace(np.array([2.0] * 16 + [3.0] * 16))
+    >>> find_reference_pace(np.array([2.0] * 16 + [3.0] * 16))
     (2.0, 0.0)
     """
     if not len(duration):
@@ -340,7 +340,7 @@ def _find_grown_part(steps: list[Step]) -> str:
     growth = {}
     for part in PARTS:
         seconds = np.array([getattr(step.parts, part) for step in timed])
-        reference = reference_pace(seconds[:-WINDOW])
+        reference = find_reference_pace(seconds[:-WINDOW])
         growth[part] = middle(seconds[-LAST:]) - (reference[0] if reference else 0.0)
     part = max(growth, key=lambda name: growth[name])
     return part if growth[part] > 0 and part != "other" else "unknown"

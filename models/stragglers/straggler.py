@@ -16,7 +16,7 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.models.risk.rules import COMPUTE, LINK, PORT, RULES, STOPPED, Rule
 from fleetcast.models.risk.signals import Signals, sentence
 from fleetcast.models.stragglers.gang import GangColumns, GangMembers
-from fleetcast.models.stragglers.not_observed import not_observed, unseen_words
+from fleetcast.models.stragglers.not_observed import describe_missing_measurements, not_observed
 from fleetcast.models.stragglers.paces import Paces
 from fleetcast.models.stragglers.step_peers import SLOW_RATIO
 from fleetcast.models.stragglers.steps import PAUSES, StepPace
@@ -59,7 +59,7 @@ def find_stragglers(
         attempt, own = gangs.attempts[index], suspects.get(index, [])
         body = _judge(index, gangs, paces.of(attempt), own, now_ms)
         if body["slow"] and not own and body["culprit"]["kind"] == "nobody" and body["cause"] not in NOBODYS:
-            body["sentence"] += unseen_words(missing)
+            body["sentence"] += describe_missing_measurements(missing)
         answers[attempt.job] = body | {"not_observed": list(missing)}
     paces.keep({attempt.job for attempt in gangs.attempts})
     return answers

@@ -24,7 +24,7 @@ from fleetcast.models.stragglers.siblings import (
     FEWEST_SIBLINGS,
     SLOWISH_PORT_RATIO,
     STALLED_BYTES_PER_S,
-    slow_siblings,
+    find_slow_siblings,
 )
 
 SENT = "sent_bytes_per_s"
@@ -83,7 +83,7 @@ def untold_links(
 @reports("slow_link")
 def _find_slow_links(sending: SendingGpus, settled: Mask) -> list[Signal]:
     columns = sending.columns
-    slow, usual, _ = slow_siblings(columns, sending.of >= 0, sending.of, sending.gangs, settled)
+    slow, usual, _ = find_slow_siblings(columns, sending.of >= 0, sending.of, sending.gangs, settled)
     value = columns.last["bytes_per_s"]
     slow &= ~_is_low_by_design(sending, divide(value, usual))
     found = []

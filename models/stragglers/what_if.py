@@ -39,13 +39,13 @@ class Attribution:
     share: Array
 
 
-def step_time(seconds: Array, order: Order, transfer_s: float = 0.0) -> Array:
+def simulate_step_time(seconds: Array, order: Order, transfer_s: float = 0.0) -> Array:
     """Return (step,) seconds from the first operation to the last.
 
     seconds: (step, replica, stage, type, micro-batch). Raises ValueError if the order waits for itself.
 
     >>> two = np.ones((1, 1, 2, 2, 1))  # one micro-batch through two stages, there and back
-    >>> step_time(two, [[(0, 0), (1, 0)], [(0, 0), (1, 0)]])
+    >>> simulate_step_time(two, [[(0, 0), (1, 0)], [(0, 0), (1, 0)]])
     array([4.])
     """
     stages = len(order)
@@ -82,7 +82,7 @@ def attribute(seconds: Array, order: Order, transfer_s: float = 0.0) -> Attribut
     ideal = np.broadcast_to(typical[:, None], seconds.shape)
 
     def total(mixed: Array) -> float:
-        return float(step_time(mixed, order, transfer_s).sum())
+        return float(simulate_step_time(mixed, order, transfer_s).sum())
 
     def kept(where: tuple[int | slice, ...]) -> float:
         mixed = ideal.copy()

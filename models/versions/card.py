@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import ModelError
 
 CARD_FILE, PAGE_FILE = "card.json", "card.html"
@@ -134,11 +134,11 @@ def metrics_of(rows: Iterable[object]) -> tuple[CardMetric, ...]:
     return tuple(msgspec.convert(row, CardMetric, from_attributes=True) for row in rows)
 
 
-def calibration_of(metrics: Iterable[CardMetric]) -> tuple[Coverage, ...]:
+def compute_calibration(metrics: Iterable[CardMetric]) -> tuple[Coverage, ...]:
     """Return the calibration table from our rows `coverage_50`, `coverage_80` …, pooled over data sets.
 
     >>> row = CardMetric("venus", "running", "all", 3600, "ours", "trees", "coverage_80", 0.79, None, None, 500)
-    >>> calibration_of([row])
+    >>> compute_calibration([row])
     (Coverage(target='running', horizon_s=3600, nominal=0.8, observed=0.79, n=500),)
     """
     sums: dict[tuple[str, int | None, float], tuple[float, int]] = {}
@@ -152,7 +152,7 @@ def calibration_of(metrics: Iterable[CardMetric]) -> tuple[Coverage, ...]:
     return tuple(Coverage(*key, total / n, n) for key, (total, n) in sums.items())
 
 
-def versions_of(*packages: str) -> dict[str, str]:
+def read_package_versions(*packages: str) -> dict[str, str]:
     """Return package -> version, for the packages that are installed."""
     found = {}
     for package in packages:
@@ -176,4 +176,4 @@ def read_card(folder: Path) -> Card:
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is no model card: {explain_json(error)}") from None
+        raise ModelError(f"{path} is no model card: {explain_json_error(error)}") from None

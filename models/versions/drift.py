@@ -94,7 +94,7 @@ class Moved(msgspec.Struct, frozen=True):
 def judge(card: Card, recent: Recent, now_ms: int, limits: DriftLimits | None = None) -> Drift:
     """Compare a version's recent outcomes with its own card, and return the reasons to refit."""
     limits = limits or DriftLimits()
-    expected, reasons = card_coverage(card), {}
+    expected, reasons = read_card_coverage(card), {}
     age_days = max(0.0, (now_ms - card.fitted_until_ms) / DAY_MS)
     if recent.n >= limits.fewest:
         if recent.coverage_80 is not None and abs(recent.coverage_80 - expected) > limits.coverage_off:
@@ -111,19 +111,19 @@ def judge(card: Card, recent: Recent, now_ms: int, limits: DriftLimits | None = 
     return Drift(card.kind, card.version, card.fitted_until_ms, age_days, expected, recent, reasons)
 
 
-def card_coverage(card: Card) -> float:
+def read_card_coverage(card: Card) -> float:
     """Return the share in the 80 % band when the model was judged, or 0.8 if the card has none."""
     rows = [row for row in card.calibration if abs(row.nominal - NOMINAL) < 1e-9 and row.n]
     total = sum(row.n for row in rows)
     return sum(row.observed * row.n for row in rows) / total if total else NOMINAL
 
 
-def recent_of(records: Iterable[Mapping[str, Any] | None]) -> Recent:
+def merge_records(records: Iterable[Mapping[str, Any] | None]) -> Recent:
     """Merge the records of many series, weighted by the number of forecasts that matured.
 
     records: the `record` of each row of `/v1/demand`.
 
-    >>> recent_of([{"coverage_80": 0.7, "wql_vs_best_naive": 0.9, "origins": 30}, None]).n
+    >>> merge_records([{"coverage_80": 0.7, "wql_vs_best_naive": 0.9, "origins": 30}, None]).n
     30
     """
     known = [row for row in records if row and row.get("origins")]
@@ -148,7 +148,7 @@ def moved(names: Sequence[str], before: Array, now: Array) -> list[Moved]:
         sides = before[..., column], now[..., column]
         then, later = (values[np.isfinite(values)] for values in sides)
         if len(then) and len(later):
-            rows = independent_rows(sides[0]), independent_rows(sides[1])
+            rows = count_independent_rows(sides[0]), count_independent_rows(sides[1])
             found.append(_moved(name, then, later, rows))
     return sorted(found, key=lambda row: -row.psi)
 
@@ -162,12 +162,12 @@ def _moved(name: str, then: Array, later: Array, rows: tuple[float, float]) -> M
     return Moved(name, far, ks(then, later), *medians, len(later), int(min(rows)), round(chance, 3), verdict)
 
 
-def independent_rows(values: Array) -> float:
+def count_independent_rows(values: Array) -> float:
     """Return how many independent rows these rows are worth.
 
     values: (row,), or (row, series) for several series.
 
-    >>> independent_rows(np.arange(1000.0)) < 5  # a slow rise
+    >>> count_independent_rows(np.arange(1000.0)) < 5  # a slow rise
     True
     """
     rows = values.reshape(len(values), -1)

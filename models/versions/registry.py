@@ -195,11 +195,11 @@ class Registry:
         folder = self._folder(kind)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with self._new_folder(folder) as new:
+            with self._make_locked_folder(folder) as new:
                 write(new)
                 sums = _sums(new)
                 with self._hold_lock(folder):
-                    version = f"{self._last_number(kind) + 1:04d}"
+                    version = f"{self._find_last_version_number(kind) + 1:04d}"
                     card = msgspec.structs.replace(card, kind=kind, version=version, files=sums)
                     write_card(card, new)
                     read_card(new)  # NaN where a number must be is found now, not by who serves it
@@ -212,12 +212,12 @@ class Registry:
             raise ModelError(f"cannot keep a version of {kind} in {folder}: {error.strerror or error}") from error
         return version
 
-    def _last_number(self, kind: str) -> int:
+    def _find_last_version_number(self, kind: str) -> int:
         """Return the greatest number ever used, so that a pruned version's number is not used again."""
         return max(map(int, [*self.names(kind), *self._served(kind), "0"]))
 
     @contextlib.contextmanager
-    def _new_folder(self, folder: Path) -> Iterator[Path]:
+    def _make_locked_folder(self, folder: Path) -> Iterator[Path]:
         """Yield an empty folder, locked by this process. Removes it at the end unless it was renamed."""
         with self._hold_lock(folder):
             _delete_unfinished_versions(folder)

@@ -14,7 +14,7 @@ from fleetcast.placement.ahead.slot_times import GangShape, Place, SlotTimes
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.queues.asks import FitKey, fit_key
+from fleetcast.placement.queues.asks import FitKey, make_fit_key
 from fleetcast.placement.queues.queues_ahead import Closure
 
 ROUNDS = 3
@@ -57,7 +57,7 @@ class Rooms:
 
     def of(self, request: PlacementRequest) -> NDArray[np.int64]:
         """Return (n,) members that each node could host if nothing ran."""
-        key = fit_key(request, has_plugins=bool(self.options.filters))
+        key = make_fit_key(request, has_plugins=bool(self.options.filters))
         room = self.known.get(key)
         if room is None:
             room = screen(request, self.empty, self.options).room
@@ -73,11 +73,11 @@ class Rooms:
         """
         if level not in self.blocks:
             everywhere = np.arange(len(self.empty))[None]
-            self.blocks[level] = everywhere if level is None else _rows_by_domain(self.empty.topology, level)
+            self.blocks[level] = everywhere if level is None else _group_rows_by_domain(self.empty.topology, level)
         return self.blocks[level]
 
 
-def _rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]:
+def _group_rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]:
     domain = topology.domain[level].astype(np.int64)
     known = np.flatnonzero(domain >= 0)
     order = known[np.argsort(domain[known], kind="stable")]
@@ -122,7 +122,7 @@ class Bars:
         return np.where(barred, place.start_s, self.allowed_s) if barred.any() else None
 
 
-def earliest_place(
+def find_earliest_start(
     request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None, bars: Bars | None = None
 ) -> Place:
     """Return the place and time at which the gang starts first.
@@ -194,7 +194,7 @@ class PlaceFinder:
     _times: dict[tuple[Level | None, int, bool, bytes], SlotTimes] = field(default_factory=dict)
 
     def earliest(self, request: PlacementRequest, calendar: Calendar) -> Place:
-        """Return the earliest place of a gang, as `earliest_place` does without gaps and bars."""
+        """Return the earliest place of a gang, as `find_earliest_start` does without gaps and bars."""
         shape = GangShape.of(request, self.rooms.of(request))
         key = shape.level, shape.each, shape.members == 1, shape.room.tobytes()
         times = self._times.get(key)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.ahead.sampled_future import Arrival, Future
-from fleetcast.placement.machines.fit import widest_level
+from fleetcast.placement.machines.fit import get_widest_level
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
 from fleetcast.placement.machines.slots import WHOLE, held
 from fleetcast.placement.machines.view import ClusterView
@@ -173,7 +173,7 @@ class Drawn:
         return found
 
     def _ask(self, request: PlacementRequest, room: Ints) -> GangAsk | None:
-        level, members = widest_level(request), request.members.min
+        level, members = get_widest_level(request), request.members.min
         each = request.gpus_per_node * request.milli
         if level is Level.NODE:
             room, members, each = room // members, 1, each * members
@@ -252,7 +252,7 @@ class Drawn:
 
     def _make_arriving_ask(self, gpus: int) -> GangAsk | None:
         """Return the ask of a job with this number of GPUs, on any nodes. None if there are too few GPUs."""
-        members, each = gang_of(gpus, self.view.free.shape[1])
+        members, each = split_into_equal_members(gpus, self.view.free.shape[1])
         room = np.count_nonzero(self.view.usable, axis=1) // each
         fits = int(room.sum()) >= members
         slot = self._slot(WHOLE * each, room, None, None)
@@ -265,10 +265,10 @@ def _draw_integers(rng: np.random.Generator, below: int) -> Iterator[int]:
         yield from rng.integers(below, size=SIZES).tolist()
 
 
-def gang_of(gpus: int, width: int) -> tuple[int, int]:
+def split_into_equal_members(gpus: int, width: int) -> tuple[int, int]:
     """Return (members, GPUs of each): the fewest equal members that fit on nodes of `width` GPUs.
 
-    >>> gang_of(4, 8), gang_of(64, 8), gang_of(12, 8)
+    >>> split_into_equal_members(4, 8), split_into_equal_members(64, 8), split_into_equal_members(12, 8)
     ((1, 4), (8, 8), (2, 6))
     """
     members = -(-gpus // width)

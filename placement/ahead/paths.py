@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.ahead.calendars import Array, Bars, Calendar, PlaceFinder, Rooms, earliest_place, hold
+from fleetcast.placement.ahead.calendars import Array, Bars, Calendar, PlaceFinder, Rooms, find_earliest_start, hold
 from fleetcast.placement.ahead.futures import ArrivalForecast, Drawn
 from fleetcast.placement.ahead.run_draws import PATHS, RunTimeSample, RunTimeSource
 from fleetcast.placement.ahead.slot_times import Place
@@ -29,7 +29,7 @@ from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import ONE_LINE, Plan, Waiting, plan
 from fleetcast.placement.plan.timeline import Basis, Release, RunningJob, RunTimeQuantiles, Timeline, releases
 from fleetcast.placement.plan.turns import QueueTurns
-from fleetcast.placement.queues.queues_ahead import allowed_from
+from fleetcast.placement.queues.queues_ahead import find_allowed_delay_s
 
 MIDDLE = PATHS // 2
 BACKFILLED = 64  # entries of the queue, from the first, that may start in gaps
@@ -91,7 +91,7 @@ class Timelines:
     def now_ms(self) -> int:
         return self.options.now_ms
 
-    def running_ends(self) -> dict[str, Array]:
+    def list_running_ends(self) -> dict[str, Array]:
         """Return job → (path,) seconds until it ends, for running jobs and those that the plan starts now."""
         running = self.jobs[: len(self.now.view.jobs)]
         return {job: self.ends_s[holder] for holder, job in enumerate(running) if holder in self.ends_s}
@@ -107,23 +107,23 @@ class Timelines:
     def bars(self, request: PlacementRequest) -> Bars:
         """Return the restrictions that keep a request that comes now from free GPUs."""
         return Bars(
-            planned(request, self.run_times), self._seconds_until_allowed(request), self.turns.closures(request)
+            planned(request, self.run_times), self._compute_seconds_until_allowed(request), self.turns.closures(request)
         )
 
-    def _seconds_until_allowed(self, request: PlacementRequest) -> Array:
+    def _compute_seconds_until_allowed(self, request: PlacementRequest) -> Array:
         """Return (path,) seconds until its queue may have the request."""
         mine, standing = self.turns.hold_of(request), self.turns.standing
-        if mine is None or standing is None or standing.refused_by(mine.leaf, mine.amounts) is None:
+        if mine is None or standing is None or standing.find_refusing_queue(mine.leaf, mine.amounts) is None:
             return np.zeros(PATHS, np.float32)
         begun = np.full(PATHS, -1.0)
-        running_s = self.running_ends()
+        running_s = self.list_running_ends()
         spans = [(begun, running_s[job], one) for job, one in self.turns.holds.items() if job in running_s]
         for entry in self.entries:
             request_id, other = entry.request.request_id, self.turns.hold_of(entry.request)
             if other is not None and request_id in self.holders:
                 spans.append((self.starts_s[request_id], self.ends_s[self.holders[request_id]], other))
         paths = [
-            allowed_from(
+            find_allowed_delay_s(
                 standing, [(float(start_s[path]), float(end_s[path]), one) for start_s, end_s, one in spans], mine
             )
             for path in range(PATHS)
@@ -182,7 +182,7 @@ def timelines(
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
     levels = turns.places(entries).levels
     finder = PlaceFinder(rooms)
-    kept = saved_before(levels, _max_saved_calendars(calendar))
+    kept = choose_saved_entries(levels, _compute_max_calendars(calendar))
     sources = [_source(entry.request, run_quantiles) for entry in entries]
     runs_s = draw.runs(sources)
     for number, (entry, run_s) in enumerate(zip(entries, runs_s, strict=True)):
@@ -191,20 +191,20 @@ def timelines(
             calendar = calendar.copy()
             calendars.append((levels[number], calendar))
         if number < BACKFILLED:
-            place = earliest_place(request, calendar, rooms, planned(request, run_times))
+            place = find_earliest_start(request, calendar, rooms, planned(request, run_times))
         else:
             place = finder.earliest(request, calendar)
         starts_s[request.request_id] = place.start_s
         waits[request.job_name] = request.request_id
         basis.setdefault(request.job_name, sources[number].basis(run_times))
         if np.isfinite(place.start_s).any():
-            hindrances[request.request_id] = hindrances_of(place, calendar)
+            hindrances[request.request_id] = find_hindrances(place, calendar)
             finder.mark(hold(calendar, place, run_s, len(jobs)))
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
     del finder  # its times are as large as calendars
     room = [rooms.of(entry.request) for entry in entries[:PLAYED]]
-    planned_s = planned_ends(releases(now.view, now.running, run_times, options.now_ms), options.now_ms)
+    planned_s = compute_planned_ends(releases(now.view, now.running, run_times, options.now_ms), options.now_ms)
     first = entries[:PLAYED], room, runs_s
     drawn = Drawn(now.view, left_s, planned_s, *first, run_times, options.now_ms, turns, arrivals, _is_settled(now))
     played_s, until_s = drawn.starts(PATHS)
@@ -237,13 +237,13 @@ def _is_settled(now: Plan) -> bool:
     return all(wait.reason.code != "untried" for wait in now.waiting)
 
 
-def saved_before(priorities: Sequence[float], most: int) -> frozenset[int]:
+def choose_saved_entries(priorities: Sequence[float], most: int) -> frozenset[int]:
     """Return the numbers of the entries before which to copy the calendar, at most `most` of them.
 
     These are the entries at which the priority changes. If there are too many, those nearest to a geometric
     series remain, so the answer is exact where few entries wait before.
 
-    >>> sorted(saved_before([9, 9, 5, 0], 16)), sorted(saved_before(range(100, 0, -1), 4))
+    >>> sorted(choose_saved_entries([9, 9, 5, 0], 16)), sorted(choose_saved_entries(range(100, 0, -1), 4))
     ([0, 2, 3], [0, 4, 21, 99])
     """
     changes = np.array([at for at, one in enumerate(priorities) if at == 0 or one != priorities[at - 1]], np.int64)
@@ -253,11 +253,11 @@ def saved_before(priorities: Sequence[float], most: int) -> frozenset[int]:
     return frozenset(changes.tolist())
 
 
-def _max_saved_calendars(one: Calendar) -> int:
+def _compute_max_calendars(one: Calendar) -> int:
     return min(MOST_CALENDARS, max(2, MOST_CALENDAR_BYTES // max(1, one.nbytes)))
 
 
-def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
+def find_hindrances(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
     """Return the jobs that hold the GPUs of the middle path until the gang starts.
 
     At most NAMED jobs are returned, the last to end first.
@@ -278,7 +278,7 @@ def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
     return tuple(found.values())
 
 
-def planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, float]:
+def compute_planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, float]:
     """Return running job → seconds until it should have ended by the queue's estimate."""
     return {release.job: (release.end_ms - now_ms) / 1000 for release in ahead}
 

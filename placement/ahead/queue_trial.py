@@ -17,13 +17,13 @@ from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.placement.ahead.paths import timelines
 from fleetcast.placement.ahead.start_time import estimate_start, start_times
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import Waiting
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.queues.charges import Charge, HeldGpus, PastUse, use_of
-from fleetcast.placement.queues.credits import banks_at
+from fleetcast.placement.queues.credits import compute_banks
 from fleetcast.placement.queues.showback import sums
 from fleetcast.placement.queues.tree import ANY, QueueNode, QueueTree
 
@@ -40,7 +40,7 @@ def try_tree(tree: QueueTree) -> None:
     try:
         with np.errstate(all="raise", under="ignore"), warnings.catch_warnings():
             warnings.simplefilter("error")
-            leaves = _extreme_leaves(tree)
+            leaves = _choose_extreme_leaves(tree)
             for name, value in _compute_numbers(_extract_subtree(tree, leaves), leaves):
                 if not math.isfinite(value):
                     raise RequestError(f"the {name} would be {value}: choose numbers of usual size", None)
@@ -51,7 +51,7 @@ def try_tree(tree: QueueTree) -> None:
         raise RequestError(f"a sample of requests fails with it ({why}): choose numbers of usual size", None) from error
 
 
-def _extreme_leaves(tree: QueueTree) -> list[QueueNode]:
+def _choose_extreme_leaves(tree: QueueTree) -> list[QueueNode]:
     """Return the leaves with the smallest and largest numbers, then the first few others."""
     leaves = list(tree.leaves())
     numbers = [
@@ -84,7 +84,7 @@ def _extract_subtree(tree: QueueTree, leaves: list[QueueNode]) -> QueueTree:
 
 def _compute_numbers(tree: QueueTree, leaves: list[QueueNode]) -> Iterable[tuple[str, float]]:
     """Yield names and values of the numbers that the placer computes with a tree."""
-    view = _sample_view([name for name in tree.resources if name != ANY][:MOST_MODELS])
+    view = _make_sample_view([name for name in tree.resources if name != ANY][:MOST_MODELS])
     charges = _make_charges(leaves, view)
     past = PastUse(tree.policy.half_life_s)
     for charge in charges:
@@ -92,9 +92,9 @@ def _compute_numbers(tree: QueueTree, leaves: list[QueueNode]) -> Iterable[tuple
             past.add(charge)
     opened = [charge for charge in charges if charge.ended_ms is None]
     use = use_of(opened, past, NOW_MS)
-    banks = banks_at(tree, banks_at(tree, {}, opened, NOW_MS - YEAR_MS), opened, NOW_MS)
-    idle = banks_at(tree, banks_at(tree, {}, [], NOW_MS - YEAR_MS), [], NOW_MS)
-    for name, bank in (*banks.items(), *banks_at(tree, idle, opened, NOW_MS + YEAR_MS).items()):
+    banks = compute_banks(tree, compute_banks(tree, {}, opened, NOW_MS - YEAR_MS), opened, NOW_MS)
+    idle = compute_banks(tree, compute_banks(tree, {}, [], NOW_MS - YEAR_MS), [], NOW_MS)
+    for name, bank in (*banks.items(), *compute_banks(tree, idle, opened, NOW_MS + YEAR_MS).items()):
         yield from ((f"credits of {name!r}", value) for value in (bank.earned, bank.spent, bank.expired, bank.banked))
     banked = {name: bank.banked for name, bank in idle.items()}
     run_times, options = RunTimeQuantiles({}), Options(now_ms=NOW_MS)
@@ -114,14 +114,14 @@ def _compute_numbers(tree: QueueTree, leaves: list[QueueNode]) -> Iterable[tuple
         yield from (("showback", value) for value in (row.granted, row.promised, row.waited, row.money or 0.0))
 
 
-def _sample_view(models: list[str]) -> ClusterView:
+def _make_sample_view(models: list[str]) -> ClusterView:
     """Return an idle fleet with two nodes of each GPU model and two of unknown model."""
     nodes = [NodeSpec(f"n{at}", GPUS, model, 80, 128, 2048) for at, model in enumerate([*models, *models, "", ""])]
     topology, n = Topology.build(nodes, generation=1), len(nodes)
     free = np.ones((n, GPUS), bool)
     return ClusterView(
         topology=topology,
-        milli=milli_of(free),
+        milli=convert_to_milli(free),
         usable=free,
         state=np.zeros(n, np.int8),
         p_fail=np.full(n, 0.001),

@@ -11,10 +11,10 @@ from fleetcast.placement.ahead.paths import Timelines
 from fleetcast.placement.ahead.start_time import (
     Quantiles,
     StartBasis,
-    basis_of,
+    choose_start_basis,
+    describe_unknown_jobs,
     is_behind_unknown,
     quantiles_ms,
-    unknown_sentence,
 )
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import Reservation
@@ -81,7 +81,7 @@ def held(reservation: Reservation, view: ClusterView, timelines: Timelines | Non
         idle_gpus=int((reservation.gpus & view.free).sum()),
         holds_p=known,
         by=_find_start_basis(reservation, timelines) if timelines is not None and known is not None else None,
-        basis=_shadow_basis(reservation, timelines) if timelines is not None else "prior",
+        basis=_find_shadow_basis(reservation, timelines) if timelines is not None else "prior",
         reason="" if known is not None else _reason(reservation, timelines),
     )
 
@@ -90,15 +90,15 @@ def _reason(reservation: Reservation, timelines: Timelines | None) -> str:
     """Return why `holds_p` is unknown."""
     if timelines is None or reservation.entry.request.request_id not in timelines.starts_s:
         return "no futures with this request have been sampled yet"
-    return unknown_sentence(timelines)
+    return describe_unknown_jobs(timelines)
 
 
 def _find_start_basis(reservation: Reservation, timelines: Timelines) -> StartBasis:
     start_s = timelines.starts_s[reservation.entry.request.request_id]
-    return basis_of(quantiles_ms(start_s, timelines.now_ms), timelines, timelines.now_ms)
+    return choose_start_basis(quantiles_ms(start_s, timelines.now_ms), timelines, timelines.now_ms)
 
 
-def _shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
+def _find_shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
     """Return the basis of the planned end of the job that the head waits for."""
     row = timelines.now.running.get(reservation.blocker) or RunningJob(timelines.now_ms, 1)
     return timelines.run_times.basis(row.gpus, row.limit_s, row.age_s(timelines.now_ms))
@@ -130,7 +130,7 @@ def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWin
 
 def releases(timelines: Timelines) -> tuple[JobRelease, ...]:
     """Estimate when running jobs end, the smallest median first. Returns at most `MOST_RELEASES`."""
-    view, ends_s = timelines.view, timelines.running_ends()
+    view, ends_s = timelines.view, timelines.list_running_ends()
     running = [job for job in view.jobs if job in ends_s]
     index = {job: number for number, job in enumerate(view.jobs)}
     soonest = sorted(running, key=lambda job: (float(np.median(ends_s[job])), job))[:MOST_RELEASES]

@@ -74,12 +74,12 @@ class RunTimeSample:
         if row.basis(self.run_times, now_ms) == "prior":
             return np.full(PATHS, np.inf, np.float32)
         if row.left_s is not None:
-            return left_of(row.left_s, levels).astype(np.float32)
+            return interpolate_remaining_s(row.left_s, levels).astype(np.float32)
         run_s = self.run_times.draw(row.gpus, levels, age_s, row.limit_s, None)
         return np.maximum(run_s - age_s, 1.0).astype(np.float32)
 
 
-def left_of(quantiles_s: Sequence[float], levels: Levels) -> Levels:
+def interpolate_remaining_s(quantiles_s: Sequence[float], levels: Levels) -> Levels:
     """Return (path,) seconds at `levels` by quantiles at `RUN_LEVELS`, at least 1.
 
     Below the lowest level and above the highest, the curve continues with the same slope (a Pareto tail),

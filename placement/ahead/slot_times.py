@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.machines.fit import widest_level
+from fleetcast.placement.machines.fit import get_widest_level
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -46,7 +46,7 @@ class GangShape(NamedTuple):
     @classmethod
     def of(cls, request: PlacementRequest, room: Ints) -> "GangShape":
         """Return the shape of a request. room: (n,) members that an empty node hosts by the filters."""
-        level, members, each = widest_level(request), request.members.min, request.gpus_per_node
+        level, members, each = get_widest_level(request), request.members.min, request.gpus_per_node
         if level is Level.NODE:
             level, room, members, each = None, room // members, 1, each * members
         return cls(level, members, each, np.minimum(room, 1) if request.spread else room)
@@ -107,7 +107,7 @@ class SlotTimes:
         self._stale.clear()
         self._changes = 0
         if self._at is None:
-            self._at = self._rows_of_nodes()
+            self._at = self._map_nodes_to_rows()
         at = self._at.take(nodes)
         if self.shape.level is not None:
             nodes, at = nodes[at >= 0], at[at >= 0]
@@ -117,7 +117,7 @@ class SlotTimes:
         for _, is_stale in self._last.values():
             is_stale.put(at // self.rows.shape[1], True)
 
-    def _rows_of_nodes(self) -> Ints:
+    def _map_nodes_to_rows(self) -> Ints:
         paths, known = len(self.times_s), np.flatnonzero(self.rows >= 0)
         at = np.full((paths, len(self.shape.room)), -1, np.int64)
         at[:, self.rows.ravel()[known]] = self.rows.size * np.arange(paths)[:, None] + known

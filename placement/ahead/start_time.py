@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.ahead.calendars import Array, Bars, earliest_place
-from fleetcast.placement.ahead.paths import MIDDLE, Hindrance, Timelines, hindrances_of
+from fleetcast.placement.ahead.calendars import Array, Bars, find_earliest_start
+from fleetcast.placement.ahead.paths import MIDDLE, Hindrance, Timelines, find_hindrances
 from fleetcast.placement.ahead.slot_times import Place
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.filters import screen
-from fleetcast.placement.machines.words import count_of, needs, shortage
+from fleetcast.placement.machines.words import explain_shortage, format_count, needs
 
 WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for
 LEVELS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -80,13 +80,13 @@ class RoomForecast(msgspec.Struct, frozen=True):
 Adjust = Callable[[str | None, Quantiles], Quantiles]
 
 
-def as_sampled(waiting: str | None, start_ms: Quantiles) -> Quantiles:
+def skip_correction(waiting: str | None, start_ms: Quantiles) -> Quantiles:
     """Return the sampled start times without a correction."""
     return start_ms
 
 
 def estimate_start(
-    request: PlacementRequest, timelines: Timelines, now_ms: int | None = None, adjust: Adjust = as_sampled
+    request: PlacementRequest, timelines: Timelines, now_ms: int | None = None, adjust: Adjust = skip_correction
 ) -> StartEstimate:
     """Estimate when a request starts, whether it waits already or comes now.
 
@@ -103,24 +103,24 @@ def estimate_start(
     loosest = _tightest(request, timelines, place)
     constraint = loosest.constraint if loosest else "gpus"
     if is_behind_unknown(request, place.start_s, timelines) or _has_unknown_ahead(request, timelines):
-        return StartEstimate(None, (), constraint, unknown_sentence(timelines), timelines.now_ms)
+        return StartEstimate(None, (), constraint, describe_unknown_jobs(timelines), timelines.now_ms)
     if not _starts(place):
         return StartEstimate(None, (), constraint, _explain_no_start(request, timelines), timelines.now_ms)
-    start_s, hindrances = place.start_s, hindrances_of(place, timelines.before(request))
+    start_s, hindrances = place.start_s, find_hindrances(place, timelines.before(request))
     waiting = timelines.waiting(request)
     if waiting is not None and waiting in timelines.hindrances:
         start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
         if is_behind_unknown(request, start_s, timelines):
             own = request.job_name if request.job_name in timelines.unknown else ""
-            said = unknown_sentence(timelines, own)
+            said = describe_unknown_jobs(timelines, own)
             return StartEstimate(None, (), constraint, said, timelines.now_ms)
     awaits = _awaited(start_s, timelines.bars(request)) or (NEXT_JOB if hindrances else "")
-    start_ms = not_before(now_ms, adjust(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
+    start_ms = clip_to_now(now_ms, adjust(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
     ends = BlockerEnds(start_s, start_ms, lambda ends_ms: adjust(None, ends_ms))
     blockers = _find_blockers(request, hindrances, timelines, now_ms, ends)
     job = f"job {blockers[0].job}" if blockers else ""
     sentence = _sentence(request, timelines, start_ms, job if awaits == NEXT_JOB else awaits, now_ms)
-    basis = basis_of(start_ms, timelines, now_ms)
+    basis = choose_start_basis(start_ms, timelines, now_ms)
     return StartEstimate(start_ms, blockers, constraint, sentence, timelines.now_ms, basis, awaits)
 
 
@@ -137,13 +137,13 @@ def _explain_no_start(request: PlacementRequest, timelines: Timelines) -> str:
     """
     view = timelines.rooms.empty
     screened = screen(request, view, timelines.options)
-    lack = shortage(request, view, screened)
+    lack = explain_shortage(request, view, screened)
     if "unknown_use" in screened.by_reason:
         return f"no start time is known, as no job event says when the work on the GPUs ends: {lack}"
     return f"does not fit even when all jobs have ended: {lack}"
 
 
-def basis_of(start_ms: Quantiles, timelines: Timelines, now_ms: int) -> StartBasis:
+def choose_start_basis(start_ms: Quantiles, timelines: Timelines, now_ms: int) -> StartBasis:
     """Return the basis of a start time: free room, predicted run times, or time limits alone."""
     if start_ms["p90"] - now_ms < 1000 * WORTH_S:
         return "room"
@@ -165,7 +165,7 @@ def _has_unknown_ahead(request: PlacementRequest, timelines: Timelines) -> bool:
     return any(is_behind_unknown(one, timelines.starts_s[one.request_id], timelines) for one in before)
 
 
-def unknown_sentence(timelines: Timelines, own: str = "") -> str:
+def describe_unknown_jobs(timelines: Timelines, own: str = "") -> str:
     """Name the jobs of unknown run time that a request waits behind.
 
     own: its own job, if that is one of them.
@@ -180,7 +180,7 @@ def unknown_sentence(timelines: Timelines, own: str = "") -> str:
     names = ", ".join(map(repr, jobs)) + (", …" if count > NAMED else "")
     have = "it has" if count == 1 else "they have"
     return (
-        f"behind {count_of(count, 'job')} whose run time is not known ({names}): too few jobs have ended yet, "
+        f"behind {format_count(count, 'job')} whose run time is not known ({names}): too few jobs have ended yet, "
         f"and {have} no time limit"
     )
 
@@ -195,7 +195,7 @@ def _estimate_without_gpus(request: PlacementRequest, timelines: Timelines, now_
         start_ms = dict.fromkeys(LEVELS, now_ms)
         sentence = f"needs {needs(request)}; there is room now"
         return StartEstimate(start_ms, (), constraint, sentence, timelines.now_ms, "room")
-    lack = shortage(request, timelines.view, screen(request, timelines.view, timelines.options))
+    lack = explain_shortage(request, timelines.view, screen(request, timelines.view, timelines.options))
     return StartEstimate(None, (), constraint, f"{lack}; when more comes free is not known", timelines.now_ms)
 
 
@@ -208,7 +208,7 @@ def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
     ids = [name for name, start_s in timelines.starts_s.items() if np.isfinite(start_s).mean() >= least]
     if not ids:
         return {}
-    starts_s = _sorted_quantiles(np.stack([timelines.starts_s[name] for name in ids]).astype(np.float64))
+    starts_s = _compute_start_quantiles(np.stack([timelines.starts_s[name] for name in ids]).astype(np.float64))
     rows = (timelines.now_ms + np.round(1000 * starts_s)).astype(np.int64).tolist()
     return {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows, strict=True)}
 
@@ -223,7 +223,7 @@ def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], ne
     as_of_ms = timelines.now_ms
     if timelines.unknown and len(starts_ms) < len(timelines.starts_s):
         return RoomForecast(
-            free, waiting_gpus, None, f"not known: requests wait {unknown_sentence(timelines)}", as_of_ms
+            free, waiting_gpus, None, f"not known: requests wait {describe_unknown_jobs(timelines)}", as_of_ms
         )
     if newcomer.start_ms is None:
         word = "not known" if timelines.unknown else "no room"
@@ -231,11 +231,13 @@ def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], ne
     rows = [*starts_ms.values(), tuple(newcomer.start_ms.values())]
     opens_ms = {name: max(row[at] for row in rows) for at, name in enumerate(LEVELS)}
     free_now = 0 if newcomer.awaits else free  # those that are free are kept for others
-    sentence = _room_sentence(free_now, len(starts_ms), opens_ms, as_of_ms, newcomer.awaits)
-    return RoomForecast(free, waiting_gpus, opens_ms, sentence, as_of_ms, basis_of(opens_ms, timelines, as_of_ms))
+    sentence = _describe_room(free_now, len(starts_ms), opens_ms, as_of_ms, newcomer.awaits)
+    return RoomForecast(
+        free, waiting_gpus, opens_ms, sentence, as_of_ms, choose_start_basis(opens_ms, timelines, as_of_ms)
+    )
 
 
-def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, awaits: str = NEXT_JOB) -> str:
+def _describe_room(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, awaits: str = NEXT_JOB) -> str:
     """Return the sentence of a room forecast.
 
     `room in 40 min (p90 65 min), once the 3 requests that wait have started`.
@@ -245,7 +247,7 @@ def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, aw
     if opens_ms["p90"] - now_ms < 1000 * WORTH_S:
         if not free:
             return f"room within a minute{ending}"
-        return f"room now: {count_of(free, 'GPU')} {'is' if free == 1 else 'are'} free"
+        return f"room now: {format_count(free, 'GPU')} {'is' if free == 1 else 'are'} free"
     lead = f"in {_lead(opens_ms['p50'] - now_ms)} (p90 {_lead(opens_ms['p90'] - now_ms)})"
     if not waiting:
         return f"room {lead}{ending}"
@@ -253,7 +255,7 @@ def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, aw
     return f"room {lead}, once {who} started"
 
 
-def not_before(now_ms: int, times_ms: Quantiles) -> Quantiles:
+def clip_to_now(now_ms: int, times_ms: Quantiles) -> Quantiles:
     """Move times that were sampled a while ago to now if they have passed.
 
     What has not happened yet lies ahead.
@@ -266,11 +268,11 @@ def quantiles_ms(after_s: Array, since_ms: int, now_ms: int = 0) -> Quantiles:
 
     No time is earlier than `now_ms`.
     """
-    values = since_ms + np.round(1000 * _sorted_quantiles(after_s[None].astype(np.float64)))[0]
+    values = since_ms + np.round(1000 * _compute_start_quantiles(after_s[None].astype(np.float64)))[0]
     return {name: max(now_ms, int(value)) for name, value in zip(LEVELS, values.tolist(), strict=True)}
 
 
-def _sorted_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def _compute_start_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (row, level) quantiles of (row, path) start times.
 
     A path on which a request never starts counts as the latest path on which it does.
@@ -282,7 +284,7 @@ def _sorted_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _earliest(request: PlacementRequest, timelines: Timelines) -> Place:
     bars = timelines.bars(request)
-    place = earliest_place(request, timelines.before(request), timelines.rooms, bars.run_s, bars)
+    place = find_earliest_start(request, timelines.before(request), timelines.rooms, bars.run_s, bars)
     if request.gpu_share and _starts(place) and timelines.fits_now(request):
         return replace(place, start_s=np.zeros_like(place.start_s))
     return place
@@ -392,12 +394,12 @@ def _sentence(request: PlacementRequest, timelines: Timelines, start_ms: Quantil
     return f"{text}, when {awaited} ends" if awaited else text
 
 
-def starts_in(start_ms: Quantiles, now_ms: int) -> str:
+def format_start_time(start_ms: Quantiles, now_ms: int) -> str:
     """Return `starts in 40 min (p90 65 min)`, with the same numbers as the quantiles."""
-    return f"starts {time_until(start_ms, now_ms)}"
+    return f"starts {format_time_until(start_ms, now_ms)}"
 
 
-def time_until(times_ms: Quantiles, now_ms: int) -> str:
+def format_time_until(times_ms: Quantiles, now_ms: int) -> str:
     """Return `in 40 min (p90 65 min)`, or `within a minute`."""
     soon, late = times_ms["p50"] - now_ms, times_ms["p90"] - now_ms
     if late < 1000 * WORTH_S:
@@ -406,12 +408,12 @@ def time_until(times_ms: Quantiles, now_ms: int) -> str:
     return f"{middle} (p90 {_lead(late)})"
 
 
-def blockers_of(
+def list_blockers(
     request: PlacementRequest,
     timelines: Timelines,
     now_ms: int,
     start_ms: Quantiles | None = None,
-    adjust: Adjust = as_sampled,
+    adjust: Adjust = skip_correction,
 ) -> tuple[Blocker, ...]:
     """Return the jobs that a request of the played queue waits for, the last to end first.
 

@@ -61,42 +61,49 @@ class ChainHead:
         return f"{self.audit_id}:{self.hash}"
 
 
-def line_hash(line: Sequence[Any]) -> str:
+def hash_line(line: Sequence[Any]) -> str:
     """Return the hash of a line: its columns from audit_id to `previous`.
 
-    >>> line_hash((1, 0, "ada", "accept", "", "", 0, "{}", "the board was lost", "", NO_HASH))[:16]
+    >>> hash_line((1, 0, "ada", "accept", "", "", 0, "{}", "the board was lost", "", NO_HASH))[:16]
     '836060b7cb51dfb1'
     """
     return _digest("audit", line)
 
 
-def decision_checksum(row: Sequence[Any]) -> str:
+def compute_decision_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of a decision's columns without the checksum."""
     return _digest("decisions", row)
 
 
-def queue_checksum(row: Sequence[Any]) -> str:
+def compute_queue_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of a queue entry's columns without the checksum."""
     return _digest("queue", row)
 
 
-def intent_checksum(row: Sequence[Any]) -> str:
+def compute_intent_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of an intent's columns without the checksum."""
     return _digest("intents", [*row[:4], *(None if value is None else str(value) for value in row[FLOATS]), *row[7:]])
 
 
-def charge_checksum(row: Sequence[Any]) -> str:
+def compute_charge_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of a charge's columns without the checksum."""
     return _digest("charges", [str(value) if isinstance(value, float) else value for value in row])
 
 
-def credit_checksum(row: Sequence[Any]) -> str:
+def compute_credit_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of the columns of a queue's credits without the checksum."""
     return _digest("credits", [str(value) if isinstance(value, float) else value for value in row])
 
 
-CHECKSUMS = {"decisions": decision_checksum, "queue": queue_checksum, "intents": intent_checksum}
-CHARGE_TABLE_CHECKSUMS = {"charges": charge_checksum, "credits": credit_checksum}  # of tables that version 2 had not
+CHECKSUMS = {
+    "decisions": compute_decision_checksum,
+    "queue": compute_queue_checksum,
+    "intents": compute_intent_checksum,
+}
+CHARGE_TABLE_CHECKSUMS = {
+    "charges": compute_charge_checksum,
+    "credits": compute_credit_checksum,
+}  # of tables that version 2 had not
 
 
 def _digest(table: str, values: Sequence[Any]) -> str:

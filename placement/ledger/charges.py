@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.placement.ledger.chain import charge_checksum, credit_checksum, encode
+from fleetcast.placement.ledger.chain import compute_charge_checksum, compute_credit_checksum, encode
 from fleetcast.placement.ledger.file import LedgerFile
 from fleetcast.placement.ledger.rows import typed
 from fleetcast.placement.queues.charges import Charge, PastUse
@@ -60,12 +60,15 @@ class ChargeTable:
         last = self._ledger.rows("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'charges'")
         with self._ledger.readable():
             credits = self._ledger.rows("SELECT * FROM credits")
-            banks = {row[0]: typed(Bank, self._check_unchanged("credits", row, credit_checksum)[1:]) for row in credits}
+            banks = {
+                row[0]: typed(Bank, self._check_unchanged("credits", row, compute_credit_checksum)[1:])
+                for row in credits
+            }
         return _Totals({(row.job, row.attempt): row for row in found}, banks, None, int(last[0][0]))
 
     def _decode_charge(self, row: Sequence[Any]) -> Charge:
         with self._ledger.readable():
-            values = list(self._check_unchanged(f"charge {row[0]}", row, charge_checksum))
+            values = list(self._check_unchanged(f"charge {row[0]}", row, compute_charge_checksum))
             values[HELD_AT] = msgspec.json.decode(values[HELD_AT])
             return typed(Charge, values)
 
@@ -111,7 +114,7 @@ class ChargeTable:
         row = list(astuple(replace(charge, held=())))
         row[HELD_AT] = encode(charge.held)
         row = [value + 0.0 if isinstance(value, float) else value for value in row]
-        self._ledger.write(f"INSERT OR REPLACE INTO charges VALUES ({MARKS})", [*row, charge_checksum(row)])
+        self._ledger.write(f"INSERT OR REPLACE INTO charges VALUES ({MARKS})", [*row, compute_charge_checksum(row)])
 
     @contextmanager
     def _writing(self) -> Iterator[_Totals]:
@@ -147,11 +150,13 @@ class ChargeTable:
     def banks(self) -> Mapping[str, Bank]:
         return self._totals.banks
 
-    def keep_banks(self, banks: Iterable[tuple[str, Bank]]) -> None:
+    def write_banks(self, banks: Iterable[tuple[str, Bank]]) -> None:
         """Write the banks of queues."""
         with self._writing() as totals:
             for queue, bank in banks:
                 row = [queue, *astuple(bank)]
                 row = [value + 0.0 if isinstance(value, float) else value for value in row]
-                self._ledger.write("INSERT OR REPLACE INTO credits VALUES (?,?,?,?,?,?)", [*row, credit_checksum(row)])
+                self._ledger.write(
+                    "INSERT OR REPLACE INTO credits VALUES (?,?,?,?,?,?)", [*row, compute_credit_checksum(row)]
+                )
                 totals.banks[queue] = bank

@@ -52,7 +52,7 @@ class LedgerFile:
             raise LedgerAway(f"{path} cannot be opened: {error}") from None
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             self._db.close()
-            raise self._damaged(error) from None
+            raise self._make_damage_error(error) from None
         except LedgerError:
             self._db.close()
             raise
@@ -64,12 +64,12 @@ class LedgerFile:
                 key: msgspec.json.decode(value) for key, value in self._db.execute("SELECT key, value FROM state")
             }
         if not isinstance(self.identity, str):
-            raise self._damaged(f"its identity is {self.identity!r}")
+            raise self._make_damage_error(f"its identity is {self.identity!r}")
 
     def _undo(self) -> None:
         """Drop the state in memory, which may be ahead of the file after a rollback."""
 
-    def _damaged(self, why: object) -> LedgerError:
+    def _make_damage_error(self, why: object) -> LedgerError:
         return LedgerError(f"{self.path} is damaged ({why}): move it away, or restore a copy")
 
     def _open(self) -> None:
@@ -79,7 +79,7 @@ class LedgerFile:
         # All of it: an index that lost a row would let a request be decided twice, or free what a job was promised.
         (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
-            raise self._damaged(verdict)
+            raise self._make_damage_error(verdict)
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if not 0 <= version <= SCHEMA_VERSION:
             raise LedgerError(f"{self.path} has version {version}, this program writes {SCHEMA_VERSION}")
@@ -87,17 +87,17 @@ class LedgerFile:
         if version == 0:
             self._begin()
         elif why := strange(shape(self._db), version):
-            raise self._damaged(why)
+            raise self._make_damage_error(why)
         elif version < SCHEMA_VERSION:
-            self._migrate(version)
+            self._migrate_file(version)
         self._restore_missing_schema()
 
     def _begin(self) -> None:
         with self.transaction():
             if why := begin(self._db):
-                raise self._damaged(why)
+                raise self._make_damage_error(why)
 
-    def _migrate(self, version: int) -> None:
+    def _migrate_file(self, version: int) -> None:
         """Copy the old file next to itself, then rewrite the original in one transaction.
 
         If the process is killed, either the old or the new content remains.
@@ -151,7 +151,7 @@ class LedgerFile:
             return
         self._writing = True
         try:
-            with self._trusted():
+            with self._translate_errors():
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
                 self._write_state()
@@ -161,21 +161,21 @@ class LedgerFile:
             self._unwritten = {}
         except BaseException:
             self._undo()
-            with self._trusted():
+            with self._translate_errors():
                 self._db.rollback()
             raise
         finally:
             self._writing = False
 
     @contextmanager
-    def _trusted(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Turn errors of SQLite into LedgerErrors. Nothing was stored then, so a caller may retry."""
         try:
             yield
         except sqlite3.OperationalError as error:
             raise LedgerError(f"{self.path} cannot be used now: {error}") from None
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            raise self._damaged(error) from None
+            raise self._make_damage_error(error) from None
 
     @contextmanager
     def readable(self) -> Iterator[None]:
@@ -183,10 +183,10 @@ class LedgerFile:
         try:
             yield
         except (ValueError, TypeError, RecursionError) as error:
-            raise self._damaged(error) from None
+            raise self._make_damage_error(error) from None
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with self._trusted():
+        with self._translate_errors():
             return self._db.execute(query, values).fetchall()
 
     def write(self, statement: str, values: Sequence[Any]) -> None:
@@ -200,7 +200,9 @@ class LedgerFile:
         """
         *values, stored = row
         if checksum(values) != stored:
-            raise self._damaged(f"{what} is not what was written; `fleetcast audit verify` tells what else is")
+            raise self._make_damage_error(
+                f"{what} is not what was written; `fleetcast audit verify` tells what else is"
+            )
         return values
 
     # -- what it knows of the service's state
@@ -248,7 +250,7 @@ class LedgerFile:
         self._db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", rows)
 
 
-def peek(path: Path) -> tuple[str, int] | None:
+def read_ledger_identity(path: Path) -> tuple[str, int] | None:
     """Return (identity or "", position) of a ledger file, even while it is written.
 
     Returns None if the file is absent or empty. Raises LedgerError.
@@ -270,12 +272,12 @@ def peek(path: Path) -> tuple[str, int] | None:
         raise LedgerError(f"{path} cannot be read: {error}") from None
 
 
-def peek_hashes(path: Path, audit_id: int) -> tuple[str | None, ChainHead]:
+def read_chain_hashes(path: Path, audit_id: int) -> tuple[str | None, ChainHead]:
     """Return the hash of a line of a ledger file's audit trail, and the head of the trail.
 
     The hash is None if there is no such line.
     """
-    if not peek(path):
+    if not read_ledger_identity(path):
         return None, ChainHead()
     try:
         with closing(files.connect_to_read(path)) as db:
@@ -289,12 +291,12 @@ def peek_hashes(path: Path, audit_id: int) -> tuple[str | None, ChainHead]:
         raise LedgerError(f"{path} cannot be read: {error}") from None
 
 
-def peek_marks(path: Path) -> dict[str, Any]:
+def read_ledger_marks(path: Path) -> dict[str, Any]:
     """Read the marks of a ledger file, even while it is written.
 
     Returns an empty dict if the file is absent or has the first version. Raises LedgerError.
     """
-    if not peek(path):
+    if not read_ledger_identity(path):
         return {}
     try:
         with closing(files.connect_to_read(path)) as db:

@@ -26,11 +26,11 @@ from fleetcast.placement.ledger.chain import (
     NO_HASH,
     QUEUED,
     ChainHead,
-    decision_checksum,
+    compute_decision_checksum,
+    compute_intent_checksum,
+    compute_queue_checksum,
     encode,
-    intent_checksum,
-    line_hash,
-    queue_checksum,
+    hash_line,
 )
 from fleetcast.placement.ledger.charges import ChargeTable
 from fleetcast.placement.ledger.file import LAST_NUMBER, LedgerFile
@@ -42,8 +42,8 @@ from fleetcast.placement.ledger.rows import (
     LedgerAway,
     LedgerError,
     QueueEntry,
+    check_bytes,
     typed,
-    typed_bytes,
 )
 from fleetcast.placement.ledger.schema import AUDIT_COLUMNS
 from fleetcast.placement.queues.charges import Charge
@@ -111,7 +111,7 @@ class Ledger(LedgerFile):
     @property
     def _memory(self) -> _Memory:
         if self._cached is None:
-            with self._trusted():
+            with self._translate_errors():
                 self._cached = self._load()
         return self._cached
 
@@ -137,7 +137,7 @@ class Ledger(LedgerFile):
 
     # -- decisions
 
-    def stored_reply(self, request: PlacementRequest) -> bytes | None:
+    def find_stored_reply(self, request: PlacementRequest) -> bytes | None:
         """Return the reply that this request got before, or None if the request is new.
 
         Raises RequestError if its id was used with another body.
@@ -170,7 +170,7 @@ class Ledger(LedgerFile):
             return None
         with self.readable():
             _, _, body, reply, *_ = self._check_decision_row(rows[0])
-            return typed_bytes(body), typed_bytes(reply)
+            return check_bytes(body), check_bytes(reply)
 
     def request(self, request_id: str) -> PlacementRequest | None:
         """Return a decided or waiting request. Returns None if it is unknown."""
@@ -180,17 +180,17 @@ class Ledger(LedgerFile):
         with self.readable():
             return _decode_request(stored[0])
 
-    def request_of(self, job: str, attempt: int) -> PlacementRequest | None:
+    def find_request(self, job: str, attempt: int) -> PlacementRequest | None:
         """Return the request by which an attempt was placed, or None."""
         where = "WHERE job = ? AND attempt = ? AND outcome = 'placed' ORDER BY cursor DESC LIMIT 1"
         rows = self.rows(f"{DECISIONS} {where}", [job, attempt])
         if not rows:
             return None
         with self.readable():
-            return _decode_request(typed_bytes(self._check_decision_row(rows[0])[2]))
+            return _decode_request(check_bytes(self._check_decision_row(rows[0])[2]))
 
     def _check_decision_row(self, row: Sequence[Any]) -> Sequence[Any]:
-        return self.unchanged(f"the decision of request {row[1]!r}", row, decision_checksum)
+        return self.unchanged(f"the decision of request {row[1]!r}", row, compute_decision_checksum)
 
     def _decision(self, request_id: str) -> Decision | None:
         """Return the stored decision, for the audit line about its end."""
@@ -215,7 +215,7 @@ class Ledger(LedgerFile):
                 *(self._memory.cursor, request.request_id, encode(request), reply, decision.outcome),
                 *(request.job_name, request.attempt, now_ms),
             )
-            checksum = decision_checksum(row)
+            checksum = compute_decision_checksum(row)
             self._db.execute("INSERT INTO decisions VALUES (?,?,?,?,?,?,?,?,?)", [*row, checksum])
             if decision.outcome == "placed":
                 self._hold(request, decision, now_ms)
@@ -239,14 +239,14 @@ class Ledger(LedgerFile):
         with self.readable():
             return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._check_decision_row, rows)]
 
-    def decisions_at(self, cursors: Sequence[int]) -> list[Committed]:
+    def read_decisions(self, cursors: Sequence[int]) -> list[Committed]:
         """Return stored decisions with these cursors, in the order of their commit."""
         marks = ",".join("?" * len(cursors))
         rows = self.rows(f"{DECISIONS} WHERE cursor IN ({marks}) ORDER BY cursor", cursors)
         with self.readable():
             return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._check_decision_row, rows)]
 
-    def newest_requests(self, limit: int) -> list[PlacementRequest]:
+    def read_newest_requests(self, limit: int) -> list[PlacementRequest]:
         """Return the most recently decided requests, the oldest of them first."""
         rows = self.rows(f"{DECISIONS} ORDER BY cursor DESC LIMIT ?", [limit])
         with self.readable():
@@ -267,22 +267,22 @@ class Ledger(LedgerFile):
             expires_ms=decision.expires_ms,
         )
         row = intent.row(IntentState.ACTIVE)
-        self._db.execute("INSERT INTO intents VALUES (?,?,?,?,?,?,?,?,?,?,?)", [*row, intent_checksum(row)])
+        self._db.execute("INSERT INTO intents VALUES (?,?,?,?,?,?,?,?,?,?,?)", [*row, compute_intent_checksum(row)])
         self._memory.intents[intent.request_id] = intent
 
-    def active_intents(self) -> list[Intent]:
+    def list_active_intents(self) -> list[Intent]:
         """Return the intents whose jobs have not been seen running or ended, oldest first."""
         return list(self._memory.intents.values())
 
-    def intent_state(self, request_id: str) -> IntentState | None:
+    def read_intent_state(self, request_id: str) -> IntentState | None:
         rows = self.rows("SELECT * FROM intents WHERE request_id = ?", [request_id])
         with self.readable():
             return IntentState(self._check_intent_row(rows[0])[-1]) if rows else None
 
     def _check_intent_row(self, row: Sequence[Any]) -> Sequence[Any]:
-        return self.unchanged(f"the intent of request {row[0]!r}", row, intent_checksum)
+        return self.unchanged(f"the intent of request {row[0]!r}", row, compute_intent_checksum)
 
-    def end_promises(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
+    def finish_intents(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
         """Move active intents to their final state. Returns how many there were."""
         rows = [(request_id, state) for request_id, state in states if request_id in self._memory.intents]
         if not rows:
@@ -290,7 +290,7 @@ class Ledger(LedgerFile):
         with self.transaction():
             for request_id, state in rows:
                 intent = self._memory.intents.pop(request_id)
-                changed = [state.value, intent_checksum(intent.row(state)), request_id]
+                changed = [state.value, compute_intent_checksum(intent.row(state)), request_id]
                 self._db.execute("UPDATE intents SET state = ?, checksum = ? WHERE request_id = ?", changed)
                 if state in SETTLED_WORDS:
                     self.charges.close(intent.job, intent.attempt, now_ms, state.value)
@@ -305,7 +305,7 @@ class Ledger(LedgerFile):
             f"SELECT request_id, state FROM intents WHERE state NOT IN ({states}) LIMIT 1"
         ).fetchone()
         if odd:  # a full scan: it may have been active, and no index leads to it any more
-            raise self._damaged(f"the intent of request {odd[0]!r} is {odd[1]!r}")
+            raise self._make_damage_error(f"the intent of request {odd[0]!r} is {odd[1]!r}")
         rows = self._db.execute("SELECT * FROM intents WHERE state = 'active' ORDER BY created_ms, rowid")
         return [
             typed(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:-1])) for row in map(self._check_intent_row, rows)
@@ -318,7 +318,7 @@ class Ledger(LedgerFile):
         reply = encode(decision)
         with self.transaction():
             row = (request.request_id, encode(request), reply, now_ms)
-            checksum = queue_checksum(row)
+            checksum = compute_queue_checksum(row)
             self._db.execute("INSERT INTO queue VALUES (?,?,?,?,?)", [*row, checksum])
             self._memory.queue[request.request_id] = QueueEntry(request, reply, now_ms)
             self.record(request.request_id, now_ms, caller, QUEUED, decision.sentence, decision, checksum)
@@ -336,7 +336,7 @@ class Ledger(LedgerFile):
         rows = self._db.execute("SELECT * FROM queue ORDER BY queued_ms, rowid")
         entries = []
         for row in rows:
-            _, body, reply, queued_ms = self.unchanged(f"the queue's entry {row[0]!r}", row, queue_checksum)
+            _, body, reply, queued_ms = self.unchanged(f"the queue's entry {row[0]!r}", row, compute_queue_checksum)
             entries.append(typed(QueueEntry, (_decode_request(body), reply, queued_ms)))
         return entries
 
@@ -361,7 +361,7 @@ class Ledger(LedgerFile):
                 *(memory.position, now_ms, caller, action, request_id, said.decision_id, said.board_as_of_ms),
                 *(encode(said.models).decode(), sentence, stored, memory.head.hash),
             )
-            memory.head = ChainHead(memory.position, line_hash(line))
+            memory.head = ChainHead(memory.position, hash_line(line))
             self._db.execute(INSERT_LINE, [*line, memory.head.hash])
 
     def accept(self, sentence: str, now_ms: int, caller: str) -> None:
@@ -385,7 +385,7 @@ class Ledger(LedgerFile):
                 self._check_links(found if after is not None else found[::-1])
         return self._decode_audit_rows(found)
 
-    def audit_at(self, audit_ids: Sequence[int]) -> list[dict[str, Any]]:
+    def read_audit_lines(self, audit_ids: Sequence[int]) -> list[dict[str, Any]]:
         """Return the lines of the audit trail with these numbers, the oldest first."""
         marks = ",".join("?" * len(audit_ids))
         return self._decode_audit_rows(self._lines(f"audit_id IN ({marks}) ORDER BY audit_id", audit_ids))
@@ -394,7 +394,7 @@ class Ledger(LedgerFile):
         found = self.rows(f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {where}", values)
         with self.readable():
             for line in found:
-                self.unchanged(f"line {line[0]!r} of the audit trail", line, line_hash)
+                self.unchanged(f"line {line[0]!r} of the audit trail", line, hash_line)
         return found
 
     def _decode_audit_rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -408,7 +408,7 @@ class Ledger(LedgerFile):
         """Raise LedgerError if a line does not follow the line before it."""
         for (*_, before), (audit_id, *_, previous, _) in pairwise(lines):
             if before != previous:
-                raise self._damaged(f"something is missing before line {audit_id} of the audit trail")
+                raise self._make_damage_error(f"something is missing before line {audit_id} of the audit trail")
 
     def _load_head(self) -> ChainHead:
         """Load the newest line of the audit trail, even if that line was changed.

@@ -9,8 +9,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fleetcast.placement.ledger.chain import CHECKSUMS, NO_HASH, QUEUED, encode, line_hash
-from fleetcast.placement.ledger.schema import CHARGES, SCHEMA_VERSION, TABLES, create, shape, shape_of, statements
+from fleetcast.placement.ledger.chain import CHECKSUMS, NO_HASH, QUEUED, encode, hash_line
+from fleetcast.placement.ledger.schema import CHARGES, SCHEMA_VERSION, TABLES, create, shape, shape_of, split_statements
 
 MIGRATED = "migrated"
 
@@ -35,14 +35,14 @@ def begin(db: sqlite3.Connection) -> str:
 def migrate(db: sqlite3.Connection, version: int) -> None:
     """Migrate a file of an earlier version to this one, inside the caller's transaction."""
     if version == 1:
-        _copy_all(db)
+        _copy_first_version(db)
         return
-    for statement in statements(CHARGES):
+    for statement in split_statements(CHARGES):
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _copy_all(db: sqlite3.Connection) -> None:
+def _copy_first_version(db: sqlite3.Connection) -> None:
     """Copy everything of version 1 into tables of this version."""
     counted = dict(db.execute("SELECT name, seq FROM sqlite_sequence"))
     for name, sql in shape(db).items():
@@ -79,7 +79,7 @@ class _Chain:
 
     def __call__(self, row: Sequence[Any]) -> Sequence[Any]:
         line = [*row, self._stored(row[4], row[3]), self._hash]
-        self._hash = line_hash(line)
+        self._hash = hash_line(line)
         return [*line, self._hash]
 
     def _stored(self, request_id: Any, action: Any) -> str:

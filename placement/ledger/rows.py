@@ -99,7 +99,7 @@ def typed(kind: type[_Row], row: Sequence[Any]) -> _Row:
     return msgspec.convert(dict(zip(kind.__annotations__, row, strict=True)), kind, builtin_types=(bytes,))
 
 
-def typed_bytes(value: Any) -> bytes:
+def check_bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError(f"a blob is a {type(value).__name__}")
     return value

@@ -114,17 +114,17 @@ def missing(found: Shape) -> dict[str, str]:
 
 def create(db: sqlite3.Connection) -> None:
     """Create all tables, indexes and triggers of this version, inside the caller's transaction."""
-    for statement in statements(SCHEMAS[SCHEMA_VERSION]):
+    for statement in split_statements(SCHEMAS[SCHEMA_VERSION]):
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def statements(script: str) -> list[str]:
+def split_statements(script: str) -> list[str]:
     """Split a script into statements.
 
     `executescript` would end the transaction that it runs in.
 
-    >>> statements("CREATE TABLE a (x); CREATE TABLE b (x);")
+    >>> split_statements("CREATE TABLE a (x); CREATE TABLE b (x);")
     ['CREATE TABLE a (x);', 'CREATE TABLE b (x);']
     """
     found, begun = [], ""

@@ -24,7 +24,7 @@ from fleetcast.placement.ledger.chain import (
     QUEUED,
     ChainHead,
     encode,
-    line_hash,
+    hash_line,
 )
 from fleetcast.placement.ledger.file import LAST_NUMBER
 from fleetcast.placement.ledger.migrate import MIGRATED
@@ -167,7 +167,7 @@ class _Trail:
             verdict.find("missing", f"lines {first}..{last} are missing before line {audit_id}", audit_id)
         elif previous != before.hash:
             verdict.find("line", f"the chain breaks at line {audit_id}: it does not follow on the one before", audit_id)
-        if line_hash(row[:-1]) != written:
+        if hash_line(row[:-1]) != written:
             verdict.find("line", f"the chain breaks at line {audit_id}: it is not what was written", audit_id)
         if written == self.expected_head:
             verdict.held = audit_id

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import LEAST_AMOUNT, MAX_MEMBERS, PlacementRequest
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.machines.options import Filter, Options, highest_risk, worst_risk
-from fleetcast.placement.machines.slots import WHOLE, count_rows
+from fleetcast.placement.machines.options import Filter, Options, compute_worst_risk, find_highest_risk
+from fleetcast.placement.machines.slots import WHOLE, count_true_per_row
 from fleetcast.placement.machines.view import ClusterView, Hearing
-from fleetcast.placement.queues.closed import closed_nodes, closed_rows
+from fleetcast.placement.queues.closed import filter_closed_nodes, mask_named_nodes
 
 Mask = NDArray[np.bool_]
 
@@ -116,18 +116,18 @@ def other_pool(request: PlacementRequest, view: ClusterView, options: Options) -
 
 
 def avoided(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    return closed_rows(request.avoid_nodes, view.inventory.row, len(view)) if request.avoid_nodes else None
+    return mask_named_nodes(request.avoid_nodes, view.inventory.row, len(view)) if request.avoid_nodes else None
 
 
 def _make_closed_filter(reason: str) -> Filter:
     """Make the filter of nodes that are closed to the request's queue for one reason."""
 
     def closed(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-        groups = closed_nodes(request, reason)
+        groups = filter_closed_nodes(request, reason)
         if not groups:
             return None
         names = tuple(name for group in groups for name in group.nodes)
-        return closed_rows(names, view.inventory.row, len(view))
+        return mask_named_nodes(names, view.inventory.row, len(view))
 
     return closed
 
@@ -197,16 +197,16 @@ def gpu_memory(request: PlacementRequest, view: ClusterView, options: Options) -
 
 def risk(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
     """Refuse nodes that fail or slow with a higher probability than the request, or else the operator, accepts."""
-    return worst_risk(view, options) > _accepted_risk(request, options)
+    return compute_worst_risk(view, options) > _find_risk_limit(request, options)
 
 
 def _mask_risky_nodes(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Return the mask of `risk`, or None if no node has so high a risk."""
-    too_risky = highest_risk(view, options) > _accepted_risk(request, options)
+    too_risky = find_highest_risk(view, options) > _find_risk_limit(request, options)
     return risk(request, view, options) if too_risky else None
 
 
-def _accepted_risk(request: PlacementRequest, options: Options) -> float:
+def _find_risk_limit(request: PlacementRequest, options: Options) -> float:
     return options.max_risk if request.max_risk is None else request.max_risk
 
 
@@ -227,7 +227,7 @@ def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) 
     """Reject nodes where work that no job event reports takes the room that one member needs."""
     if view.unknown_use is None or not request.gpus_per_node or not view.unknown_use.any():
         return None
-    taken = count_rows(view.unknown_use)
+    taken = count_true_per_row(view.unknown_use)
     short: Mask = (room_on_gpus(request, view) < 1) & (view.free_gpus + taken >= request.gpus_per_node)
     return short
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import WHOLE_GPU, Gang, PlacementRequest
 from fleetcast.fleet.topology import Level, Topology
-from fleetcast.placement.columns import begins, highest_first, in_order
+from fleetcast.placement.columns import begins, in_order, sort_rows_descending
 from fleetcast.placement.machines.scorers import LEVEL_SCORE, LEVELS, NodeScores
 
 SCORE_BINS = 20
@@ -66,7 +66,9 @@ class Room:
         return int(self.members.max(initial=0))
 
 
-def room_at(level: Level | None, topology: Topology, rows: NDArray[np.int64], room: NDArray[np.int64]) -> Room:
+def sum_room_by_domain(
+    level: Level | None, topology: Topology, rows: NDArray[np.int64], room: NDArray[np.int64]
+) -> Room:
     """Sum the room of the candidates by domain."""
     if level is None:
         return Room(level, np.zeros(len(rows), np.int64), room.sum(keepdims=True))
@@ -84,10 +86,10 @@ def _sums(domain: NDArray[np.integer[Any]], room: NDArray[np.int64], count: int)
     return found * each if alike else found.astype(np.int64)
 
 
-def largest_size(gang: Gang, room: int) -> int:
+def compute_largest_size(gang: Gang, room: int) -> int:
     """Return the size of the largest gang that `room` holds, 0 if not even the smallest fits.
 
-    >>> largest_size(Gang(min=2, desired=8, step=2), 7)
+    >>> compute_largest_size(Gang(min=2, desired=8, step=2), 7)
     6
     """
     if room < gang.min:
@@ -95,11 +97,11 @@ def largest_size(gang: Gang, room: int) -> int:
     return gang.min + (min(room, gang.desired) - gang.min) // gang.step * gang.step
 
 
-def widest_level(request: PlacementRequest) -> Level | None:
+def get_widest_level(request: PlacementRequest) -> Level | None:
     return request.required
 
 
-def allowed_levels(request: PlacementRequest) -> list[Level | None]:
+def list_allowed_levels(request: PlacementRequest) -> list[Level | None]:
     """Return the levels to try, tightest first.
 
     They run from the preferred level (or the node) to the required one (or anywhere).
@@ -109,7 +111,7 @@ def allowed_levels(request: PlacementRequest) -> list[Level | None]:
     return list(LEVELS[min(first, last) : last + 1])
 
 
-def best_fits(request: PlacementRequest, topology: Topology, scores: NodeScores, size: int) -> list[Fit]:
+def find_best_fits(request: PlacementRequest, topology: Topology, scores: NodeScores, size: int) -> list[Fit]:
     """Return the best placement of `size` members, then up to two runners-up.
 
     Empty if the gang fits nowhere.
@@ -118,9 +120,9 @@ def best_fits(request: PlacementRequest, topology: Topology, scores: NodeScores,
         return []
     search = GangSearch(request, topology, scores, size)
     found: list[Fit] = []
-    for level in [Level.NODE] if size == 1 else allowed_levels(request):
-        offer = room_at(level, topology, scores.rows, scores.room)
-        can_lose = scores.is_bounded and len(found) == MOST_FITS
+    for level in [Level.NODE] if size == 1 else list_allowed_levels(request):
+        offer = sum_room_by_domain(level, topology, scores.rows, scores.room)
+        can_lose = scores.has_score_bounds and len(found) == MOST_FITS
         if offer.most < size or (can_lose and search.bound(offer) < found[-1].score):
             continue
         found += search.fits(offer, found[-1].score if len(found) == MOST_FITS else -np.inf)
@@ -155,7 +157,7 @@ class GangSearch:
     @cached_property
     def rank(self) -> NDArray[np.int64]:
         """(c,) rank of each candidate by score, the best first. Among equal scores the first comes first."""
-        order = highest_first(self.scores.of_nodes(self.size))
+        order = sort_rows_descending(self.scores.compute_node_scores(self.size))
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
         return rank
@@ -189,7 +191,7 @@ class GangSearch:
         tight: Part = self.size / offer.members[feasible] if self.request.milli == WHOLE_GPU else 1.0
 
         def highest(logs: Floats) -> Floats:
-            return _sums_of_highest(logs, self.scores.span(self.size), offer.domain, feasible)
+            return _bound_highest_sums(logs, self.scores.span(self.size), offer.domain, feasible)
 
         def scores(survives: Floats, keeps_pace: Floats) -> Floats:
             ends = (
@@ -221,7 +223,7 @@ class GangSearch:
     @cached_property
     def _best_mean_fit(self) -> float:
         """The highest mean fit of any gang's members, with all but one of its nodes filled."""
-        full = float(self.scores.node_parts(self.size)["fit"].max())
+        full = float(self.scores.compute_node_parts(self.size)["fit"].max())
         return full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
 
     def _tightest(self, offer: Room) -> float:
@@ -241,7 +243,7 @@ class GangSearch:
         if offer.level is Level.NODE:
             return _find_best_nodes(self.scores, np.flatnonzero(feasible), self.size)
         n = int(np.count_nonzero(feasible))
-        if not self.scores.is_alone or (n <= FEW and not np.isfinite(above)):
+        if not self.scores.is_gang_score_independent or (n <= FEW and not np.isfinite(above)):
             return self._fill_wanted_domains(np.ones(n, bool), offer, feasible)
         bounds = self.bounds(offer, feasible, above)
         likely = bounds >= max(above, np.partition(bounds, -AT_ONCE)[-AT_ONCE] if n > FEW else -np.inf)
@@ -252,7 +254,7 @@ class GangSearch:
     def _fill_wanted_domains(self, wanted: NDArray[np.bool_], offer: Room, feasible: NDArray[np.bool_]) -> list[Fit]:
         """Fill only the feasible domains that are wanted: (feasible domains,)."""
         at = np.flatnonzero(feasible[offer.domain] & (offer.domain >= 0))
-        sub_domain = _sub_domain_rank(self.topology, self.scores, offer.level, at)
+        sub_domain = _rank_sub_domains(self.topology, self.scores, offer.level, at)
         number, chosen = np.full(len(feasible), -1), np.flatnonzero(feasible)[wanted]
         number[chosen] = np.arange(len(chosen))
         domain = number[offer.domain[at]]
@@ -293,7 +295,7 @@ class GangSearch:
 
         The order is by domain, coarse score, roomiest sub-domain, score and row.
         """
-        coarse = SCORE_BINS - np.floor(self.scores.of_nodes(self.size)[at] * SCORE_BINS).astype(np.int64)
+        coarse = SCORE_BINS - np.floor(self.scores.compute_node_scores(self.size)[at] * SCORE_BINS).astype(np.int64)
         filled = domain * (SCORE_BINS + 1) + coarse
         if (sub_domain[1:] > sub_domain[:-1]).all():
             order = in_order(filled)  # the sort keeps the order of equals, so the other keys change nothing
@@ -307,7 +309,7 @@ def _find_best_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> li
 
     at: (k,) candidates that can hold it.
     """
-    parts, total = scores.node_parts(size), scores.of_nodes(size)
+    parts, total = scores.compute_node_parts(size), scores.compute_node_scores(size)
     found = at[_best(total[at], MOST_FITS)].tolist()
     return [
         Fit(Level.NODE, scores.rows[[node]], np.array([size]), float(total[node]), scores.points(parts, node))
@@ -315,7 +317,7 @@ def _find_best_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> li
     ]
 
 
-def _sums_of_highest(
+def _bound_highest_sums(
     logs: NDArray[np.float64], count: int, domain: NDArray[np.integer[Any]], feasible: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """Return (feasible domains,) bounds of the sum of the highest `count` numbers of each domain.
@@ -344,7 +346,7 @@ def _best(total: NDArray[np.float64], count: int) -> list[int]:
     return order
 
 
-def _sub_domain_rank(
+def _rank_sub_domains(
     topology: Topology, scores: NodeScores, level: Level | None, at: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return (k,) rank of each node's next tighter known domain, the roomiest first.
@@ -385,5 +387,5 @@ def _replace_last_node(
     if len(chosen) < 2 or left == scores.room[chosen[-1]]:
         return chosen, takes
     spare = np.setdiff1d(pool[scores.room[pool] >= left], chosen[:-1])
-    best = spare[np.argmax(scores.of_nodes(left)[spare])]
+    best = spare[np.argmax(scores.compute_node_scores(left)[spare])]
     return np.append(chosen[:-1], best), takes

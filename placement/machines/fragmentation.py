@@ -7,9 +7,9 @@ import numpy as np
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.filters import screen
-from fleetcast.placement.machines.fit import room_at
+from fleetcast.placement.machines.fit import sum_room_by_domain
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.potential import fragmented, stranded
+from fleetcast.placement.machines.potential import count_fragmented_milli, stranded
 from fleetcast.placement.machines.scorers import LEVELS
 from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.placement.machines.view import ClusterView
@@ -43,7 +43,7 @@ def _rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
         milli, lost, idle = view.milli[rows], None, None
         if options.demand is not None:
             cpus, model = view.free_cpus[rows], view.inventory.gpu_model[rows].astype(np.int64)
-            lost = round(float(fragmented(options.demand, milli, cpus, model).sum()) / WHOLE, 3)
+            lost = round(float(count_fragmented_milli(options.demand, milli, cpus, model).sum()) / WHOLE, 3)
             idle = round(float(stranded(options.demand, milli, cpus).sum()) / WHOLE, 3)
         free = int(milli.sum(dtype=np.int64)) / WHOLE
         yield PoolFragments(pool, free, lost, idle, _largest(pool, view, options))
@@ -53,5 +53,7 @@ def _largest(pool: str, view: ClusterView, options: Options) -> dict[str, int]:
     """Return level → the whole free GPUs of its best domain, on nodes that a request may get."""
     screened = screen(PlacementRequest(request_id="largest", pool=pool), view, options)
     rows = np.flatnonzero(screened.passes & view.is_open)
-    found = {level or ANYWHERE: room_at(level, view.topology, rows, screened.room[rows]).most for level in LEVELS}
+    found = {
+        level or ANYWHERE: sum_room_by_domain(level, view.topology, rows, screened.room[rows]).most for level in LEVELS
+    }
     return {str(level): gpus for level, gpus in found.items()}

@@ -48,7 +48,7 @@ class Slot:
         return 1 if self.domain is None else int(self.domain.max(initial=0)) + 1
 
     @cached_property
-    def no_hosts(self) -> Ints:
+    def nodes_without_members(self) -> Ints:
         """The nodes that host no member."""
         return np.flatnonzero(self.most == 0)
 
@@ -64,7 +64,7 @@ class Slot:
         return rows
 
     @cached_property
-    def most_in_rows(self) -> Ints:
+    def max_members_in_rows(self) -> Ints:
         """`most` for each node in `rows`."""
         return np.append(self.most, 0)[self.rows]
 
@@ -173,8 +173,8 @@ class Fleet:
         """
         slot, closed = self.slots[ask.slot], ask.closed(now_s)
         ready_s = np.where(self._room[ask.slot] == slot.most, 0.0, self.ready_s)
-        if len(slot.no_hosts):
-            ready_s[slot.no_hosts] = np.inf
+        if len(slot.nodes_without_members):
+            ready_s[slot.nodes_without_members] = np.inf
         if closed is not None:
             ready_s[closed] = np.inf
         first = _choose_first_nodes if slot.domain is None else _choose_first_domain
@@ -225,7 +225,7 @@ def _choose_first_nodes(slot: Slot, ready_s: Floats, members: int) -> Ints:
 
 def _choose_first_domain(slot: Slot, ready_s: Floats, members: int) -> Ints:
     """Return the nodes of the domain that first has room for all members. ready_s: (n,)."""
-    rows, most = slot.rows, slot.most_in_rows
+    rows, most = slot.rows, slot.max_members_in_rows
     each_s = np.concatenate((ready_s, NEVER_S)).take(rows)
     if slot.is_uniform:  # all domains need equally many nodes, so that few of them have to be sorted
         nth = -(-members // slot.least) - 1

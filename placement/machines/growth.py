@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import Gang, PlacementRequest
 from fleetcast.fleet.topology import Topology
-from fleetcast.placement.machines.fit import largest_size, room_at, widest_level
+from fleetcast.placement.machines.fit import compute_largest_size, get_widest_level, sum_room_by_domain
 from fleetcast.placement.machines.scorers import NodeScores
 from fleetcast.placement.machines.view import Advice
 
@@ -41,9 +41,9 @@ class GangSize:
 
 def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> GangSize:
     """Compute the size of a gang before it is placed."""
-    gang, level = request.members, widest_level(request)
-    offer = room_at(level, topology, scores.rows, scores.room)
-    most = largest_size(gang, offer.most)
+    gang, level = request.members, get_widest_level(request)
+    offer = sum_room_by_domain(level, topology, scores.rows, scores.room)
+    most = compute_largest_size(gang, offer.most)
     everyone = np.ones(len(scores.rows), bool)
     if most <= gang.min:
         return GangSize(most, everyone)
@@ -53,7 +53,7 @@ def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> 
     if size <= gang.min:
         size, keeps = gang.min, everyone
     out = scores.advice[~healthy & (scores.room > 0)] if size < most else np.zeros(0, np.int8)
-    held = largest_size(gang, room_at(level, topology, scores.rows, room).most)
+    held = compute_largest_size(gang, sum_room_by_domain(level, topology, scores.rows, room).most)
     return GangSize(size, keeps, frozenset(map(Advice, out.tolist())), risky=size < held)
 
 
@@ -73,7 +73,7 @@ def _choose_size_and_nodes(gang: Gang, domain: Rows, room: Rows, loss: NDArray[n
         return 0, keeps
     at = at[np.lexsort((loss[at] / room[at], domain[at]))]
     own = domain[at]
-    members, lost = _sum_within_domains(own, room[at]), _sum_within_domains(own, loss[at])
+    members, lost = _cumsum_within_domains(own, room[at]), _cumsum_within_domains(own, loss[at])
     steps = (np.minimum(members, gang.desired) - gang.min) // gang.step
     sizes = np.where(members >= gang.min, gang.min + steps * gang.step, 0).astype(np.int64)
     progress = np.where(sizes > 0, np.log(np.maximum(sizes, 1)) - lost, -np.inf)
@@ -82,7 +82,7 @@ def _choose_size_and_nodes(gang: Gang, domain: Rows, room: Rows, loss: NDArray[n
     return int(sizes[progress.argmax()]), keeps
 
 
-def _sum_within_domains(domain: Rows, values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
+def _cumsum_within_domains(domain: Rows, values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (k,) running sums that start again with each domain. `domain` is sorted."""
     sums = np.cumsum(values, dtype=np.float64)
     first = np.flatnonzero(np.diff(domain, prepend=-1))

@@ -43,10 +43,10 @@ Scorer = Callable[[PlacementRequest, ClusterView, Options], NDArray[np.float64]]
 """(n,) in [0, 1], higher is better."""
 
 
-def known_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
+def fill_unknown_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
     """Return `p` with the fleet's mean for nodes without a score: unknown is neither best nor worst.
 
-    >>> known_risk(np.array([0.1, np.nan, 0.3]), 0.01).round(3).tolist()
+    >>> fill_unknown_risk(np.array([0.1, np.nan, 0.3]), 0.01).round(3).tolist()
     [0.1, 0.2, 0.3]
     """
     unknown = np.isnan(p)
@@ -56,7 +56,7 @@ def known_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
     return np.where(unknown, mean, p)
 
 
-def worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
+def compute_worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
     """Return (n,) the higher of p_fail and p_slow.
 
     A node of unknown risk gets the prior, because a single hot node would raise the mean too far.
@@ -70,8 +70,8 @@ def worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
     return found
 
 
-def highest_risk(view: ClusterView, options: Options) -> float:
-    """Return the highest `worst_risk` of all nodes, 0 if there are none."""
-    worst = worst_risk(view, options)
+def find_highest_risk(view: ClusterView, options: Options) -> float:
+    """Return the highest `compute_worst_risk` of all nodes, 0 if there are none."""
+    worst = compute_worst_risk(view, options)
     found: float = view.memo.of("highest", (worst,), lambda: float(worst.max(initial=0.0)))
     return found

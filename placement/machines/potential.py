@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.machines.shapes import MemberShape, ShapeDemand, member_shape
+from fleetcast.placement.machines.shapes import MemberShape, ShapeDemand, make_member_shape
 from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.placement.machines.view import ClusterView
 
@@ -42,7 +42,7 @@ def usable(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floa
     return np.asarray(np.where(runs, amount[:, demand.level_of], 0.0) @ demand.weight)
 
 
-def fragmented(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
+def count_fragmented_milli(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
     """Return (k,) thousandths of free GPUs that are of no use to a random shape of the demand."""
     return np.asarray(milli.sum(axis=1, dtype=np.int64) - usable(demand, milli, cpus, model))
 
@@ -60,7 +60,7 @@ def stranded(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
 
 def potential(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
     """Return (k,) the sum of what is fragmented and what is stranded."""
-    return fragmented(demand, milli, cpus, model) + stranded(demand, milli, cpus)
+    return count_fragmented_milli(demand, milli, cpus, model) + stranded(demand, milli, cpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +92,16 @@ def ways(shape: MemberShape, milli: Slots) -> Ways:
     return Ways(at, np.full(len(at), -1), taken(milli[at], np.full(len(at), shape.gpus)))
 
 
-def binned(growth: Floats) -> Floats:
+def score_potential_growth(growth: Floats) -> Floats:
     """Score the growth of the potential: minus the growth in bins, rounded down.
 
-    >>> binned(np.array([1.0, 40.0, -39.0, -40.0])).tolist()
+    >>> score_potential_growth(np.array([1.0, 40.0, -39.0, -40.0])).tolist()
     [-1.0, -1.0, 0.0, 1.0]
     """
     return np.asarray(np.floor(-growth / BIN))
 
 
-def best_slots(taken: Ways, good: Floats, nodes: int) -> tuple[Floats, Ints]:
+def find_best_slots(taken: Ways, good: Floats, nodes: int) -> tuple[Floats, Ints]:
     """Return (nodes,) the best score of each node's ways, and (nodes,) its slot, the first of equals.
 
     A node without a way has -inf.
@@ -121,7 +121,7 @@ class PotentialGrowth:
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, demand: ShapeDemand, rows: Ints) -> None:
-        self._demand, self._shape = demand, member_shape(request)
+        self._demand, self._shape = demand, make_member_shape(request)
         self._milli, self._cpus = view.milli[rows], view.free_cpus[rows]
         self._model = view.inventory.gpu_model[rows].astype(np.int64)
         self._before = potential(demand, self._milli, self._cpus, self._model)
@@ -135,7 +135,7 @@ class PotentialGrowth:
         shape = self._shape
         if 0 < shape.milli < WHOLE:
             found = ways(shape, self._milli[at])
-            good, _ = best_slots(found, self._good(at[found.at], found.milli, np.ones(len(found.at))), len(at))
+            good, _ = find_best_slots(found, self._good(at[found.at], found.milli, np.ones(len(found.at))), len(at))
             good = np.where(np.isfinite(good), good * members, 0.0)
         else:
             good = self._good(at, taken(self._milli[at], shape.gpus * members), members.astype(np.float64))
@@ -143,7 +143,7 @@ class PotentialGrowth:
 
     def _good(self, at: Ints, milli: Ints, members: Floats) -> Floats:
         cpus = self._cpus[at] - members * self._shape.cpus
-        return binned(potential(self._demand, milli, cpus, self._model[at]) - self._before[at])
+        return score_potential_growth(potential(self._demand, milli, cpus, self._model[at]) - self._before[at])
 
 
 def taken(milli: Slots, gpus: Ints) -> Ints:

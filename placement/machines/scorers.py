@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.fleet.shared_domains import carried_heat, hazard_within, shared_hazard
+from fleetcast.fleet.shared_domains import compute_carried_heat, compute_shared_hazard, interpolate_hazard
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.columns import begins, in_order, is_ascending, median
 from fleetcast.placement.machines.filters import Screen
-from fleetcast.placement.machines.options import Options, known_risk
+from fleetcast.placement.machines.options import Options, fill_unknown_risk
 from fleetcast.placement.machines.potential import PotentialGrowth
 from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.placement.machines.view import ClusterView
@@ -54,7 +54,7 @@ def fragments(gpus: int) -> NDArray[np.float64]:
     return left
 
 
-def node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+def compute_node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
     """Score what it means to leave `free - taken` free GPUs on nodes of `gpus` GPUs.
 
     All arrays have the same length.
@@ -63,11 +63,11 @@ def node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np
         return np.zeros(0)
     most, left = int(free.max()), free - taken
     if most <= MOST_IN_TABLE and (gpus == gpus[0]).all():
-        return _fit_table(most, int(gpus[0]))[free * (most + 1) + left]
-    return _fit_score(fragments(most), free, left, gpus)
+        return _make_fit_table(most, int(gpus[0]))[free * (most + 1) + left]
+    return _compute_fit_score(fragments(most), free, left, gpus)
 
 
-def _fit_score(
+def _compute_fit_score(
     broken: NDArray[np.float64], free: NDArray[np.int64], left: NDArray[np.int64], gpus: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     size = np.maximum(gpus, 1)
@@ -76,13 +76,13 @@ def _fit_score(
 
 
 @lru_cache(maxsize=64)
-def _fit_table(most: int, gpus: int) -> NDArray[np.float64]:
-    """Return ((most + 1) ** 2,) `node_fit` of nodes of one size, at index free * (most + 1) + left."""
+def _make_fit_table(most: int, gpus: int) -> NDArray[np.float64]:
+    """Return ((most + 1) ** 2,) `compute_node_fit` of nodes of one size, at index free * (most + 1) + left."""
     free, left = np.divmod(np.arange((most + 1) ** 2), most + 1)
-    return _fit_score(fragments(most), free, left, np.full(len(free), gpus))
+    return _compute_fit_score(fragments(most), free, left, np.full(len(free), gpus))
 
 
-def parts_free(view: ClusterView, milli: int) -> NDArray[np.int64]:
+def count_free_parts(view: ClusterView, milli: int) -> NDArray[np.int64]:
     """Return (n,) how many more parts of that size fit on GPUs that are partly taken. 0 for whole GPUs."""
     if milli == WHOLE:
         return np.zeros(len(view), np.int64)
@@ -103,23 +103,25 @@ def run_s(request: PlacementRequest, view: ClusterView) -> float:
     return float(np.clip(expected, SHORTEST_S, LONGEST_S))
 
 
-def risk_within(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def interpolate_risks(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (n,) probabilities of failing and of slowing down within the time, NaN if unknown."""
     by_time = view.risk
     if by_time is None:
         return view.p_fail, view.p_slow
     fails, slows = (
-        np.where(np.isfinite(p).all(axis=0), hazard_within(np.nan_to_num(p), by_time.horizons_s, duration_s), np.nan)
+        np.where(
+            np.isfinite(p).all(axis=0), interpolate_hazard(np.nan_to_num(p), by_time.horizons_s, duration_s), np.nan
+        )
         for p in (by_time.p_fail, by_time.p_slow)
     )
-    return 1 - np.exp(-fails), 1 - np.exp(-(slows + carried_heat(by_time.gpu_temp_c, duration_s)))
+    return 1 - np.exp(-fails), 1 - np.exp(-(slows + compute_carried_heat(by_time.gpu_temp_c, duration_s)))
 
 
-def log_chances(view: ClusterView, options: Options, duration_s: float) -> Chances:
+def compute_log_chances(view: ClusterView, options: Options, duration_s: float) -> Chances:
     """Return (n,) log probabilities of not failing and of not slowing down within the time."""
 
     def chances() -> Chances:
-        known = [known_risk(p, options.prior_risk) for p in risk_within(view, duration_s)]
+        known = [fill_unknown_risk(p, options.prior_risk) for p in interpolate_risks(view, duration_s)]
         return tuple(np.log1p(-np.clip(p, 0, HIGHEST_RISK)) for p in known)
 
     ahead = () if view.risk is None else (view.risk.p_fail, view.risk.p_slow, view.risk.gpu_temp_c)
@@ -145,7 +147,9 @@ class NodeScores:
         self.growth = PotentialGrowth(request, view, options.demand, rows) if options.demand is not None else None
         self.gpus = view.topology.gpus[rows].astype(np.int64)
         self.horizon_s = run_s(request, view)
-        self.survives, self.keeps_pace = (chances[rows] for chances in log_chances(view, options, self.horizon_s))
+        self.survives, self.keeps_pace = (
+            chances[rows] for chances in compute_log_chances(view, options, self.horizon_s)
+        )
         self.extra = {
             name: np.clip(np.nan_to_num(scorer(request, view, options)[rows], nan=0.5), 0, 1)
             for name, scorer in options.scorers
@@ -166,14 +170,14 @@ class NodeScores:
         return self._view.advice[self.rows]
 
     @cached_property
-    def is_bounded(self) -> bool:
+    def has_score_bounds(self) -> bool:
         """Return whether no scorer of the operator replaces a built-in part, whose bound would not be that scorer's."""
         return self.extra.keys().isdisjoint(GANG_PARTS)
 
     @cached_property
-    def is_alone(self) -> bool:
+    def is_gang_score_independent(self) -> bool:
         """Return whether the score of a gang has bounds, and does not depend on other nodes."""
-        if not self.is_bounded or self.growth is not None or not len(self.free):
+        if not self.has_score_bounds or self.growth is not None or not len(self.free):
             return False
         least, most = int(self.free.min()), int(self.free.max())
         return max(least, 1).bit_length() == max(most, 1).bit_length()  # `fragments` has the same shapes for both
@@ -181,7 +185,7 @@ class NodeScores:
     @cached_property
     def parts(self) -> NDArray[np.int64]:
         """(c,) parts of the requested size that still fit on partly taken GPUs of each candidate."""
-        return parts_free(self._view, self.request.milli)[self.rows]
+        return count_free_parts(self._view, self.request.milli)[self.rows]
 
     @cached_property
     def shared(self) -> dict[str, NDArray[np.int32]]:
@@ -193,7 +197,7 @@ class NodeScores:
             "rail": domain[Level.RAIL_GROUP][self.rows],
         }
 
-    def node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
+    def compute_node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
         """Return the parts of each node's score for a share of `size` members: name → (c,), higher is better."""
         if size not in self._parts:
             self._parts[size] = self._compute_parts(size)
@@ -213,7 +217,7 @@ class NodeScores:
         """Return (k,) how little usable room `members` break on the candidates `at`."""
         if self.growth is not None:
             return self.growth.fit(at, members)
-        return node_fit(self.free[at], self._whole(at, members), self.gpus[at])
+        return compute_node_fit(self.free[at], self._whole(at, members), self.gpus[at])
 
     def _whole(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (k,) the wholly free GPUs of the candidates `at` that these members would take or break."""
@@ -222,10 +226,10 @@ class NodeScores:
         on_whole = WHOLE // self.request.milli
         return np.asarray(-(-np.maximum(members - self.parts[at], 0) // on_whole))
 
-    def of_nodes(self, size: int) -> NDArray[np.float64]:
-        """Return (c,) the weighted mean of `node_parts`, in [0, 1]."""
+    def compute_node_scores(self, size: int) -> NDArray[np.float64]:
+        """Return (c,) the weighted mean of `compute_node_parts`, in [0, 1]."""
         if size not in self._of_nodes:
-            self._of_nodes[size] = self.total(self.node_parts(size))
+            self._of_nodes[size] = self.total(self.compute_node_parts(size))
         return self._of_nodes[size]
 
     def span(self, size: int) -> int:
@@ -243,7 +247,7 @@ class NodeScores:
         used = np.bincount(domain, minlength=n)
         span, node = self.span(size), self.fit(at, take)
         return {
-            "risk": np.exp(np.bincount(domain, self.survives[at], n) - self.shared_risk(at, domain, n)),
+            "risk": np.exp(np.bincount(domain, self.survives[at], n) - self.compute_shared_risk(at, domain, n)),
             "slow": np.exp(np.bincount(domain, self.keeps_pace[at], n)),
             "fit": np.bincount(domain, node * take, n) / size,
             "packing": 0.5 * LEVEL_SCORE[level] + 0.5 * span / np.maximum(used, 1),
@@ -255,7 +259,7 @@ class NodeScores:
         """(c,) hazard above the median."""
         return np.maximum(median(self.survives) - self.survives, 0.0)
 
-    def shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+    def compute_shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
         """Return (n,) hazard that the gangs' members have in common. For the arguments see `of_gangs`."""
         found, excess = np.zeros(n), self.excess[at]
         for level, numbers in self.shared.items():
@@ -274,7 +278,7 @@ class NodeScores:
             first = np.flatnonzero(begins(keys))
             more = np.append(first[1:], len(keys)) - first > 1
             worst = np.maximum.reduceat(hazard, first)[more]
-            found += np.bincount(gang[first[more]], shared_hazard(level, worst, self.horizon_s), n)
+            found += np.bincount(gang[first[more]], compute_shared_hazard(level, worst, self.horizon_s), n)
         return found
 
     def total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:

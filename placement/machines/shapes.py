@@ -48,7 +48,7 @@ class ShapeDemand:
     cpus_per_gpu: float  # what one GPU of this demand wants of them; 0: nothing is known of CPUs
 
 
-def demand_of(
+def make_shape_demand(
     members: Mapping[MemberShape, float], models: Iterable[str], common: float = COMMON
 ) -> ShapeDemand | None:
     """Return the commonest shapes of `members` (shape → how many) on GPUs of `models`.
@@ -80,7 +80,7 @@ def demand_of(
     )
 
 
-def member_shape(request: PlacementRequest) -> MemberShape:
+def make_member_shape(request: PlacementRequest) -> MemberShape:
     """Return the shape of one member of a request."""
     milli = request.milli if request.gpus_per_node else 0
     return MemberShape(request.gpus_per_node, milli, float(request.cpus or 0), tuple(sorted(request.models)))

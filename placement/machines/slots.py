@@ -12,16 +12,16 @@ WHOLE = WHOLE_GPU  # thousandths; int16 holds them
 Milli = NDArray[np.int16]
 
 
-def milli_of(free: NDArray[np.bool_]) -> Milli:
+def convert_to_milli(free: NDArray[np.bool_]) -> Milli:
     """Return the slots of GPUs that are either wholly free or not free at all.
 
-    >>> milli_of(np.array([True, False])).tolist()
+    >>> convert_to_milli(np.array([True, False])).tolist()
     [1000, 0]
     """
     return np.multiply(free, WHOLE, dtype=np.int16)
 
 
-def count_rows(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+def count_true_per_row(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return (n,) the number of true values in each row of (n, g)."""
     if mask.shape[1] > 255:
         return np.asarray(np.count_nonzero(mask, axis=1))
@@ -39,7 +39,7 @@ class HeldParts:
     gpu: NDArray[np.int64]
     milli: NDArray[np.int64]
 
-    def and_these(self, rows: list[tuple[int, int, int]]) -> "HeldParts":
+    def append_parts(self, rows: list[tuple[int, int, int]]) -> "HeldParts":
         """Return these parts and more of them: (job, gpu, milli) each."""
         if not rows:
             return self
@@ -83,7 +83,7 @@ def fullest(free: Milli, share: int, members: int) -> list[int]:
     return found
 
 
-def less_parts(milli: Milli, usable: NDArray[np.bool_], parts: HeldParts) -> Milli:
+def subtract_held_parts(milli: Milli, usable: NDArray[np.bool_], parts: HeldParts) -> Milli:
     """Return the free thousandths after subtracting the parts that jobs hold of usable GPUs.
 
     GPUs without held parts are unchanged. milli, usable: (n, g).

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.topology import Topology
-from fleetcast.placement.machines.slots import NO_PARTS, WHOLE, HeldParts, Milli, count_rows
+from fleetcast.placement.machines.slots import NO_PARTS, WHOLE, HeldParts, Milli, count_true_per_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class ClusterView:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "free", self.milli == WHOLE)
-        object.__setattr__(self, "free_gpus", count_rows(self.free))
+        object.__setattr__(self, "free_gpus", count_true_per_row(self.free))
         if self.inventory is NOT_GIVEN:
             object.__setattr__(self, "inventory", Inventory.of(self.topology))
         if self.advice is NO_ADVICE:

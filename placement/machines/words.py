@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.machines.filters import Screen
-from fleetcast.placement.machines.fit import Fit, room_at
+from fleetcast.placement.machines.fit import Fit, sum_room_by_domain
 from fleetcast.placement.machines.growth import GangSize
-from fleetcast.placement.machines.options import Options, highest_risk, worst_risk
+from fleetcast.placement.machines.options import Options, compute_worst_risk, find_highest_risk
 from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.placement.machines.view import Advice, ClusterView, Hearing
-from fleetcast.placement.queues.closed import closed_nodes, closed_rows
+from fleetcast.placement.queues.closed import filter_closed_nodes, mask_named_nodes
 
 NAMED = 2
 LEVEL_WORDS = {
@@ -53,10 +53,10 @@ REASON_WORDS = {
 ADVICE_WORDS = {Advice.AVOID: "avoided", Advice.DRAIN: "drained"}
 
 
-def count_of(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return a number with its noun.
 
-    >>> count_of(1, "GPU"), count_of(1980, "GPU")
+    >>> format_count(1, "GPU"), format_count(1980, "GPU")
     ('1 GPU', '1,980 GPUs')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
@@ -81,9 +81,9 @@ def member(request: PlacementRequest) -> str:
     if request.milli < WHOLE:
         return f"{request.milli / WHOLE:g} GPU"
     if request.gpus_per_node:
-        return count_of(request.gpus_per_node, "GPU")
+        return format_count(request.gpus_per_node, "GPU")
     memory = request.host_memory_gib
-    wanted = (count_of(request.cpus, "CPU") if request.cpus else "", f"{memory:,g} GiB of memory" if memory else "")
+    wanted = (format_count(request.cpus, "CPU") if request.cpus else "", f"{memory:,g} GiB of memory" if memory else "")
     return " and ".join(filter(None, wanted))
 
 
@@ -92,10 +92,10 @@ def fitting(request: PlacementRequest, members: int) -> str:
     if request.milli < WHOLE or not request.gpus_per_node:
         return f"room for {shape(request, members)}" if members else f"no room for {member(request)}"
     gpus = members * request.gpus_per_node
-    return f"{count_of(gpus, 'free GPU')} {'fits' if gpus == 1 else 'fit'}"
+    return f"{format_count(gpus, 'free GPU')} {'fits' if gpus == 1 else 'fit'}"
 
 
-def placed_sentence(
+def describe_placement(
     request: PlacementRequest,
     view: ClusterView,
     options: Options,
@@ -111,7 +111,7 @@ def placed_sentence(
     wide = level is None or (request.preferred is not None and _is_wider(level, request.preferred))
     if request.preferred is not None and wide:
         sentence += f", no single {LEVEL_WORDS[request.preferred]} had room"
-    avoided = avoided_rows(request, view, options, screened, fit.rows)
+    avoided = find_avoided_rows(request, view, options, screened, fit.rows)
     if avoided:
         sentence += f"; avoided {_describe_risky_nodes(view, options, avoided)}"
     return sentence + _unknown_use(view, screened) + _describe_unconfirmed(request, view, fit.rows)
@@ -137,7 +137,7 @@ def _unknown_use(view: ClusterView, screened: Screen) -> str:
         return ""
     taken = np.where(mask, np.count_nonzero(view.unknown_use, axis=1), 0)
     rows = np.argsort(-taken, kind="stable")[: min(NAMED, int(mask.sum()))].tolist()
-    named = [f"{count_of(int(taken[row]), 'GPU')} of node {view.topology.nodes[row].name}" for row in rows]
+    named = [f"{format_count(int(taken[row]), 'GPU')} of node {view.topology.nodes[row].name}" for row in rows]
     left = int(mask.sum()) - len(rows)
     if left:
         named.append(f"{int(taken.sum() - taken[rows].sum()):,} on {left:,} more")
@@ -164,21 +164,21 @@ def _describe_place(view: ClusterView, rows: NDArray[np.int64], level: Level | N
     if len(rows) == 1:
         return f"on {names[int(rows[0])].name}"
     if level is None:
-        return f"on {count_of(len(rows), 'node')}"
+        return f"on {format_count(len(rows), 'node')}"
     name = view.topology.domain_names[level][int(view.topology.domain[level][rows[0]])]
     return f"in {LEVEL_WORDS[level]} {name}"
 
 
-def avoided_rows(
+def find_avoided_rows(
     request: PlacementRequest, view: ClusterView, options: Options, screened: Screen, chosen: NDArray[np.int64]
 ) -> list[int]:
     """Return the nodes that are too risky, or notably riskier than all chosen ones.
 
     Nodes with room for a member come first, then the riskiest.
     """
-    if "risk" not in screened.by_reason and highest_risk(view, options) <= options.notable_risk:
+    if "risk" not in screened.by_reason and find_highest_risk(view, options) <= options.notable_risk:
         return []
-    p = worst_risk(view, options)
+    p = compute_worst_risk(view, options)
     mask = screened.by_reason.get("risk", np.zeros(len(view), bool)).copy()
     notable = screened.passes & (p > max(options.notable_risk, float(p[chosen].max(initial=0.0))))
     notable[chosen] = False
@@ -190,7 +190,7 @@ def avoided_rows(
 
 
 def _describe_risky_nodes(view: ClusterView, options: Options, rows: Sequence[int]) -> str:
-    p = worst_risk(view, options)
+    p = compute_worst_risk(view, options)
     named = [
         f"{view.topology.nodes[row].name}: {view.reason.get(row, f'risk {p[row]:.2g}').rstrip('.')}"
         for row in rows[:NAMED]
@@ -202,7 +202,7 @@ def _describe_risky_nodes(view: ClusterView, options: Options, rows: Sequence[in
 def needs(request: PlacementRequest) -> str:
     """Describe a request in a phrase: `64 GPUs inside one rack`."""
     total, members = request.members.min * request.gpus_per_node, request.members.min
-    text = count_of(total, "GPU") if total and request.milli == WHOLE else shape(request, members)
+    text = format_count(total, "GPU") if total and request.milli == WHOLE else shape(request, members)
     if request.gpus_per_node > 1 and members > 1:
         text += f" ({shape(request, members)})"
     if models := request.gpu_models or ((request.gpu_model,) if request.gpu_model else ()):
@@ -216,11 +216,11 @@ def needs(request: PlacementRequest) -> str:
     return text
 
 
-def refused_sentence(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
-    return f"refused: {shortage(request, view, screened)}{_unknown_use(view, screened)}"
+def describe_refusal(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
+    return f"refused: {explain_shortage(request, view, screened)}{_unknown_use(view, screened)}"
 
 
-def shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
+def explain_shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
     """Explain why the gang does not fit: what it needs, what there is, and where the rest went."""
     text = f"needs {needs(request)}"
     rejected = screened.rejected
@@ -235,9 +235,9 @@ def shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> 
         return f"{text}; {_describe_scattered_room(request, view, screened, level, rows)}"
     text += f"; {fitting(request, members)}"
     if len(rows):
-        text += f", on {count_of(len(rows), 'node')}"
+        text += f", on {format_count(len(rows), 'node')}"
     out = [part for name, count in rejected.items() for part in _rejected(request, view, screened, name, count)]
-    return f"{text}; of {count_of(len(view), 'node')}: {', '.join(out)}" if out else text
+    return f"{text}; of {format_count(len(view), 'node')}: {', '.join(out)}" if out else text
 
 
 def _rejected(request: PlacementRequest, view: ClusterView, screened: Screen, reason: str, count: int) -> list[str]:
@@ -247,8 +247,8 @@ def _rejected(request: PlacementRequest, view: ClusterView, screened: Screen, re
     first.
     """
     left, parts = screened.by_reason[reason].copy(), []
-    for group in closed_nodes(request, reason):
-        mine = left & closed_rows(group.nodes, view.inventory.row, len(view))
+    for group in filter_closed_nodes(request, reason):
+        mine = left & mask_named_nodes(group.nodes, view.inventory.row, len(view))
         left &= ~mine
         if mine.any():
             parts.append(f"{int(mine.sum())} {group.words}")
@@ -262,7 +262,7 @@ def _describe_scattered_room(
     level: Level,
     rows: NDArray[np.int64],
 ) -> str:
-    room = room_at(level, view.topology, rows, screened.room[rows])
+    room = sum_room_by_domain(level, view.topology, rows, screened.room[rows])
     best = int(room.members.argmax())
     names = view.topology.domain_names
     name = view.topology.nodes[int(rows[best])].name if level is Level.NODE else names[level][best]

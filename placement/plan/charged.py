@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from fleetcast.fleet.requests import Decision, PlacementRequest
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
-from fleetcast.placement.plan.turns import placed_gpus
+from fleetcast.placement.plan.turns import list_placed_gpus
 from fleetcast.placement.queues.charges import Charge, HeldGpus
 
 
-def charge_of(
+def make_placement_charge(
     request: PlacementRequest,
     decision: Decision,
     leaf: str,
@@ -27,7 +27,7 @@ def charge_of(
         leaf=leaf,
         user=request.user,
         class_=request.class_,
-        held=summed((node.pool, node.gpu_model, gpus) for node, gpus in placed_gpus(decision, view)),
+        held=summed((node.pool, node.gpu_model, gpus) for node, gpus in list_placed_gpus(decision, view)),
         expected_s=run_times.run_s(sum(len(rank.gpus) for rank in decision.ranks), 0.5, limit_s=request.limit_s),
         queued_ms=now_ms if queued_ms is None else queued_ms,
         held_ms=now_ms,

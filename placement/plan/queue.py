@@ -23,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import Decision, PlacementRequest
-from fleetcast.placement.engine import claimed, decided, fits_now, holds_gang
+from fleetcast.placement.engine import claimed, decided, fits_now, has_room_for_gang
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.machines.words import shortage
+from fleetcast.placement.machines.words import explain_shortage
 from fleetcast.placement.plan.reasons import AfterPass, WaitCode, WaitReason
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
 from fleetcast.placement.plan.turns import OneLine, QueueTurns
-from fleetcast.placement.queues.asks import FitKey, QueueAsk, ask_of, fit_key
+from fleetcast.placement.queues.asks import FitKey, QueueAsk, make_fit_key, make_queue_ask
 
 BACKFILL_TRIES = 64
 FitKeys = tuple[FitKey, FitKey]
@@ -107,12 +107,12 @@ class Reservation:
         )
 
 
-def order_key(entry: Waiting) -> tuple[int, int, str]:
+def make_order_key(entry: Waiting) -> tuple[int, int, str]:
     """Return the sort key: higher priority first, then the longer wait, then the request's id."""
     return -entry.request.priority, entry.queued_ms, entry.request.request_id
 
 
-ONE_LINE = OneLine(order_key)
+ONE_LINE = OneLine(make_order_key)
 
 
 def plan(
@@ -187,26 +187,26 @@ class Cycle:
         self.has_plugins = bool(self.options.filters)
         self.in_line = self.turns.standing is None and not self.has_plugins
 
-    def fit_keys(self, request: PlacementRequest) -> FitKeys:
+    def list_fit_keys(self, request: PlacementRequest) -> FitKeys:
         """Return the two keys under which a failure of this request may be recorded.
 
         Without plugins both are the same.
         """
-        built_in = fit_key(request, has_plugins=False)
-        return built_in, fit_key(request, has_plugins=True) if self.has_plugins else built_in
+        built_in = make_fit_key(request, has_plugins=False)
+        return built_in, make_fit_key(request, has_plugins=True) if self.has_plugins else built_in
 
-    def failed_key(self, request: PlacementRequest, view: ClusterView) -> FitKey:
+    def make_failure_key(self, request: PlacementRequest, view: ClusterView) -> FitKey:
         """Return the key of all requests that fail for the same reason as this one.
 
         The key is a narrow one if a plugin rejected a node.
         """
         plugins = {name for name, _ in self.options.filters}
         by_plugin = bool(plugins) and not plugins.isdisjoint(screen(request, view, self.options).by_reason)
-        return fit_key(request, has_plugins=by_plugin)
+        return make_fit_key(request, has_plugins=by_plugin)
 
     def try_entry(self, entry: Waiting) -> None:
         """Consider an entry, limited to what its queue may have."""
-        ask = ask_of(entry.request)
+        ask = make_queue_ask(entry.request)
         if self.in_line and ask.in_line is not None:
             ask = ask.in_line
         row = self.asks.get(ask)
@@ -233,7 +233,7 @@ class Cycle:
             self._reserve(entry, later)
 
     def _find_final_reason(self, request: PlacementRequest) -> WaitReason | None:
-        wide, narrow = self.fit_keys(request)
+        wide, narrow = self.list_fit_keys(request)
         return self.final.get(wide) or self.final.get(narrow)
 
     def _find_skip_reason(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
@@ -282,7 +282,7 @@ class Cycle:
         Returns whether the entry was placed.
         """
         screened = screen(request, view, self.options)
-        if not holds_gang(request, view, screened):
+        if not has_room_for_gang(request, view, screened):
             return False
         decision = decided(request, view, self.options, screened)
         assert decision.outcome == "placed", decision.sentence
@@ -299,16 +299,16 @@ class Cycle:
         A request that never fits, or whose start time nothing can predict, waits without a reservation.
         """
         timeline = self._timeline()
-        step = timeline.first_fit(request, self.options)
+        step = timeline.find_first_fit(request, self.options)
         if step is None and not request.gpus_per_node:
             reason = WaitReason("unknown", request, self.after)
-            self.final[self.failed_key(request, self.view)] = reason
+            self.final[self.make_failure_key(request, self.view)] = reason
         elif step is None:
             empty = timeline.at(len(timeline.ahead))
-            lack = shortage(request, empty, screen(request, empty, self.options))
+            lack = explain_shortage(request, empty, screen(request, empty, self.options))
             said = f"does not fit even when all running jobs have ended: {lack}"
             reason = WaitReason("never", request, self.after, said=said)
-            self.final[self.failed_key(request, empty)] = reason
+            self.final[self.make_failure_key(request, empty)] = reason
         else:
             last, head = timeline.ahead[step - 1], Waiting(request, entry.queued_ms)
             reserved = claim(head, timeline.at(step), last.end_ms, last.job, self.options)
@@ -319,7 +319,7 @@ class Cycle:
 
     def _backfill(self, entry: Waiting, request: PlacementRequest, head: Reservation) -> bool:
         in_time = self._ends_in_time(request.members.desired * request.gpus_per_node, request.limit_s)
-        wide, narrow = self.fit_keys(request)
+        wide, narrow = self.list_fit_keys(request)
         late = self.late.get(wide) or self.late.get(narrow)
         if late is not None and not in_time:
             self._wait(entry, late)
@@ -334,7 +334,7 @@ class Cycle:
             code: WaitCode = "kept" if fits_now(request, self.view, self.options) else "room"
             reason = self._behind(code, request)
         failed = self.final if in_time else self.late
-        failed[self.failed_key(request, view)] = reason
+        failed[self.make_failure_key(request, view)] = reason
         self._wait(entry, reason)
         return False
 

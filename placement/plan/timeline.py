@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.slots import WHOLE, HeldParts, count_rows, held
+from fleetcast.placement.machines.slots import WHOLE, HeldParts, count_true_per_row, held
 from fleetcast.placement.machines.view import ClusterView
 
 FALLBACK_S = 86_400.0
@@ -60,7 +60,7 @@ class RunTimeQuantiles:
             {gpus: int(row.get("n") or 0) for gpus, row in sized.items() if gpus > 0},
         )
 
-    def medians_s(self) -> dict[int, float]:
+    def find_median_run_s(self) -> dict[int, float]:
         """Return GPU count → median run time in seconds. The count 0 stands for all counts."""
         return {gpus: median for gpus, (median, _) in self.by_gpus.items()}
 
@@ -87,7 +87,7 @@ class RunTimeQuantiles:
 
     def _run_s_at_levels(self, gpus: int, levels: Sequence[float], age_s: float, limit_s: float | None) -> list[float]:
         """Return `run_s` at each of `levels`."""
-        mu, sigma = self._log_normal_parameters(gpus, limit_s)
+        mu, sigma = self._fit_log_normal(gpus, limit_s)
         passed = self._compute_ended_share(gpus, age_s, limit_s)
         shares = [passed + level * (1 - passed) for level in levels]
         runs_s = [math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0 for share in shares]
@@ -131,10 +131,10 @@ class RunTimeQuantiles:
         """Return the share of similar jobs that had ended at this age."""
         if age_s <= 0:
             return 0.0
-        mu, sigma = self._log_normal_parameters(gpus, limit_s)
+        mu, sigma = self._fit_log_normal(gpus, limit_s)
         return NORMAL.cdf((math.log(age_s) - mu) / sigma)
 
-    def _log_normal_parameters(self, gpus: int, limit_s: float | None) -> tuple[float, float]:
+    def _fit_log_normal(self, gpus: int, limit_s: float | None) -> tuple[float, float]:
         known = self.by_gpus.get(gpus) or self.by_gpus.get(0)
         p90 = known[1] if known else limit_s or FALLBACK_S
         sigma = max(SPREAD_LEAST, math.log(p90 / known[0]) / Z90) if known else SPREAD_UNKNOWN
@@ -206,7 +206,7 @@ class Hold:
     host_memory_gib: float = 0.0
 
 
-def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
+def add_placements(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
     """Return the view with these placements added. Their jobs are appended to `jobs`.
 
     The view is copied once.
@@ -233,13 +233,13 @@ def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
         milli=milli,
         holders=holders,
         jobs=(*view.jobs, *(hold.job for hold in holds)),
-        parts=view.parts.and_these(shared),
+        parts=view.parts.append_parts(shared),
         free_cpus=free_cpus,
         free_host_memory_gib=free_memory,
     )
 
 
-def vacate(view: ClusterView, jobs: Collection[str]) -> ClusterView:
+def remove_jobs(view: ClusterView, jobs: Collection[str]) -> ClusterView:
     """Return the view after these jobs have released their GPUs. The other jobs get new numbers.
 
     CPUs and host memory stay unchanged until the next board states them.
@@ -265,7 +265,9 @@ def vacate(view: ClusterView, jobs: Collection[str]) -> ClusterView:
 
 def place(view: ClusterView, request: PlacementRequest, ranks: Sequence[RankPlacement]) -> ClusterView:
     """Return the view with the placement of a request added."""
-    return occupy(view, [Hold(request.job_name, ranks, float(request.cpus or 0), request.host_memory_gib or 0.0)])
+    return add_placements(
+        view, [Hold(request.job_name, ranks, float(request.cpus or 0), request.host_memory_gib or 0.0)]
+    )
 
 
 class Timeline:
@@ -278,7 +280,7 @@ class Timeline:
         self._milli = np.concatenate([release.milli for release in ahead]) if ahead else np.zeros(0, np.int64)
         self._ends = np.cumsum([0, *(len(release.gpus) for release in ahead)])
         self._held = view.holders >= 0
-        self._busy = np.maximum(count_rows(self._held), 1)
+        self._busy = np.maximum(count_true_per_row(self._held), 1)
 
     def at(self, step: int) -> ClusterView:
         """Return the view after `step` releases.
@@ -292,7 +294,7 @@ class Timeline:
         back = np.bincount(self._gpus[given], self._milli[given], view.milli.size).reshape(view.milli.shape)
         milli = np.minimum(view.milli + back, WHOLE).astype(np.int16)
         released = (back > 0) & (milli == WHOLE)
-        share = count_rows(released & self._held) / self._busy
+        share = count_true_per_row(released & self._held) / self._busy
         return replace(
             view,
             milli=np.where(view.usable, milli, view.milli),
@@ -302,7 +304,7 @@ class Timeline:
             + share * (view.inventory.host_memory_gib - view.free_host_memory_gib),
         )
 
-    def first_fit(self, request: PlacementRequest, options: Options) -> int | None:
+    def find_first_fit(self, request: PlacementRequest, options: Options) -> int | None:
         """Return the first step at which the request fits, or None if it never does.
 
         Bisection works because room only grows.

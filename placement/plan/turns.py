@@ -17,7 +17,14 @@ from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.queues.asks import Waiters
 from fleetcast.placement.queues.charges import LeafUse
-from fleetcast.placement.queues.closed import ClosedNodes, ClosedReason, limit, nodes_of, window_reason, window_words
+from fleetcast.placement.queues.closed import (
+    ClosedNodes,
+    ClosedReason,
+    choose_window_reason,
+    describe_closing_window,
+    limit,
+    mask_window_nodes,
+)
 from fleetcast.placement.queues.order import DAY_S
 from fleetcast.placement.queues.queues_ahead import Closure, QueueHold
 from fleetcast.placement.queues.standing import LENDERS, QueueStanding, amounts_of
@@ -181,7 +188,9 @@ class TreeTurns:
         self.run_times = run_times
         self.now_ms = now_ms
         self.standing = QueueStanding(tree, use, capacity_of(view, use.get(""), jobs), banked or {})
-        self._windows = [(window, nodes_of(window, view.topology)) for window in tree.windows if window.to_ms > now_ms]
+        self._windows = [
+            (window, mask_window_nodes(window, view.topology)) for window in tree.windows if window.to_ms > now_ms
+        ]
         self._closed: dict[tuple[str, ...], tuple[ClosedNodes, ...]] = {}
         self._overdue: frozenset[str] = frozenset()  # requests, in the last order
         self._sated: set[str] = set()  # leaves that lack nothing of what they are guaranteed any more
@@ -198,7 +207,7 @@ class TreeTurns:
     def in_order(self, queue: Sequence[Any]) -> list[Any]:
         return self.standing.in_order(queue, self.ranks) if len(queue) > 1 else list(queue)
 
-    def shares_in_order(self, queue: Sequence[Any]) -> dict[str, dict[str, float]]:
+    def compute_deciding_shares(self, queue: Sequence[Any]) -> dict[str, dict[str, float]]:
         """Return the shares that decided the order, by request.
 
         The form is request_id → its queue at each level, from the root → share.
@@ -208,7 +217,7 @@ class TreeTurns:
         return found
 
     def behind(self, queue: Sequence[Any]) -> list[Any]:
-        return self.standing.in_order(queue, self.ranks_on_time) if self._overdue else list(queue)
+        return self.standing.in_order(queue, self.rank_without_overdue) if self._overdue else list(queue)
 
     def is_overdue(self, request: PlacementRequest) -> bool:
         return request.request_id in self._overdue
@@ -223,7 +232,7 @@ class TreeTurns:
         self._overdue = frozenset(waiters.entries[at].request.request_id for at in np.flatnonzero(~on_time).tolist())
         return self._ranks(waiters, queues, on_time)
 
-    def ranks_on_time(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
+    def rank_without_overdue(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
         """Return (k,) the place of each entry within its leaf as if no entry were overdue."""
         return self._ranks(waiters, queues, np.ones(len(waiters.entries), bool))
 
@@ -256,13 +265,13 @@ class TreeTurns:
         return allowed if isinstance(allowed, str) else self._exclude_closed_nodes(allowed)
 
     def later(self, request: PlacementRequest) -> PlacementRequest | None:
-        return self._exclude_closed_nodes(request) if self.standing.comes_back(request) else None
+        return self._exclude_closed_nodes(request) if self.standing.can_fit_later(request) else None
 
     def is_at_limit(self, request: PlacementRequest) -> bool:
         if not self._is_in_tree(request):
             return False
         least = self.standing.wanted(request, request.members.min)
-        return self.standing.refused_by(self.tree.leaf_of(request), least) not in (None, LENDERS)
+        return self.standing.find_refusing_queue(self.tree.leaf_of(request), least) not in (None, LENDERS)
 
     def _exclude_closed_nodes(self, request: PlacementRequest) -> PlacementRequest:
         return limit(request, self._find_closed_nodes(request))
@@ -272,7 +281,7 @@ class TreeTurns:
 
         Jobs that wait for other schedulers may belong to none.
         """
-        return bool(self.tree.known_leaf(request))
+        return bool(self.tree.find_known_leaf(request))
 
     def _find_closed_nodes(self, request: PlacementRequest) -> tuple[ClosedNodes, ...]:
         """Return the nodes that the request may not use.
@@ -280,7 +289,7 @@ class TreeTurns:
         These are the nodes that a window keeps for others before the request would end, and the nodes of GPU
         models that its queue may take no more of.
         """
-        models, windows = self._models_without_room(request), self._find_barring_windows(request)
+        models, windows = self._list_full_models(request), self._find_barring_windows(request)
         key = (*models, *map(str, windows))
         if key not in self._closed:
             found: list[tuple[ClosedReason, NDArray[np.bool_], str]] = [
@@ -289,7 +298,7 @@ class TreeTurns:
             ]
             for number in windows:
                 window, mask = self._windows[number]
-                found.append((window_reason(window), mask, window_words(window)))
+                found.append((choose_window_reason(window), mask, describe_closing_window(window)))
             nodes = self.view.topology.nodes
             self._closed[key] = tuple(
                 ClosedNodes(reason, tuple(nodes[row].name for row in np.flatnonzero(mask).tolist()), words)
@@ -302,16 +311,18 @@ class TreeTurns:
         """Return the windows that keep their nodes for others before the request would end."""
         if not self._windows:
             return []
-        end_ms, leaf = self.now_ms + 1000 * self._run_s(request), self.tree.known_leaf(request)
+        end_ms, leaf = self.now_ms + 1000 * self._run_s(request), self.tree.find_known_leaf(request)
         windows = enumerate(self._windows)
-        return [number for number, (window, _) in windows if window.from_ms < end_ms and not is_for(window, leaf)]
+        return [
+            number for number, (window, _) in windows if window.from_ms < end_ms and not is_reserved_for(window, leaf)
+        ]
 
-    def barred_by(self, request: PlacementRequest) -> list[tuple[Window, int]]:
+    def list_barring_windows(self, request: PlacementRequest) -> list[tuple[Window, int]]:
         """Return the windows that bar a request, each with its number of nodes."""
         found = [self._windows[number] for number in self._find_barring_windows(request)]
         return [(window, int(nodes.sum())) for window, nodes in found]
 
-    def _models_without_room(self, request: PlacementRequest) -> list[str]:
+    def _list_full_models(self, request: PlacementRequest) -> list[str]:
         """Return the GPU models that a request for any model may not take more of now.
 
         More of them would exceed a limit, or take what other queues do not lend.
@@ -336,7 +347,7 @@ class TreeTurns:
         A newcomer stands behind the last entry of a leaf. Each entry's leaf is drawn with the same chance.
         """
         last: dict[str, float] = {}
-        leaves = [self.tree.known_leaf(entry.request) for entry in entries]
+        leaves = [self.tree.find_known_leaf(entry.request) for entry in entries]
         for number, leaf in enumerate(leaves):
             last[leaf] = float(number)
         orders = [(float(number), 0.0) for number in range(len(entries))]
@@ -345,7 +356,7 @@ class TreeTurns:
     def take(self, request: PlacementRequest, decision: Decision) -> None:
         if not self._is_in_tree(request):
             return
-        amounts = placed_amounts(decision, self.view)
+        amounts = sum_placed_amounts(decision, self.view)
         self.holds[request.job_name] = QueueHold(self.tree.leaf_of(request), amounts)
         self.standing.take(request, amounts)
 
@@ -355,12 +366,12 @@ class TreeTurns:
         return QueueHold(self.tree.leaf_of(request), self.standing.wanted(request, request.members.min))
 
     def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
-        leaf = self.tree.known_leaf(request)
+        leaf = self.tree.find_known_leaf(request)
         pairs = zip(self._windows, self._closures, strict=True)
-        return tuple(closure for (window, _), closure in pairs if not is_for(window, leaf))
+        return tuple(closure for (window, _), closure in pairs if not is_reserved_for(window, leaf))
 
     def want(self, request: PlacementRequest) -> bool:
-        leaf = self.tree.known_leaf(request)
+        leaf = self.tree.find_known_leaf(request)
         if not leaf or leaf in self._sated:
             return False
         if not self.standing.want(request):
@@ -377,7 +388,7 @@ def is_below(leaf: str, queue: str) -> bool:
     return leaf == queue or leaf.startswith(f"{queue}/")
 
 
-def is_for(window: Window, leaf: str) -> bool:
+def is_reserved_for(window: Window, leaf: str) -> bool:
     """Return whether a window reserves its nodes for a leaf."""
     return window.queue is not None and is_below(leaf, window.queue)
 
@@ -408,17 +419,17 @@ def _amounts(view: ClusterView, mask: NDArray[np.bool_]) -> dict[str, float]:
     return {ANY: float(counts.sum()), **dict(zip(models, by_model, strict=True))}
 
 
-def placed_amounts(decision: Decision, view: ClusterView) -> dict[str, float]:
+def sum_placed_amounts(decision: Decision, view: ClusterView) -> dict[str, float]:
     """Return resource → GPUs of a placement."""
     found = {ANY: 0.0}
-    for node, gpus in placed_gpus(decision, view):
+    for node, gpus in list_placed_gpus(decision, view):
         found[ANY] += gpus
         if node.gpu_model:
             found[node.gpu_model] = found.get(node.gpu_model, 0.0) + gpus
     return found
 
 
-def placed_gpus(decision: Decision, view: ClusterView) -> Iterable[tuple[Any, float]]:
+def list_placed_gpus(decision: Decision, view: ClusterView) -> Iterable[tuple[Any, float]]:
     """Return (node, GPUs) of each rank that is on a known node."""
     row = view.inventory.row
     nodes = view.topology.nodes

@@ -58,7 +58,7 @@ def _head(rows: Rows[A], machine: Machine[A], now_s: float) -> bool:
     while ranked:
         _, item, row = heapq.heappop(ranked)
         if _starts(row, item, machine):
-            _push_next(ranked, row, now_s)
+            _push_next_entry(ranked, row, now_s)
         elif machine.claim(row.ask, item):
             return True
     return False
@@ -71,7 +71,7 @@ def _beside(rows: Rows[A], machine: Machine[A]) -> None:
     while ranked:
         _, item, row = heapq.heappop(ranked)
         if _starts(row, item, machine):
-            _push_next(ranked, row, UNBOUND_S)
+            _push_next_entry(ranked, row, UNBOUND_S)
 
 
 def _starts(row: WaitingRow[A], item: Item, machine: Machine[A]) -> bool:
@@ -81,7 +81,7 @@ def _starts(row: WaitingRow[A], item: Item, machine: Machine[A]) -> bool:
     return started
 
 
-def _push_next(ranked: list[Ranked[A]], row: WaitingRow[A], now_s: float) -> None:
+def _push_next_entry(ranked: list[Ranked[A]], row: WaitingRow[A], now_s: float) -> None:
     """Add the next entry of a row to the ranked entries."""
     if row.size:
         heapq.heappush(ranked, (*row.first(now_s), row))

@@ -14,12 +14,12 @@ from fleetcast.placement.play.capacity import CountAsk
 from fleetcast.placement.play.rows import Item
 
 
-def members_of(gpus: int, each: int) -> tuple[int, int]:
+def split_job_by_node(gpus: int, each: int) -> tuple[int, int]:
     """Return (members, GPUs of each) of a job on nodes of `each` GPUs.
 
     A job that does not fill its last node takes all of it.
 
-    >>> members_of(4, 8), members_of(20, 8)
+    >>> split_job_by_node(4, 8), split_job_by_node(20, 8)
     ((1, 4), (3, 8))
     """
     return (1, gpus) if gpus <= each else (-(-gpus // each), each)
@@ -41,7 +41,7 @@ class NodeCounts:
         self._reserved: tuple[NDArray[np.int64], float] | None = None  # the head's nodes, and when it should start
 
     def _make_gang_ask(self, ask: CountAsk) -> GangAsk:
-        members, size = members_of(ask.gpus, self._each)
+        members, size = split_job_by_node(ask.gpus, self._each)
         return GangAsk(size - 1, members, 0.0)
 
     def at(self, now_s: float) -> None:
@@ -65,7 +65,7 @@ class NodeCounts:
         return True
 
     def claim(self, ask: CountAsk, item: Item) -> bool:
-        if self._make_gang_ask(ask).members * members_of(ask.gpus, self._each)[1] > self.gpus:
+        if self._make_gang_ask(ask).members * split_job_by_node(ask.gpus, self._each)[1] > self.gpus:
             return False
         if not self._backfills:
             self._reserved = np.arange(self._nodes), self._now_s

@@ -13,16 +13,16 @@ from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, demand_of, member_shape
-from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, make_member_shape, make_shape_demand
+from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.charged import charge_of
+from fleetcast.placement.plan.charged import make_placement_charge
 from fleetcast.placement.plan.queue import ONE_LINE, Wait, Waiting, plan
-from fleetcast.placement.plan.timeline import RunningJob, vacate
+from fleetcast.placement.plan.timeline import RunningJob, remove_jobs
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
 from fleetcast.placement.play.seen_runs import SeenRuns
 from fleetcast.placement.queues.charges import Charge, LeafUse, PastUse, use_of
-from fleetcast.placement.queues.credits import Bank, banks_at
+from fleetcast.placement.queues.credits import Bank, compute_banks
 from fleetcast.placement.queues.tree import QueueTree
 
 MAX_SHAPES = 2000  # newest requests that are packed for
@@ -30,7 +30,7 @@ SHAPES_BETWEEN_REBUILDS = 500
 FEWEST_SHAPES = 50
 
 
-def played_view(gpus: Sequence[int]) -> ClusterView:
+def make_empty_view(gpus: Sequence[int]) -> ClusterView:
     """Return an empty fleet of nodes with these GPU counts. Nothing else is known of the nodes."""
     topology = Topology.build([NodeSpec(f"n{row + 1:04d}", each) for row, each in enumerate(gpus)])
     n = len(gpus)
@@ -38,7 +38,7 @@ def played_view(gpus: Sequence[int]) -> ClusterView:
     unknown = np.full(n, np.nan)
     return ClusterView(
         topology=topology,
-        milli=milli_of(usable),
+        milli=convert_to_milli(usable),
         usable=usable,
         state=np.full(n, NodeState.IN_SERVICE, np.int8),
         p_fail=np.zeros(n),
@@ -66,7 +66,7 @@ class PlayedCharges:
 
     def update_banks(self, now_ms: int) -> None:
         """Update the banks to now, before anything that they depend on changes."""
-        self.banks |= banks_at(self.tree, self.banks, self.opened.values(), now_ms)
+        self.banks |= compute_banks(self.tree, self.banks, self.opened.values(), now_ms)
 
     def close(self, job: int, now_ms: int, outcome: str) -> None:
         self.update_banks(now_ms)
@@ -120,9 +120,9 @@ class ServedPlan:
         queued_ms = self._queued_ms.setdefault(job, round(now_s * 1000))
         self._waiting[request.request_id] = Waiting(request, queued_ms)
         self._jobs[request.request_id] = job
-        self._shapes.add(member_shape(request), request.members.desired)
+        self._shapes.add(make_member_shape(request), request.members.desired)
         if self._shapes.version % min(max(len(self._shapes) // 4, 10), SHAPES_BETWEEN_REBUILDS) == 0:
-            self._demand = demand_of(self._shapes.counted(), ()) if len(self._shapes) >= FEWEST_SHAPES else None
+            self._demand = make_shape_demand(self._shapes.counted(), ()) if len(self._shapes) >= FEWEST_SHAPES else None
 
     def end(self, job: int, now_s: float, refused: bool) -> None:
         hold, now_ms = self.holds.pop(job), round(now_s * 1000)
@@ -139,7 +139,7 @@ class ServedPlan:
             self.waits = ()
             return None
         if self._gone:
-            self.view = vacate(self.view, self._gone)
+            self.view = remove_jobs(self.view, self._gone)
             self._gone.clear()
         now_ms = round(now_s * 1000)
         options, turns = Options(now_ms=now_ms, demand=self._demand), self._make_turns(now_ms)
@@ -153,7 +153,9 @@ class ServedPlan:
             self.holds[job] = JobHold(entry.request, decision.ranks)
             if self.played is not None:
                 leaf = self.played.tree.leaf_of(entry.request)
-                charge = charge_of(entry.request, decision, leaf, before, self.runs.times, now_ms, entry.queued_ms)
+                charge = make_placement_charge(
+                    entry.request, decision, leaf, before, self.runs.times, now_ms, entry.queued_ms
+                )
                 self.played.opened[job] = replace(charge, started_ms=now_ms)
             started.append(job)
         return started

@@ -59,7 +59,7 @@ class QueueAsk:
 
 
 @lru_cache(MAX_REMEMBERED)
-def ask_of(request: PlacementRequest) -> QueueAsk:
+def make_queue_ask(request: PlacementRequest) -> QueueAsk:
     """Return the ask of a request."""
     return _ask(_without(request, IDS_AND_TIMES))
 
@@ -75,12 +75,12 @@ def _make_line_ask(request: PlacementRequest) -> QueueAsk:
     gang, each = request.members, request.gpus_per_node
     models = (request.gpu_model,) if request.gpu_model else request.gpu_models
     gpus, model = gang.desired * each, models[0] if len(models) == 1 else ANY
-    wide = fit_key(request, has_plugins=False)
+    wide = make_fit_key(request, has_plugins=False)
     return QueueAsk(gpus, gpus * request.milli, gang.min * each * request.milli, model, wide, wide)
 
 
 @lru_cache(MAX_REMEMBERED)
-def fit_key(request: PlacementRequest, has_plugins: bool) -> FitKey:
+def make_fit_key(request: PlacementRequest, has_plugins: bool) -> FitKey:
     """Return the key of all requests that the filters treat alike.
 
     The built-in filters read fewer fields than an operator's own filters may. With `has_plugins`, only ids
@@ -112,7 +112,7 @@ class Waiters:
     def __init__(self, entries: Sequence[Any]) -> None:
         self.entries = entries
         self._requests = [entry.request for entry in entries]
-        asks = list(map(ask_of, self._requests))
+        asks = list(map(make_queue_ask, self._requests))
         numbers = dict(zip(dict.fromkeys(asks), range(len(asks)), strict=False))
         found = list(map(numbers.__getitem__, asks))
         self.ask: Ints = np.array(found, np.int64)  # (k,) indices into `asks`

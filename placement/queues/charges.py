@@ -67,29 +67,29 @@ class Charge:
                 found[row.model] = found.get(row.model, 0.0) + row.gpus
         return found
 
-    def held_gpu_s(self, from_ms: int, to_ms: int) -> float:
+    def compute_held_gpu_s(self, from_ms: int, to_ms: int) -> float:
         """Return the GPU-seconds held between two times."""
-        return self.gpus * overlap_s(self.held_ms, self.ended_ms, from_ms, to_ms)
+        return self.gpus * compute_overlap_s(self.held_ms, self.ended_ms, from_ms, to_ms)
 
     def granted_gpu_s(self, from_ms: int, to_ms: int) -> float:
         """Return the GPU-seconds between two times while the job ran."""
-        return self.gpus * overlap_s(self.started_ms, self.ended_ms, from_ms, to_ms) if self.started_ms else 0.0
+        return self.gpus * compute_overlap_s(self.started_ms, self.ended_ms, from_ms, to_ms) if self.started_ms else 0.0
 
 
-def parts_of(leaf: str) -> list[str]:
+def list_leaf_ancestors(leaf: str) -> list[str]:
     """Return a leaf and the queues above it.
 
-    >>> parts_of("research/nlp/ada")
+    >>> list_leaf_ancestors("research/nlp/ada")
     ['research', 'research/nlp', 'research/nlp/ada']
     """
     words = leaf.split("/") if leaf else []
     return ["/".join(words[: at + 1]) for at in range(len(words))]
 
 
-def overlap_s(begin_ms: int | None, end_ms: int | None, from_ms: int, to_ms: int) -> float:
+def compute_overlap_s(begin_ms: int | None, end_ms: int | None, from_ms: int, to_ms: int) -> float:
     """Return the seconds that [begin, end) and [from, to) have in common.
 
-    >>> overlap_s(0, 5000, 1000, 9000), overlap_s(7000, None, 1000, 9000)
+    >>> compute_overlap_s(0, 5000, 1000, 9000), compute_overlap_s(7000, None, 1000, 9000)
     (4.0, 2.0)
     """
     begin = from_ms if begin_ms is None else max(begin_ms, from_ms)

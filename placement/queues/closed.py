@@ -47,19 +47,19 @@ def limit(request: PlacementRequest, closed: tuple[ClosedNodes, ...]) -> Placeme
     return LimitedRequest(**{name: getattr(request, name) for name in _FIELDS}, closed=closed)
 
 
-def closed_nodes(request: PlacementRequest, reason: str) -> list[ClosedNodes]:
+def filter_closed_nodes(request: PlacementRequest, reason: str) -> list[ClosedNodes]:
     """Return the nodes that are closed to a request for one reason."""
     return [one for one in request.closed if one.reason == reason] if isinstance(request, LimitedRequest) else []
 
 
-def closed_rows(nodes: tuple[str, ...], row: dict[str, int], size: int) -> NDArray[np.bool_]:
+def mask_named_nodes(nodes: tuple[str, ...], row: dict[str, int], size: int) -> NDArray[np.bool_]:
     """Return (n,) whether each node has one of these names."""
     mask = np.zeros(size, bool)
     mask[[row[name] for name in nodes if name in row]] = True
     return mask
 
 
-def nodes_of(window: Window, topology: Topology) -> NDArray[np.bool_]:
+def mask_window_nodes(window: Window, topology: Topology) -> NDArray[np.bool_]:
     """Return (n,) whether each node is in the window."""
     named = set(window.nodes)
     mask = np.array([name in named for name in topology.names], bool)
@@ -70,15 +70,15 @@ def nodes_of(window: Window, topology: Topology) -> NDArray[np.bool_]:
     return mask
 
 
-def window_reason(window: Window) -> ClosedReason:
+def choose_window_reason(window: Window) -> ClosedReason:
     """Return the reason for which a window closes its nodes."""
     return "maintenance_window" if window.queue is None else "reservation"
 
 
-def window_words(window: Window) -> str:
+def describe_closing_window(window: Window) -> str:
     """Describe a window.
 
-    >>> window_words(Window("mlperf", "production", ("n1",), (), 0, 1_796_284_800_000))
+    >>> describe_closing_window(Window("mlperf", "production", ("n1",), (), 0, 1_796_284_800_000))
     "kept by reservation 'mlperf' for queue 'production' until 2026-12-03 08:00 UTC"
     """
     end = f"until {date_of(window.to_ms)} UTC"

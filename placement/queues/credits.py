@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from fleetcast.placement.queues.charges import LN2, Charge, parts_of
+from fleetcast.placement.queues.charges import LN2, Charge, list_leaf_ancestors
 from fleetcast.placement.queues.tree import ANY, Credits, QueueTree
 
 
@@ -41,7 +41,7 @@ class Bank:
             return self
         if held <= guaranteed:
             return self._earning(now_ms, after_s, credits.rate * (guaranteed - held), credits.cap_gpu_s, half_life_s)
-        return self._spending(now_ms, after_s, held - guaranteed, half_life_s)
+        return self._spend_credits(now_ms, after_s, held - guaranteed, half_life_s)
 
     def _earning(self, now_ms: int, after_s: float, rate: float, cap: float, half_life_s: float) -> "Bank":
         left = math.exp2(-after_s / half_life_s)
@@ -55,7 +55,7 @@ class Bank:
             expired=self.expired + max(0.0, self.banked + earned - banked),
         )
 
-    def _spending(self, now_ms: int, after_s: float, rate: float, half_life_s: float) -> "Bank":
+    def _spend_credits(self, now_ms: int, after_s: float, rate: float, half_life_s: float) -> "Bank":
         worth = rate * half_life_s / LN2
         lasts_s = half_life_s * math.log2((self.banked + worth) / worth)
         within_s = min(after_s, lasts_s)
@@ -65,7 +65,7 @@ class Bank:
         return replace(self, as_of_ms=now_ms, spent=self.spent + spent, expired=self.expired + gone)
 
 
-def banks_at(tree: QueueTree, known: Mapping[str, Bank], opened: Iterable[Charge], now_ms: int) -> dict[str, Bank]:
+def compute_banks(tree: QueueTree, known: Mapping[str, Bank], opened: Iterable[Charge], now_ms: int) -> dict[str, Bank]:
     """Return queue → its bank now, for queues with credits.
 
     The open charges count as held all the time since `known`.
@@ -75,7 +75,7 @@ def banks_at(tree: QueueTree, known: Mapping[str, Bank], opened: Iterable[Charge
         return {}
     held: dict[str, float] = {}
     for charge in opened:
-        for name in parts_of(charge.leaf):
+        for name in list_leaf_ancestors(charge.leaf):
             held[name] = held.get(name, 0.0) + charge.gpus
     found = {}
     for node in with_credits:

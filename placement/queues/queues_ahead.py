@@ -65,7 +65,7 @@ class QueuesAhead:
     def of(cls, standing: QueueStanding, holds: Mapping[int, QueueHold], waiting: Iterable[QueueHold]) -> "QueuesAhead":
         """Return the queues in their present state, with all waiting requests."""
         standing = standing.copy()
-        standing.forget_wants()
+        standing.clear_waiting_counts()
         for hold in waiting:
             standing.wait(hold.leaf, hold.amounts)
         return cls(standing, holds)
@@ -81,7 +81,7 @@ class QueuesAhead:
             return False
         if hold.most <= self._allowed.get(hold.kind, -1.0):
             return True
-        by = self._standing.refused_by(hold.leaf, hold.amounts)
+        by = self._standing.find_refusing_queue(hold.leaf, hold.amounts)
         if by is not None:
             self._refused[hold.kind] = hold.most, by
         else:
@@ -105,7 +105,9 @@ class QueuesAhead:
             self._refused = {kind: row for kind, row in self._refused.items() if row[1] not in freed}
 
 
-def allowed_from(standing: QueueStanding, spans: Iterable[tuple[float, float, QueueHold]], hold: QueueHold) -> float:
+def find_allowed_delay_s(
+    standing: QueueStanding, spans: Iterable[tuple[float, float, QueueHold]], hold: QueueHold
+) -> float:
     """Return the seconds after which a queue may have the job, inf if never.
 
     spans: (start_s, end_s, hold) of each job that holds GPUs, or will. Jobs that started before now are

@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import Path, explain, field_of, nearest_key
+from fleetcast.fleet.decode_faults import Path, explain, field_of, suggest_key
 from fleetcast.fleet.errors import RequestError
-from fleetcast.fleet.node_names import is_node_name, node_name_fault
+from fleetcast.fleet.node_names import explain_node_name_fault, is_node_name
 from fleetcast.fleet.requests import MAX_COUNT
-from fleetcast.fleet.toml_lines import line_at, lines_of
+from fleetcast.fleet.toml_lines import find_key_lines, find_nearest_line
 from fleetcast.fleet.toml_text import read_toml
 from fleetcast.fleet.topology import Level, NodeSpec
 from fleetcast.placement.queues.queue_table import NumberCheck, QueueTable, check_text, make_nodes
@@ -84,7 +84,7 @@ class Refuse:
     def __call__(self, path: Path, why: str) -> RequestError:
         """Return the error about a place. Its message names the line and the field."""
         field = field_of(path)
-        return RequestError(f"line {line_at(lines_of(self._text), path)}: {field}: {why}", field)
+        return RequestError(f"line {find_nearest_line(find_key_lines(self._text), path)}: {field}: {why}", field)
 
 
 def read_queues(text: str) -> QueueTree:
@@ -104,17 +104,17 @@ def read_queues(text: str) -> QueueTree:
         if name in LATER:
             raise refuse((name,), f"{LATER[name]} are not honoured yet; leave the table out")
         if name not in HERE:
-            raise refuse((name,), f"no such table{nearest_key(name, HERE)}")
+            raise refuse((name,), f"no such table{suggest_key(name, HERE)}")
     return _tree(document, refuse, hashlib.sha256(text.encode()).hexdigest())
 
 
 def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree:
-    policy = _policy(_convert(document.get("policy", {}), PolicyTable, ("policy",), refuse), refuse)
+    policy = _policy(_convert_table(document.get("policy", {}), PolicyTable, ("policy",), refuse), refuse)
     class_tables = _dict(document, "class", refuse)
     if len(class_tables) > MOST_CLASSES:
         raise refuse(("class",), f"there are {len(class_tables):,} classes, at most {MOST_CLASSES:,}")
     classes = {
-        name: _class(name, _convert(table, ClassTable, ("class", name), refuse), refuse)
+        name: _class(name, _convert_table(table, ClassTable, ("class", name), refuse), refuse)
         for name, table in class_tables.items()
     }
     tables = _dict(document, "queue", refuse)
@@ -122,7 +122,7 @@ def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree
         raise refuse(("queue",), "there is none: write at least one [queue.NAME]")
     if len(tables) > MOST_QUEUES:
         raise refuse(("queue",), f"there are {len(tables):,} queues, at most {MOST_QUEUES:,}")
-    queues = {name: _convert(table, QueueTable, ("queue", name), refuse) for name, table in tables.items()}
+    queues = {name: _convert_table(table, QueueTable, ("queue", name), refuse) for name, table in tables.items()}
     nodes = make_nodes(queues, policy, classes, refuse)
     tree = QueueTree(nodes, policy, classes, (), _parse_prices(document.get("prices", {}), refuse), digest)
     if len(nodes) * len(tree.resources) > MOST_AMOUNTS:
@@ -133,7 +133,7 @@ def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree
     return QueueTree(nodes, policy, classes, windows, tree.prices, digest)
 
 
-def installed_gpus(nodes: Iterable[NodeSpec]) -> dict[str, float]:
+def count_installed_gpus(nodes: Iterable[NodeSpec]) -> dict[str, float]:
     """Return resource → GPUs that a fleet has, including those that are out of service today."""
     found: dict[str, float] = {ANY: 0.0}
     for node in nodes:
@@ -163,7 +163,7 @@ def check_capacity(tree: QueueTree, capacity: Mapping[str, float], text: str = "
             )
 
 
-def _convert(value: Any, kind: type[_AnyTable], path: Path, refuse: Refuse) -> _AnyTable:
+def _convert_table(value: Any, kind: type[_AnyTable], path: Path, refuse: Refuse) -> _AnyTable:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -202,12 +202,12 @@ def _check_names(tree: QueueTree, refuse: Refuse) -> None:
     """Check the names by which one table refers to another."""
     unknown, leaves = tree.policy.unknown_queue, {node.name: None for node in tree.leaves()}
     if unknown and unknown not in leaves:
-        why = f"{unknown!r} is no queue without queues below it{nearest_key(unknown, [*leaves])}"
+        why = f"{unknown!r} is no queue without queues below it{suggest_key(unknown, [*leaves])}"
         raise refuse(("policy", "unknown_queue"), why)
     for name, found in tree.classes.items():
         for other in found.preempts:
             if other not in tree.classes and other not in tree.row:
-                near = nearest_key(other, [*tree.classes, *leaves])
+                near = suggest_key(other, [*tree.classes, *leaves])
                 raise refuse(("class", name, "preempts"), f"{other!r} is no class and no queue{near}")
 
 
@@ -234,14 +234,14 @@ def _windows(document: Mapping[str, Any], kind: str, tree: QueueTree, refuse: Re
         raise refuse((kind,), f"there are {len(tables):,}, at most {MOST_WINDOWS:,}")
     found = []
     for at, value in enumerate(tables):
-        table = _convert(value, ReservationTable, (kind, at), refuse)
+        table = _convert_table(value, ReservationTable, (kind, at), refuse)
         found.append(_window(table, kind, (kind, at), tree, refuse))
     return tuple(found)
 
 
 def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, refuse: Refuse) -> Window:
     if kind == "reservation" and (table.queue not in tree.row or not table.queue):
-        raise refuse((*path, "queue"), f"{table.queue!r} is no queue{nearest_key(table.queue, list(tree.row)[1:])}")
+        raise refuse((*path, "queue"), f"{table.queue!r} is no queue{suggest_key(table.queue, list(tree.row)[1:])}")
     if kind == "maintenance" and table.queue:
         raise refuse((*path, "queue"), "maintenance is nobody's: leave the queue out, or write [[reservation]]")
     if not table.nodes:
@@ -261,7 +261,7 @@ def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, ref
         domains = tuple((Level(level), domain) for level, domain in table.nodes.items())
         return Window(name, queue, (), domains, from_ms, to_ms)
     if (bad := next((node for node in table.nodes if not is_node_name(node)), None)) is not None:
-        raise refuse((*path, "nodes"), node_name_fault(bad))
+        raise refuse((*path, "nodes"), explain_node_name_fault(bad))
     return Window(name, queue, table.nodes, (), from_ms, to_ms)
 
 

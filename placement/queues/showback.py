@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetcast.placement.queues.charges import Charge, HeldGpus, overlap_s
+from fleetcast.placement.queues.charges import Charge, HeldGpus, compute_overlap_s
 from fleetcast.placement.queues.tree import Prices
 
 PREEMPTED = "preempted"
@@ -54,14 +54,18 @@ def _add(row: ChargeSum, charge: Charge, held: tuple[HeldGpus, ...], from_ms: in
     gpus = sum(part.gpus for part in held)
     part_of = gpus / charge.gpus if charge.gpus else 0.0
     begun_ms = charge.started_ms if charge.started_ms is not None else charge.ended_ms
-    granted_s = overlap_s(charge.started_ms, charge.ended_ms, from_ms, to_ms) if charge.started_ms is not None else 0.0
+    granted_s = (
+        compute_overlap_s(charge.started_ms, charge.ended_ms, from_ms, to_ms) if charge.started_ms is not None else 0.0
+    )
     row.jobs += 1
     row.granted += gpus * granted_s
-    row.promised += gpus * overlap_s(charge.held_ms, begun_ms, from_ms, to_ms) if charge.request_id else 0.0
+    row.promised += gpus * compute_overlap_s(charge.held_ms, begun_ms, from_ms, to_ms) if charge.request_id else 0.0
     if charge.queued_ms is not None:
-        row.waited += gpus * overlap_s(charge.queued_ms, charge.held_ms, from_ms, to_ms)
+        row.waited += gpus * compute_overlap_s(charge.queued_ms, charge.held_ms, from_ms, to_ms)
     until_ms = to_ms if charge.ended_ms is None else charge.ended_ms
-    whole_s = overlap_s(charge.started_ms, charge.ended_ms, 0, until_ms) if charge.started_ms is not None else 0.0
+    whole_s = (
+        compute_overlap_s(charge.started_ms, charge.ended_ms, 0, until_ms) if charge.started_ms is not None else 0.0
+    )
     if charge.used_gpu_s is not None and whole_s:
         row.used += charge.used_gpu_s * part_of * granted_s / whole_s
         row.seen += gpus * granted_s

@@ -76,7 +76,7 @@ class Stand:
             self.held.get(name, 0.0) + self.wanted.get(name, 0.0) < gpus for name, gpus in self.guaranteed.items()
         )
 
-    def has_within(self, amounts: Amounts) -> bool:
+    def is_within_guarantee(self, amounts: Amounts) -> bool:
         """Return whether it would stay within its guarantee with these amounts added."""
         if not self.guaranteed:
             return False
@@ -162,7 +162,7 @@ class QueueStanding:
 
     def share(self, stand: Stand, more: Amounts = NOTHING) -> float:
         """Return its weighted share of the fleet with `more` added. It is 0 within the guarantee."""
-        if more and stand.has_within(more):
+        if more and stand.is_within_guarantee(more):
             return 0.0
         fleet = max(1.0, self.capacity.get(ANY, 0.0))
         used = stand.decayed_gpu_s / (fleet * self.tree.policy.half_life_s / LN2)
@@ -190,7 +190,7 @@ class QueueStanding:
         request_id → its queue at each level → share.
         """
         waiters = Waiters(queue)
-        leaves = [self.tree.known_leaf(request) for request in waiters.first]
+        leaves = [self.tree.find_known_leaf(request) for request in waiters.first]
         own = {leaf: self.tree.path(leaf)[0] if leaf else self.tree.nodes[0] for leaf in set(leaves)}
         nodes = [own[leaf] for leaf in leaves]
         places = ranks(waiters, nodes)
@@ -285,9 +285,9 @@ class QueueStanding:
 
         Returns "" if it can.
         """
-        return never_fits(self.tree, self.tree.leaf_of(request), request)
+        return explain_never_fits(self.tree, self.tree.leaf_of(request), request)
 
-    def refused_by(self, name: str, amounts: Amounts) -> str | None:
+    def find_refusing_queue(self, name: str, amounts: Amounts) -> str | None:
         """Return the queue whose limit keeps these additional amounts from a leaf now.
 
         Returns LENDERS if the other queues do not lend enough. Returns None if the leaf may have the amounts.
@@ -302,7 +302,7 @@ class QueueStanding:
         """Return a leaf and the queues above it."""
         return [stand.name for stand in self.leaf(leaf).path()]
 
-    def comes_back(self, request: PlacementRequest) -> bool:
+    def can_fit_later(self, request: PlacementRequest) -> bool:
         """Return whether a refused request could get as much as it needs once jobs have ended.
 
         What other queues reserve does not count as available.
@@ -339,7 +339,9 @@ class QueueStanding:
 
         What other queues keep is not lent, nor is the part of their guarantee that they wait for.
         """
-        if not any(stand.node and stand.name != ROOT and not stand.has_within(amounts) for stand in leaf.path()):
+        if not any(
+            stand.node and stand.name != ROOT and not stand.is_within_guarantee(amounts) for stand in leaf.path()
+        ):
             return ""
         for name, gpus in amounts.items():
             if name not in self.tree.resources:
@@ -389,7 +391,7 @@ class QueueStanding:
                 stand.wanted[name] = stand.wanted.get(name, 0.0) + sign * gpus
             self._reserve(stand)
 
-    def forget_wants(self) -> None:
+    def clear_waiting_counts(self) -> None:
         """Drop all counts of waiting requests."""
         for stand in reversed(self.stands.values()):
             stand.wanted.clear()
@@ -407,7 +409,7 @@ class QueueStanding:
         return other
 
 
-def never_fits(tree: QueueTree, leaf: str, request: PlacementRequest) -> str:
+def explain_never_fits(tree: QueueTree, leaf: str, request: PlacementRequest) -> str:
     """Return why a queue can never hold as much as a request needs, by the limits of the file.
 
     Returns "" if it can.

@@ -180,7 +180,7 @@ class QueueTree:
         named = self.classes.get(request.class_)
         return request.priority + (named.priority if named else 0)
 
-    def queue_of(self, request: PlacementRequest) -> QueueNode:
+    def find_waiting_queue(self, request: PlacementRequest) -> QueueNode:
         """Return the queue that a request waits in.
 
         Raises RequestError that names the wrong field if there is no such queue.
@@ -190,7 +190,7 @@ class QueueTree:
         if node is None:
             raise RequestError(self._unknown(name), "tenant" if name != request.queue else "queue")
         if node.children:
-            below = some_of([self.nodes[child].name for child in node.children])
+            below = format_some_names([self.nodes[child].name for child in node.children])
             raise RequestError(f"queue {node.name!r} has queues below it: name one of them, such as {below}", "queue")
         if request.tenant and not _inside(node.name, request.tenant):
             raise RequestError(f"queue {node.name!r} is not below tenant {request.tenant!r}", "tenant")
@@ -211,7 +211,7 @@ class QueueTree:
             row = self.row[self.policy.unknown_queue]
         return None if row is None else self.nodes[row]
 
-    def instead_of(self, request: PlacementRequest) -> str:
+    def find_unknown_path(self, request: PlacementRequest) -> str:
         """Return the path that a request names if no queue has it, so that another queue is charged.
 
         Returns "" otherwise.
@@ -227,7 +227,7 @@ class QueueTree:
     def leaf_of(self, request: PlacementRequest) -> str:
         """Return the leaf that a request waits in: its queue, or its user below that queue.
 
-        Raises RequestError in the same cases as `queue_of`.
+        Raises RequestError in the same cases as `find_waiting_queue`.
         """
         key = request.queue, request.tenant, request.user
         leaf = self._leaf_cache.get(key)
@@ -238,14 +238,14 @@ class QueueTree:
         return leaf
 
     def _find_leaf(self, request: PlacementRequest) -> str:
-        node = self.queue_of(request)
+        node = self.find_waiting_queue(request)
         if not node.per_user:
             return node.name
         if not request.user:
             raise RequestError(f"queue {node.name!r} shares among its users: name the user", "user")
-        return user_leaf(node.name, request.user)
+        return make_user_leaf(node.name, request.user)
 
-    def known_leaf(self, request: PlacementRequest) -> str:
+    def find_known_leaf(self, request: PlacementRequest) -> str:
         """Return `leaf_of`, or "" for a request without a queue, such as another scheduler's job."""
         if self._leaf_cache.get((request.queue, request.tenant, request.user)) is None:
             node = self._find(self._named(request))
@@ -260,14 +260,14 @@ class QueueTree:
         names = [node.name for node in self.leaves()]
         near = nearest(name, names, NAMED, 0.5) or [one for one in names if one.rpartition("/")[2] == name]
         if near:
-            return f"no queue {name!r}; the nearest are {some_of(near)}"
-        return f"no queue {name!r}; there are {some_of(names)}"
+            return f"no queue {name!r}; the nearest are {format_some_names(near)}"
+        return f"no queue {name!r}; there are {format_some_names(names)}"
 
 
-def user_leaf(queue: str, user: str) -> str:
+def make_user_leaf(queue: str, user: str) -> str:
     """Return the leaf of a user. A slash in the user's name does not make another level.
 
-    >>> user_leaf("research/nlp", "ada")
+    >>> make_user_leaf("research/nlp", "ada")
     'research/nlp/ada'
     """
     return f"{queue}/{user.replace('/', '|')}"
@@ -293,10 +293,10 @@ def amounts_of(node: QueueNode) -> tuple[Amounts, ...]:
     return node.guaranteed, node.limit, node.lend, node.borrow
 
 
-def some_of(names: list[str]) -> str:
+def format_some_names(names: list[str]) -> str:
     """Return some of the names in words.
 
-    >>> some_of(["a", "b", "c", "d"])
+    >>> format_some_names(["a", "b", "c", "d"])
     "'a', 'b', 'c' and 1 more"
     """
     shown = ", ".join(repr(name) for name in names[:NAMED])

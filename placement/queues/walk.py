@@ -97,7 +97,7 @@ class TreeWalk:
             order = order[in_order(line[order])]
             place, shares = self._places(line[order], asked[order], names[order], takes[order], queued_ms[order])
             if decided_by is not None:
-                decided_by[order, depth] = _running_max_by_line(shares, line[order])
+                decided_by[order, depth] = _compute_running_max(shares, line[order])
             line[order] = self._parent[line[order]]
             order = order[in_order(place, line[order])]
         return order
@@ -111,8 +111,8 @@ class TreeWalk:
         first, group = np.flatnonzero(new), np.cumsum(new) - 1
         given = np.where(takes[:, None], asked, 0)
         named = names & takes[:, None]
-        before = _sums_before(given, first, group) + self._given[line]
-        seen = np.asarray(_sums_before(named.astype(np.int64), first, group) > 0) | self._gives[line]
+        before = _cumsum_before_rows(given, first, group) + self._given[line]
+        seen = np.asarray(_cumsum_before_rows(named.astype(np.int64), first, group) > 0) | self._gives[line]
         shares = self._shares(line, (before + asked) / WHOLE_GPU, seen | names)
         self._given[line[first]] += np.add.reduceat(given, first, axis=0)
         self._gives[line[first]] |= np.add.reduceat(named, first, axis=0, dtype=np.int64) > 0
@@ -137,7 +137,7 @@ class TreeWalk:
         return np.asarray(np.where(within, 0.0, (dominant + self._used[line]) / self._weight[line]))
 
 
-def _running_max_by_line(shares: Floats, line: Ints) -> Floats:
+def _compute_running_max(shares: Floats, line: Ints) -> Floats:
     """Return (k,) the highest share of each entry's line up to the entry. Entries are sorted by line."""
     ends = [*np.flatnonzero(begins(line))[1:].tolist(), len(line)]
     found, begin = np.empty_like(shares), 0
@@ -147,7 +147,7 @@ def _running_max_by_line(shares: Floats, line: Ints) -> Floats:
     return found
 
 
-def _sums_before(values: Ints, first: Ints, group: Ints) -> Ints:
+def _cumsum_before_rows(values: Ints, first: Ints, group: Ints) -> Ints:
     """Return (k, r) running sums of the rows before each row, starting at 0 in each group.
 
     first: the index at which each group begins.

@@ -49,7 +49,7 @@ def _lower_guarantees_below(draft: Draft, path: str) -> None:
             draft.record("guarantees below it were lowered: they were above its limit", path)
         while promised > most:
             scale = most / promised
-            for name in draft.descendants(path):
+            for name in draft.list_descendants(path):
                 _scale_guarantee(draft.queues[name], resource, scale)
             promised = _sum_guarantees_below(draft, path, resource)
 

@@ -104,10 +104,10 @@ class Draft:
     def children(self, path: str) -> list[str]:
         return self.below.get(path, [])
 
-    def descendants(self, path: str) -> Iterator[str]:
+    def list_descendants(self, path: str) -> Iterator[str]:
         for child in self.children(path):
             yield child
-            yield from self.descendants(child)
+            yield from self.list_descendants(child)
 
 
 def part_of(name: str) -> str:
@@ -119,12 +119,12 @@ def part_of(name: str) -> str:
     return name.replace("/", "|")
 
 
-def paths_of(parents: Mapping[str, str], lines: Mapping[str, SourceLine]) -> dict[str, str]:
+def make_queue_paths(parents: Mapping[str, str], lines: Mapping[str, SourceLine]) -> dict[str, str]:
     """Return name → path from the parents of names ("" for none), parents first.
 
     Raises ConfigError for a cycle.
 
-    >>> paths_of({"nlp": "research", "research": ""}, {})
+    >>> make_queue_paths({"nlp": "research", "research": ""}, {})
     {'research': 'research', 'nlp': 'research/nlp'}
     """
     found: dict[str, str] = {}

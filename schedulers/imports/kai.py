@@ -16,9 +16,9 @@ from fleetcast.schedulers.imports.draft import (
     DraftQueue,
     SourceLine,
     Spell,
-    paths_of,
+    make_queue_paths,
 )
-from fleetcast.schedulers.imports.kueue import report_unread
+from fleetcast.schedulers.imports.kueue import record_unread_settings
 from fleetcast.schedulers.imports.things import Fields, Thing, read_things
 
 GROUP = "scheduling.run.ai/"
@@ -31,15 +31,15 @@ def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
     draft.policy["half_life_h"] = LONGEST_H
     draft.record(f"KAI counts past use only if told to: half_life_h is {LONGEST_H:.0f}; a week would be 168")
     things = queues_of(draft, files, GROUP)
-    paths = paths_of(
-        parents_of(things, {name: thing.spec.text("parentQueue") for name, thing in things.items()}),
+    paths = make_queue_paths(
+        check_parents(things, {name: thing.spec.text("parentQueue") for name, thing in things.items()}),
         {name: thing.line for name, thing in things.items()},
     )
     for name, path in paths.items():
         _fill(draft, path, draft.add(path, DraftQueue(things[name].line)), things[name].spec)
-    set_priorities(draft, {paths[name]: thing for name, thing in things.items()}, USUAL_PRIORITY)
+    add_priority_classes(draft, {paths[name]: thing for name, thing in things.items()}, USUAL_PRIORITY)
     for thing in things.values():
-        report_unread(draft, thing)
+        record_unread_settings(draft, thing)
     return draft
 
 
@@ -59,7 +59,7 @@ def queues_of(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thin
     return found
 
 
-def parents_of(things: dict[str, Thing], parents: dict[str, str]) -> dict[str, str]:
+def check_parents(things: dict[str, Thing], parents: dict[str, str]) -> dict[str, str]:
     """Return each queue's parent. Raises ConfigError if a parent is in none of the files."""
     for name, above in parents.items():
         if above and above not in things:
@@ -103,7 +103,7 @@ def _bound(gpu: Fields, key: str) -> float | None:
     return gpu.amount(key, 0.0, MOST_GPUS)
 
 
-def set_priorities(draft: Draft, things: dict[str, Thing], usual: float) -> None:
+def add_priority_classes(draft: Draft, things: dict[str, Thing], usual: float) -> None:
     """Add a class for each priority, if there are several."""
     found = {path: thing.spec.number("priority", usual) for path, thing in things.items()}
     for path, priority in found.items():

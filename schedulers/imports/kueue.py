@@ -26,8 +26,8 @@ from fleetcast.schedulers.imports.draft import (
     DraftQueue,
     SourceLine,
     Spell,
+    make_queue_paths,
     part_of,
-    paths_of,
 )
 from fleetcast.schedulers.imports.things import Fields, Thing, read_things
 
@@ -87,7 +87,7 @@ def draft_kueue(files: dict[str, str], spell: Spell) -> Draft:
     _policy(draft, found)
     for kind in KINDS:
         for thing in found.of(kind).values():
-            report_unread(draft, thing)
+            record_unread_settings(draft, thing)
     return draft
 
 
@@ -105,7 +105,7 @@ def _add(draft: Draft, found: _Kueue, thing: Thing) -> None:
     known[key] = thing
 
 
-def report_unread(draft: Draft, thing: Thing) -> None:
+def record_unread_settings(draft: Draft, thing: Thing) -> None:
     """Note the settings of an object that have no counterpart here."""
     thing.top.drop("status")
     for key, value in thing.top.unread():
@@ -138,7 +138,7 @@ def _add_queues(draft: Draft, found: _Kueue, models: dict[str, str]) -> None:
         if above:
             parents.setdefault(above, "")
             lines.setdefault(above, SourceLine("Cohorts"))
-    paths = paths_of(parents, lines)
+    paths = make_queue_paths(parents, lines)
     for name, path in paths.items():
         queue = draft.add(path, DraftQueue(lines[name], says=f"Cohort {name}"))
         if name in found.of("Cohort"):

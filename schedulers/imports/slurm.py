@@ -21,11 +21,11 @@ from fleetcast.schedulers.imports.draft import (
     DraftQueue,
     SourceLine,
     Spell,
+    make_queue_paths,
     number_of,
     part_of,
-    paths_of,
 )
-from fleetcast.schedulers.imports.slurm_tables import EXPORTS, SlurmFiles, gpus_of_tres, seconds_of
+from fleetcast.schedulers.imports.slurm_tables import EXPORTS, SlurmFiles, parse_tres_gpus, seconds_of
 
 ROOT = "root"
 PARENT = "parent"
@@ -137,7 +137,7 @@ class _Tree:
 
     def build(self) -> None:
         parents, lines = self._find_parents()
-        paths = paths_of(parents, lines)
+        paths = make_queue_paths(parents, lines)
         for name, path in paths.items():
             account = self.accounts[name]
             self._fill(self.draft.add(path, DraftQueue(account.line)), path, account.line, account.row)
@@ -158,7 +158,7 @@ class _Tree:
             if above and above not in self.accounts and above != ROOT:
                 raise account.line.refuse(f"account {name!r} is below {above!r}, which has no row of its own")
         lines = {name: account.line for name, account in self.accounts.items()}
-        paths_of({name: self._above(name) for name in self.accounts}, lines)  # refuses cycles
+        make_queue_paths({name: self._above(name) for name in self.accounts}, lines)  # refuses cycles
         counted = [name for name in self.accounts if self._counted(name) == name and name != ROOT]
         for name, account in self.accounts.items():
             if name not in counted:
@@ -203,7 +203,7 @@ class _Tree:
         if math.isnan(share):
             raise line.refuse(f"share {row['share']!r} is neither a number nor parent")
         queue.weight = line.amount("share", share)
-        queue.limit, rest = gpus_of_tres(line, row["grptres"], self.spell)
+        queue.limit, rest = parse_tres_gpus(line, row["grptres"], self.spell)
         for gpus in queue.limit.values():
             line.amount("GrpTRES", gpus)
         if rest:
@@ -215,7 +215,7 @@ class _Tree:
             self.draft.record("which QOS may be used: here any class may be asked for", f"{path} ({row['qos']})")
 
     def _set_budget(self, queue: DraftQueue, path: str, line: SourceLine, text: str) -> None:
-        minutes, rest = gpus_of_tres(line, text, self.spell)
+        minutes, rest = parse_tres_gpus(line, text, self.spell)
         rest = ",".join([*filter(None, [rest]), *(f"{name}={gpus:g}" for name, gpus in minutes.items() if name != ANY)])
         if rest:
             self.draft.record("GrpTRESMins of other than GPUs of any model", f"{path} ({rest})")

@@ -83,10 +83,10 @@ def _joined(file: str, rows: list[tuple[int, str]]) -> Iterator[tuple[SourceLine
         yield SourceLine(file, begun), before.strip()
 
 
-def gpus_of_tres(line: SourceLine, text: str, spell: Spell) -> tuple[dict[str, float], str]:
+def parse_tres_gpus(line: SourceLine, text: str, spell: Spell) -> tuple[dict[str, float], str]:
     """Return the GPUs by resource in a list of TRES, and the rest of it as text.
 
-    >>> gpus_of_tres(SourceLine("a"), "cpu=10,gres/gpu=8,gres/gpu:h100=4", str.upper)
+    >>> parse_tres_gpus(SourceLine("a"), "cpu=10,gres/gpu=8,gres/gpu:h100=4", str.upper)
     ({'gpu': 8.0, 'H100': 4.0}, 'cpu=10')
     """
     found: dict[str, float] = {}

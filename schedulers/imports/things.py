@@ -70,7 +70,7 @@ class Fields:
         line, text = self.at(key), self.text(key)
         if not text:
             return default
-        number = quantity_of(text)
+        number = parse_quantity(text)
         if not math.isfinite(number):
             raise line.refuse(f"{self.name}: {self.path}{key} is {text[:40]!r}, must be a number such as 8 or 500m")
         return number
@@ -136,10 +136,10 @@ class Thing:
     top: Fields  # what stands beside the spec
 
 
-def quantity_of(text: str) -> float:
+def parse_quantity(text: str) -> float:
     """Parse a quantity of Kubernetes. Returns NaN if the text is none.
 
-    >>> quantity_of("8"), quantity_of("500m"), quantity_of("2Ki"), quantity_of("1e3"), quantity_of(".inf")
+    >>> parse_quantity("8"), parse_quantity("500m"), parse_quantity("2Ki"), parse_quantity("1e3"), parse_quantity(".inf")
     (8.0, 0.5, 2048.0, 1000.0, nan)
     """
     found = _QUANTITY.fullmatch(text.strip())

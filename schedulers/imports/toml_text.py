@@ -20,20 +20,20 @@ def text_of(draft: Draft, files: list[str]) -> str:
         lines += _comment(f"{what}: {', '.join([*whose[:MOST_NAMED], *more])}" if whose else what, "- ")
     lines += ["", "[policy]", *(f"{key} = {_value(value)}" for key, value in draft.policy.items())]
     for name, found in draft.classes.items():
-        lines += ["", f"[class.{_key(name)}]", *_class_lines(found)]
-    for path in draft.descendants(""):
+        lines += ["", f"[class.{_key(name)}]", *_format_class(found)]
+    for path in draft.list_descendants(""):
         queue = draft.queues[path]
-        lines += ["", *(_comment(queue.says) if queue.says else []), f"[queue.{_key(path)}]", *_queue_lines(queue)]
+        lines += ["", *(_comment(queue.says) if queue.says else []), f"[queue.{_key(path)}]", *_format_queue(queue)]
     return "\n".join(lines) + "\n"
 
 
-def _class_lines(found: DraftClass) -> Iterator[str]:
+def _format_class(found: DraftClass) -> Iterator[str]:
     yield f"priority = {found.priority}"
     if found.preempts:
         yield f"preempts = [{', '.join(_quoted(name) for name in found.preempts)}]"
 
 
-def _queue_lines(queue: DraftQueue) -> Iterator[str]:
+def _format_queue(queue: DraftQueue) -> Iterator[str]:
     yield f"weight = {_value(queue.weight)}"
     for key in ("guaranteed", "limit", "lend", "borrow"):
         if amounts := getattr(queue, key):

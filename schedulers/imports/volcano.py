@@ -13,10 +13,10 @@ from fleetcast.schedulers.imports.draft import (
     Draft,
     DraftQueue,
     Spell,
-    paths_of,
+    make_queue_paths,
 )
-from fleetcast.schedulers.imports.kai import parents_of, queues_of, set_priorities
-from fleetcast.schedulers.imports.kueue import is_gpu, report_unread
+from fleetcast.schedulers.imports.kai import add_priority_classes, check_parents, queues_of
+from fleetcast.schedulers.imports.kueue import is_gpu, record_unread_settings
 from fleetcast.schedulers.imports.things import Fields, Thing
 
 GROUP = "scheduling.volcano.sh/"
@@ -33,15 +33,15 @@ def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
     if len(things) > 1 and (root := things.pop(ROOT, None)):
         root.spec.drop("weight")
         root.spec.usual("reclaimable", "true", "false")
-        report_unread(draft, root)
+        record_unread_settings(draft, root)
     named = {name: thing.spec.text("parent") for name, thing in things.items()}
-    parents = parents_of(things, {name: "" if above == ROOT else above for name, above in named.items()})
-    paths = paths_of(parents, {name: thing.line for name, thing in things.items()})
+    parents = check_parents(things, {name: "" if above == ROOT else above for name, above in named.items()})
+    paths = make_queue_paths(parents, {name: thing.line for name, thing in things.items()})
     for name, path in paths.items():
         _fill(draft, path, draft.add(path, DraftQueue(things[name].line)), things[name])
-    set_priorities(draft, {paths[name]: thing for name, thing in things.items()}, 0.0)
+    add_priority_classes(draft, {paths[name]: thing for name, thing in things.items()}, 0.0)
     for thing in things.values():
-        report_unread(draft, thing)
+        record_unread_settings(draft, thing)
     return draft
 
 

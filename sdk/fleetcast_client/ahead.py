@@ -88,7 +88,7 @@ class DemandAhead:
     def start(self) -> None:
         """Poll from now on, in a daemon thread."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._ask_forever, name="fleetcast-demand", daemon=True)
+            self._thread = threading.Thread(target=self._refresh_forever, name="fleetcast-demand", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -122,7 +122,7 @@ class DemandAhead:
             self._known = value_of(row, series.quantile, series.horizon_s, age_s), self._now_s()
             self._issued_ms = issued_ms
 
-    def _ask_forever(self) -> None:
+    def _refresh_forever(self) -> None:
         while not self._stopped.is_set():
             why = ""
             try:

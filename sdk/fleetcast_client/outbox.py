@@ -184,7 +184,7 @@ def _after_fork() -> None:
         outbox.forked()
 
 
-def _at_exit() -> None:
+def _close_all_outboxes() -> None:
     """Close all outboxes at once, so that many take no longer than one."""
     threads = [threading.Thread(target=outbox.close, daemon=True) for outbox in list(_opened)]
     for thread in threads:
@@ -195,4 +195,4 @@ def _at_exit() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
+atexit.register(_close_all_outboxes)

@@ -48,10 +48,10 @@ class ForecastPolicy:
         from ray.serve import autoscaling_policy  # type: ignore[import-not-found,unused-ignore]
 
         wanted, state = autoscaling_policy.default_autoscaling_policy(context)
-        ahead = self._forecast_replicas()
+        ahead = self._forecast_replica_count()
         return (wanted if ahead is None else max(wanted, ahead)), state  # Serve bounds it by min and max
 
-    def _forecast_replicas(self) -> int | None:
+    def _forecast_replica_count(self) -> int | None:
         """Return the replicas for the forecast, or None without one."""
         if self._ahead is None:
             return None

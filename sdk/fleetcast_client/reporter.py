@@ -289,9 +289,9 @@ def _outbox(
         logger.warning("%s", error)
         return None
     secret = os.environ.get("FLEETCAST_TOKEN", "") if token is None else token
-    send = functools.partial(_post, through, events, secret)
+    send = functools.partial(_post_report, through, events, secret)
     return Outbox(send, most=max(1, most), every_s=max(0.01, every_s))
 
 
-def _post(through: OpenerDirector, url: str, token: str, body: bytes) -> Any:
+def _post_report(through: OpenerDirector, url: str, token: str, body: bytes) -> Any:
     return ask(through, "POST", url, body, token, 10.0)

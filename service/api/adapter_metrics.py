@@ -29,7 +29,7 @@ class _Page(Collector):
         return self._families
 
 
-def adapters_page(status: AdaptersStatus, now_ms: int) -> str:
+def make_adapters_page(status: AdaptersStatus, now_ms: int) -> str:
     """Return the exposition text. Empty if no adapter writes."""
     if not status.adapters:
         return ""

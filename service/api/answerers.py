@@ -11,7 +11,7 @@ from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.config import Config
 from fleetcast.service.doors import make_answerers
-from fleetcast.service.weather import WeatherStation, rule_of
+from fleetcast.service.weather import WeatherStation, make_band_rule
 
 
 class Answerers:
@@ -19,7 +19,7 @@ class Answerers:
 
     def __init__(self, config: Config, clock: Clock, cache: BoardCache) -> None:
         self._cache = cache
-        self._station = WeatherStation(config, clock, Bands(rule_of(config.adapters, shared=False)))
+        self._station = WeatherStation(config, clock, Bands(make_band_rule(config.adapters, shared=False)))
         self._adapters = make_answerers()
 
     def answer(self, adapter: str, verb: str, body: bytes) -> tuple[bytes, Board | None]:

@@ -21,11 +21,11 @@ from fleetcast.service.api.openapi import document
 from fleetcast.service.api.routes import console, placements
 from fleetcast.service.api.routes.all import ROWS
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.wiring import access_of, context_of, opened
+from fleetcast.service.api.wiring import access_of, make_api_context, opened
 from fleetcast.service.config import Config
-from fleetcast.service.http.access import Access, Scope, default_scope
-from fleetcast.service.http.problems import as_problem, http_problem
-from fleetcast.service.http.table import Row, encode, routes_of
+from fleetcast.service.http.access import Access, Scope, choose_default_scope
+from fleetcast.service.http.problems import answer_starlette_error, convert_to_problem
+from fleetcast.service.http.table import Row, encode, make_routes
 
 
 def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Access | None = None) -> FastAPI:
@@ -33,7 +33,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
 
     `writer` names its inbox segments. `access`: by default from the configuration and the environment.
     """
-    context = context_of(config, clock, access_of(config) if access is None else access)
+    context = make_api_context(config, clock, access_of(config) if access is None else access)
 
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -42,7 +42,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
 
     rows = (
         *(_make_replica_row(row) if context.mirror else row for row in ROWS),
-        Row("GET", "/openapi.json", _openapi, "This document", "docs", answer=dict),
+        Row("GET", "/openapi.json", _answer_openapi, "This document", "docs", answer=dict),
         Row("GET", "/docs", console.docs(ROWS), "The routes as a page", "docs", answer=str, media_type="text/html"),
         *console.ROWS,
     )
@@ -52,7 +52,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
 
         Routes of the table check their callers themselves.
         """
-        await context.access.admit(request, default_scope(request.method))
+        await context.access.admit(request, choose_default_scope(request.method))
 
     app = FastAPI(
         title="Fleetcast",
@@ -63,9 +63,9 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         lifespan=life,
-        routes=list(routes_of(rows, context)),
+        routes=list(make_routes(rows, context)),
         dependencies=[Depends(admit)],
-        exception_handlers={HTTPException: http_problem, FleetcastError: _answer_fleetcast_error},
+        exception_handlers={HTTPException: answer_starlette_error, FleetcastError: _answer_fleetcast_error},
     )
     app.state.context = context
 
@@ -84,10 +84,10 @@ def _make_replica_row(row: Row) -> Row:
     return dataclasses.replace(row, handler=placements.forward) if row.needs is Scope.EVENTS else row
 
 
-async def _openapi(request: Request, context: Context, query: Any) -> Response:
+async def _answer_openapi(request: Request, context: Context, query: Any) -> Response:
     return Response(encode(request.app.openapi()), media_type="application/json")
 
 
 async def _answer_fleetcast_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FleetcastError)
-    return as_problem(error).response(request.scope["path"])
+    return convert_to_problem(error).response(request.scope["path"])

@@ -15,7 +15,7 @@ from fleetcast.fleet.errors import RecordError, SourceError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.jobs import JobAttempt, JobTable
 from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles, day_ms, live
-from fleetcast.ingest.archive.read import RETRIES, log_damaged
+from fleetcast.ingest.archive.read import RETRIES, log_damaged_file
 from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
 from fleetcast.service.config import Config
 
@@ -55,13 +55,13 @@ class ArchivedJobs:
     def _find(self, job: str) -> Found:
         files = ArchiveFiles(self._url)
         try:
-            with files.as_os_error():
-                return look_up(files, job, self._limit_s)
+            with files.convert_to_os_error():
+                return find_archived_attempt(files, job, self._limit_s)
         except OSError as error:
             raise SourceError(f"the archive cannot be read: {error}", retry_after_s=5.0) from None
 
 
-def look_up(files: ArchiveFiles, job: str, limit_s: float) -> Found:
+def find_archived_attempt(files: ArchiveFiles, job: str, limit_s: float) -> Found:
     """Return the latest attempt of a job.
 
     Blocks. Raises OSError.
@@ -89,7 +89,7 @@ def _read_events(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str
         found: list[str] = []
         try:
             for name in live(name for name in files.names("events", [day]) if name.hour == hour):
-                with log_damaged(name), files.open(name) as file:
+                with log_damaged_file(name), files.open(name) as file:
                     found += _of_job(file, job)
             return found
         except FileNotFoundError:

@@ -93,9 +93,9 @@ class EventBroadcaster:
         changed = text != self._board
         if changed:
             self._board, self._boards = text, self._boards + 1
-        return self._refresh_urgent(board) or changed
+        return self._refresh_urgent_board(board) or changed
 
-    def _refresh_urgent(self, board: Board) -> bool:
+    def _refresh_urgent_board(self, board: Board) -> bool:
         try:
             raw = board.text("doc.urgent")
         except KeyError:

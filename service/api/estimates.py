@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fleetcast.features.past_runs import shape_of_request
-from fleetcast.fleet.requests import PlacementRequest, ignored_facts
+from fleetcast.features.past_runs import make_request_shape
+from fleetcast.fleet.requests import PlacementRequest, list_ignored_facts
 from fleetcast.placement.ahead.start_time import Blocker, StartBasis
 from fleetcast.service.answers.estimates import Estimate, RunQuantiles, Similar
 from fleetcast.service.board.board import Board
-from fleetcast.service.board.kind_tables import Needs, RunTime, needs, run_time
+from fleetcast.service.board.kind_tables import Needs, RunTime, find_expected_run_time, needs
 
 NO_RUNS = "no job has ended yet that it could be compared with"
 NO_READINGS = "telemetry saw no finished job of this user's name or size, nor of this size in this queue"
@@ -50,8 +50,8 @@ class Start:
 
 def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: int) -> Estimate:
     """Return the estimate of a request, from the board and the placer's answer."""
-    shape = shape_of_request(request)
-    run, likely = run_time(board, shape), needs(board, shape)
+    shape = make_request_shape(request)
+    run, likely = find_expected_run_time(board, shape), needs(board, shape)
     started = start.answer or NO_START
     memory_gib, power_w = _compute_memory_and_power(likely, shape.gpus)
     missing = {
@@ -73,7 +73,7 @@ def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: in
         model=run.model if run else None,
         similar=Similar(run.kind if run else None, likely.kind if likely else None, run.runs if run else 0),
         reasons={name: why for name, why in missing.items() if why},
-        ignored=ignored_facts(request, COMPARED_BY),
+        ignored=list_ignored_facts(request, COMPARED_BY),
         start_as_of_ms=started.as_of_ms,
         by=started.by,
     )

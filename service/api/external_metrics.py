@@ -21,13 +21,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fleetcast.fleet.errors import FleetcastError, RequestError, StaleError, UnknownEntity
-from fleetcast.schedulers.external_metrics import GROUP, VERSION, MetricQuestion, api_group, api_resources, failure
+from fleetcast.schedulers.external_metrics import (
+    GROUP,
+    VERSION,
+    MetricQuestion,
+    failure,
+    make_api_group,
+    make_api_resource_list,
+)
 from fleetcast.service.api.answerers import Answerers
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.api.telemetry import ApiMetrics
 from fleetcast.service.http.certificates import NAMES
 from fleetcast.service.http.connection_pool import ConnectionPool
-from fleetcast.service.http.connections import LimitedServer, protocol_of
+from fleetcast.service.http.connections import LimitedServer, make_limited_protocol
 from fleetcast.service.http.listening import listen
 from fleetcast.service.http.problems import is_out_of_files
 from fleetcast.service.http.tls import Tls
@@ -49,7 +56,7 @@ REASONS: Mapping[int, str] = {
 Handler = Callable[[Request], bytes]
 
 
-def create_external_metrics(answerers: Answerers, names: tuple[str, ...], metrics: ApiMetrics) -> Starlette:
+def create_external_metrics_app(answerers: Answerers, names: tuple[str, ...], metrics: ApiMetrics) -> Starlette:
     """Make the application of the external metrics.
 
     `names`: common names that the caller's certificate may have. If empty, any name may call.
@@ -58,7 +65,7 @@ def create_external_metrics(answerers: Answerers, names: tuple[str, ...], metric
     def of(handler: Handler) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
             began_s = time.perf_counter()
-            _admit(request, names)
+            _admit_api_server(request, names)
             answer = Response(handler(request), media_type="application/json")
             metrics.observe(f"/apis/{GROUP}", request.method, 200, time.perf_counter() - began_s)
             return answer
@@ -76,8 +83,8 @@ def create_external_metrics(answerers: Answerers, names: tuple[str, ...], metric
         headers = {"retry-after": RETRY_AFTER_S} if code == 503 else {}
         return Response(body, code, headers, "application/json")
 
-    groups = {"kind": "APIGroupList", "apiVersion": "v1", "groups": [api_group()]}
-    documents = {"/apis": groups, f"/apis/{GROUP}": api_group(), f"/apis/{VERSION}": api_resources()}
+    groups = {"kind": "APIGroupList", "apiVersion": "v1", "groups": [make_api_group()]}
+    documents = {"/apis": groups, f"/apis/{GROUP}": make_api_group(), f"/apis/{VERSION}": make_api_resource_list()}
     routes = [
         Route(path, of(_make_constant_handler(msgspec.json.encode(document)))) for path, document in documents.items()
     ]
@@ -89,7 +96,7 @@ def _make_constant_handler(body: bytes) -> Handler:
     return lambda request: body
 
 
-def _admit(request: Request, names: tuple[str, ...]) -> None:
+def _admit_api_server(request: Request, names: tuple[str, ...]) -> None:
     """Admit the API server. Raises HTTPException for a certificate that has expired or has another name."""
     shown: tuple[str, ...] = request.scope.get(NAMES, ())
     if not shown or not request.headers.get("x-remote-user"):
@@ -127,10 +134,10 @@ async def serve_external_metrics(
         yield
         return
     tls = Tls(config, SECTION, must_show=True)
-    context.metrics.watch_certificate(lambda: tls.until_s)
+    context.metrics.publish_certificate_expiry(lambda: tls.until_s)
     settings = uvicorn.Config(
-        create_external_metrics(context.answerers, config.names, context.metrics),
-        http=protocol_of(pool, context.metrics.refuse_connection),
+        create_external_metrics_app(context.answerers, config.names, context.metrics),
+        http=make_limited_protocol(pool, context.metrics.refuse_connection),
         ws="none",
         lifespan="off",
         access_log=False,

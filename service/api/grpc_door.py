@@ -26,7 +26,7 @@ from fleetcast.service.http.access import Scope
 from fleetcast.service.http.connection_pool import ConnectionPool
 from fleetcast.service.http.door import Listener
 from fleetcast.service.http.listening import listen
-from fleetcast.service.http.problems import Problem, as_problem
+from fleetcast.service.http.problems import Problem, convert_to_problem
 from fleetcast.service.http.tls import Tls
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ CODES = {
 IDLE_S = 300.0  # wall; then a connection without calls is closed, and its client opens one for its next call
 
 
-def grpc_tls(api: ApiConfig) -> Tls | None:
+def make_grpc_tls(api: ApiConfig) -> Tls | None:
     """Return the TLS settings of the port, or None without a certificate.
 
     With `api.client_ca`, every caller needs a certificate.
@@ -160,7 +160,9 @@ class _Guest:
         if self._service.answerer not in self.context.config.api.grpc_open:
             sent = [(key.encode(), _bytes(value)) for key, value in rpc.invocation_metadata() or ()]
             headers = [(key, value) for key, value in sent if key == b"authorization"]
-            await self.context.access.admit_from(connection.host, "GET", headers, Scope.READ, connection.names())
+            await self.context.access.admit_non_http_caller(
+                connection.host, "GET", headers, Scope.READ, connection.names()
+            )
         return connection
 
     def ask(self, verb: str, question: bytes) -> bytes:
@@ -176,7 +178,7 @@ class _Guest:
         if isinstance(error, DecodeError):
             status, why = 422, f"no message of {self._route}: {error}"
         elif isinstance(error, FleetcastError):
-            problem = as_problem(error)
+            problem = convert_to_problem(error)
             status, why = problem.status, problem.detail
         else:
             logger.error("%s: a bug", self._route, exc_info=error)

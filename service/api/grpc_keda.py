@@ -40,10 +40,10 @@ def metrics(ask: Ask, body: bytes) -> bytes:
 
 
 def is_active(ask: Ask, body: bytes) -> bytes:
-    return encoded(IsActiveResponse(result=_activity(ask, _question(_parse_object_ref(body)))))
+    return encoded(IsActiveResponse(result=_is_scaler_active(ask, _question(_parse_object_ref(body)))))
 
 
-async def stream_is_active(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
+async def stream_scaler_activity(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
     """Yield the activity at once, and then whenever it changes.
 
     Yields nothing while the activity is unknown. A caller that polls receives that error.
@@ -51,7 +51,7 @@ async def stream_is_active(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
     question, reply = _question(_parse_object_ref(body)), None
     while True:
         with contextlib.suppress(StaleError):
-            active = _activity(ask, question)
+            active = _is_scaler_active(ask, question)
             if active is not reply:
                 reply = active
                 yield encoded(IsActiveResponse(result=active))
@@ -68,7 +68,7 @@ def _question(ref: ScaledObjectRef, metric_name: str = "") -> bytes:
     return msgspec.json.encode(ScalerQuestion(dict(ref.scalerMetadata), metric_name))
 
 
-def _activity(ask: Ask, question: bytes) -> bool:
+def _is_scaler_active(ask: Ask, question: bytes) -> bool:
     return msgspec.json.decode(ask("is_active", question), type=ScalerActivity).active
 
 
@@ -76,5 +76,5 @@ KEDA = GrpcService(
     "keda",
     "externalscaler.ExternalScaler",
     {"GetMetricSpec": metric_spec, "GetMetrics": metrics, "IsActive": is_active},
-    {"StreamIsActive": stream_is_active},
+    {"StreamIsActive": stream_scaler_activity},
 )

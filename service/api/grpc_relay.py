@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fleetcast.service.http.access import CHALLENGE, Refusal
-from fleetcast.service.http.certificates import ClientCertificate, client_certificate
+from fleetcast.service.http.certificates import ClientCertificate, read_client_certificate
 from fleetcast.service.http.connection_pool import ConnectionPlace, ConnectionPool
 
 FILES = 3  # descriptors of a connection: its own, and both ends of the way to the gRPC server
@@ -100,7 +100,7 @@ class GrpcConnection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         self.host = str((transport.get_extra_info("peername") or ("",))[0])
-        self._certificate = client_certificate(transport.get_extra_info("ssl_object"))
+        self._certificate = read_client_certificate(transport.get_extra_info("ssl_object"))
         self._place.close = transport.abort
         if not self._place.is_open:  # it gave way while it was handed over
             transport.abort()

@@ -58,7 +58,7 @@ class HotPath:
             headers = self._parse_headers(block)
         if headers is None or not line.endswith(END) or b"%" in line or b"?" in line or not line.isascii():
             return None
-        answers = self._readable_node_answers(headers, names)
+        answers = self._find_readable_answers(headers, names)
         body = answers and answers.body(line[len(BEGIN) : -len(END)])
         if not answers or not body:
             return None
@@ -67,7 +67,7 @@ class HotPath:
         metrics.observe(ROUTE, "GET", 200, time.perf_counter() - began)
         return ANSWER_HEADERS % (age_s, answers.sequence, len(body)) + body
 
-    def _readable_node_answers(self, headers: Headers, names: Sequence[str]) -> NodeAnswers | None:
+    def _find_readable_answers(self, headers: Headers, names: Sequence[str]) -> NodeAnswers | None:
         """Return the answers of all nodes, or None if the caller may not read them.
 
         Also returns None before the first board, and if the board cannot be read.
@@ -117,7 +117,7 @@ class HotProtocol(LimitedProtocol):
         self._between = True
 
     def data_received(self, data: bytes) -> None:
-        answer = self.hot.answer(data, self.names()) if self._between and self._is_free() else None
+        answer = self.hot.answer(data, self.names()) if self._between and self._can_accept_request() else None
         if answer is None:
             super().data_received(data)
             return
@@ -126,11 +126,11 @@ class HotProtocol(LimitedProtocol):
         self._deadline = math.inf
         self.on_response_complete()
 
-    def _is_free(self) -> bool:
+    def _can_accept_request(self) -> bool:
         """Return whether the connection is idle, can be written to, and is not one too many."""
         return not self.is_too_many and self._idle() and not self.flow.write_paused and not self.transport.is_closing()
 
 
-def hot_protocol(context: Context, base: type[LimitedProtocol]) -> type[HotProtocol]:
+def make_hot_protocol(context: Context, base: type[LimitedProtocol]) -> type[HotProtocol]:
     """Return the class for `uvicorn.Config(http=…)`: `base` with the hot path."""
     return type("Protocol", (HotProtocol, base), {"hot": HotPath(context)})

@@ -93,7 +93,7 @@ class _Owned:
         self.count: Counter[str] = Counter()
         self._as_of: _Known | None = None
 
-    def record_caller(self, caller: str, now_ms: int) -> None:
+    def record_naming_caller(self, caller: str, now_ms: int) -> None:
         """Record that a caller brought a new name, and forget callers that brought none for an hour."""
         self.callers[caller] = now_ms
         self.callers.move_to_end(caller)
@@ -105,7 +105,7 @@ class _Owned:
         self._caller_of[name] = caller
         self.count[caller] += 1
 
-    def drop_others(self, board: _Known, names: Collection[bytes], since: Collection[str]) -> None:
+    def drop_outdated_names(self, board: _Known, names: Collection[bytes], since: Collection[str]) -> None:
         """Drop names that are neither on this board nor newer than it."""
         if board is self._as_of:
             return
@@ -164,8 +164,8 @@ class NewNames:
         if bound is None:
             return ""
         if bound:
-            self._owned[bound].record_caller(caller, self._clock.steady_ms())
-            if self.used(bound) >= getattr(self.limits, bound) or self.is_filled_by(caller, bound):
+            self._owned[bound].record_naming_caller(caller, self._clock.steady_ms())
+            if self.used(bound) >= getattr(self.limits, bound) or self.has_exhausted_share(caller, bound):
                 return bound
         purse = self._refill_purse(caller)
         if purse.tokens < 1:
@@ -177,12 +177,12 @@ class NewNames:
             self._owned[bound].add(name, caller)
         return ""
 
-    def is_filled_by(self, caller: str, bound: str) -> bool:
+    def has_exhausted_share(self, caller: str, bound: str) -> bool:
         """Return whether the caller has used up its share of a bound."""
         owned, share = self._owned[bound], self.share(bound)
         if owned.count[caller] < share:
             return False
-        owned.drop_others(self._known, self._known.names(bound), self._since[bound])
+        owned.drop_outdated_names(self._known, self._known.names(bound), self._since[bound])
         return owned.count[caller] >= share
 
     def wait_s(self, caller: str, names: int) -> float:

@@ -48,7 +48,7 @@ def document(
     paths: dict[str, Json] = {}
     for row in rows:
         if row.path != ANY_FILE:
-            operation = _operation(row, schema_of) | _security(row, needs_token)
+            operation = _describe_operation(row, schema_of) | _make_security_requirement(row, needs_token)
             paths.setdefault(_path(row.path), {})[row.method.lower()] = operation
     merged = dict(base or {})
     return {
@@ -62,7 +62,7 @@ def document(
     }
 
 
-def _security(row: Row, needs_token: bool) -> Json:
+def _make_security_requirement(row: Row, needs_token: bool) -> Json:
     """Return the security requirement of a route. It is empty for an open route."""
     if row.is_open:
         return {"security": []}
@@ -78,13 +78,16 @@ def _path(path: str) -> str:
     return path.replace(":path}", "}")
 
 
-def _operation(row: Row, schema_of: Mapping[int, Any]) -> Json:
+def _describe_operation(row: Row, schema_of: Mapping[int, Any]) -> Json:
     problems = (*row.problems, *((403,) if row.is_open else REFUSED), *(TOO_MUCH if row.body else ()))
     operation: Json = {
-        "operationId": _operation_id(row),
+        "operationId": _make_operation_id(row),
         "summary": row.summary,
         "tags": [row.tag],
-        "parameters": [*_path_parameters(row.path), *(_parameter(param) for param in row.params or ())],
+        "parameters": [
+            *_describe_path_parameters(row.path),
+            *(_describe_parameter(param) for param in row.params or ()),
+        ],
         "responses": {
             **_answers(row, schema_of),
             **{str(status): {"description": HTTPStatus(status).phrase} for status in row.empty},
@@ -109,7 +112,7 @@ def _body(row: Row, schema_of: Mapping[int, Any]) -> Json:
     return {"anyOf": [*kinds, {"type": "array", "items": {"anyOf": kinds}}]}
 
 
-def _operation_id(row: Row) -> str:
+def _make_operation_id(row: Row) -> str:
     words = re.findall(r"[a-z0-9_]+", _path(row.path).removeprefix("/v1"))
     return "_".join([row.method.lower(), *words]) if words else f"{row.method.lower()}_root"
 
@@ -128,12 +131,12 @@ def _problem(status: int) -> Json:
     return {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": schema}}}
 
 
-def _path_parameters(path: str) -> list[Json]:
+def _describe_path_parameters(path: str) -> list[Json]:
     names = re.findall(r"{(\w+)(?::path)?}", path)
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
-def _parameter(param: Param) -> Json:
+def _describe_parameter(param: Param) -> Json:
     schema: Json = {"type": {str: "string", int: "integer", float: "number"}[param.kind]}
     for key, value in (("minimum", param.least), ("maximum", param.most), ("default", param.default)):
         if value is not None:

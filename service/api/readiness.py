@@ -10,9 +10,9 @@ import msgspec
 from fleetcast.fleet.errors import SourceError
 from fleetcast.service.answers.placements import PlacerHealth
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.board.age import why_stale
-from fleetcast.service.board.free import use_on
-from fleetcast.service.board.gpu_use import Occupant, use_sentence
+from fleetcast.service.board.age import describe_staleness
+from fleetcast.service.board.free import read_gpu_use
+from fleetcast.service.board.gpu_use import Occupant, describe_gpu_use
 from fleetcast.service.board.mirror import BoardMirror
 from fleetcast.service.exit_reason import read_exit_reason
 from fleetcast.service.state_identity import refusal
@@ -35,12 +35,12 @@ async def checks(context: Context) -> list[ReadinessCheck]:
     meta = _meta(context)
     found = [_board(context), _occupancy(context, meta), _sources(context), _history(meta)]
     if context.mirror is not None:
-        return [_mirror(context.mirror), *found]
+        return [_check_mirror(context.mirror), *found]
     placer, state = await _placer(context)
     return [*found, placer, state, await asyncio.to_thread(_inbox, context)]
 
 
-def _mirror(mirror: BoardMirror) -> ReadinessCheck:
+def _check_mirror(mirror: BoardMirror) -> ReadinessCheck:
     """Check the mirror. The same api also receives the requests that a replica forwards."""
     return ReadinessCheck("mirror", not mirror.problem, mirror.problem or f"{mirror.url} answers")
 
@@ -60,7 +60,7 @@ def _board(context: Context) -> ReadinessCheck:
             "board", False, f"no board was published yet: the pipeline is starting or down{_ended(context)}"
         )
     age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
-    if why := why_stale(age_s, context.config.stale_after_s(context.clock)):
+    if why := describe_staleness(age_s, context.config.stale_after_s(context.clock)):
         return ReadinessCheck("board", False, why + _ended(context))
     return ReadinessCheck("board", True, f"the board is {max(0.0, age_s):.0f} s old")
 
@@ -81,8 +81,10 @@ def _occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
     """
     if meta.get("occupancy_known", True):
         board = context.cache.latest()
-        unknown = int((use_on(board) == Occupant.UNKNOWN).sum()) if board is not None and "gpu.job" in board else 0
-        known = f"what runs where is known but for this: {use_sentence(unknown, ())}" if unknown else ALL_KNOWN
+        unknown = (
+            int((read_gpu_use(board) == Occupant.UNKNOWN).sum()) if board is not None and "gpu.job" in board else 0
+        )
+        known = f"what runs where is known but for this: {describe_gpu_use(unknown, ())}" if unknown else ALL_KNOWN
         return ReadinessCheck("occupancy", True, known)
     why = meta.get("occupancy_unknown") or "what runs where is not known yet"
     return ReadinessCheck("occupancy", False, f"{why}, so nothing is placed")

@@ -13,14 +13,14 @@ import uvicorn
 from fleetcast.service.api.app import create_app
 from fleetcast.service.api.external_metrics import serve_external_metrics
 from fleetcast.service.api.grpc_extra import require_grpc
-from fleetcast.service.api.hot_path import hot_protocol
+from fleetcast.service.api.hot_path import make_hot_protocol
 from fleetcast.service.api.refused_events import interrupt_for_refused_events
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.config import ApiConfig, Config
-from fleetcast.service.exit_reason import announce_ready, api_name
+from fleetcast.service.exit_reason import announce_ready, make_api_name
 from fleetcast.service.http.addresses import Networks
-from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_to_files
-from fleetcast.service.http.connections import LimitedProtocol, LimitedServer, protocol_of
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_limits_to_files
+from fleetcast.service.http.connections import LimitedProtocol, LimitedServer, make_limited_protocol
 from fleetcast.service.http.listening import listen
 from fleetcast.service.http.tls import Tls
 
@@ -59,27 +59,27 @@ def limits_of(api: ApiConfig) -> ConnectionLimits:
     )
 
 
-def also_by_grpc(context: Context, pool: ConnectionPool) -> contextlib.AbstractAsyncContextManager[None]:
+def serve_grpc_if_configured(context: Context, pool: ConnectionPool) -> contextlib.AbstractAsyncContextManager[None]:
     """Serve gRPC while the context is open, if a port is configured. Raises ConfigError without its packages."""
     port = context.config.api.grpc_port
     if not port:
         return contextlib.nullcontext()
     require_grpc(port)
-    from fleetcast.service.api.grpc_door import grpc_tls, serve_grpc
+    from fleetcast.service.api.grpc_door import make_grpc_tls, serve_grpc
 
-    return serve_grpc(context, pool, grpc_tls(context.config.api))
+    return serve_grpc(context, pool, make_grpc_tls(context.config.api))
 
 
 def _announce(config: Config) -> None:
     """Report that the port accepts connections. Scripts and tests wait for this line of the log."""
-    announce_ready(config.folder, api_name(config))
+    announce_ready(config.folder, make_api_name(config))
     logger.info("listening on %s", config.url)
 
 
-def api_protocol(context: Context, pool: ConnectionPool) -> type[LimitedProtocol]:
+def make_api_protocol(context: Context, pool: ConnectionPool) -> type[LimitedProtocol]:
     """Make the class of the api's HTTP connections."""
     turned_away = functools.partial(interrupt_for_refused_events, context)
-    return hot_protocol(context, protocol_of(pool, context.metrics.refuse_connection, turned_away))
+    return make_hot_protocol(context, make_limited_protocol(pool, context.metrics.refuse_connection, turned_away))
 
 
 async def serve(config: Config) -> None:
@@ -90,10 +90,10 @@ async def serve(config: Config) -> None:
     app = create_app(config, config.make_clock())
     context: Context = app.state.context
     tls = Tls(config.api) if config.api.tls_cert else None
-    pool = ConnectionPool(fit_to_files(limits_of(config.api)), context.metrics.refuse_connection)
+    pool = ConnectionPool(fit_limits_to_files(limits_of(config.api)), context.metrics.refuse_connection)
     settings = uvicorn.Config(
         app,
-        http=api_protocol(context, pool),
+        http=make_api_protocol(context, pool),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -114,9 +114,9 @@ async def serve(config: Config) -> None:
         async with contextlib.AsyncExitStack() as stack:
             ended = functools.partial(setattr, server, "should_exit", True)
             await stack.enter_async_context(serve_external_metrics(context, pool, ended))
-            await stack.enter_async_context(also_by_grpc(context, pool))
+            await stack.enter_async_context(serve_grpc_if_configured(context, pool))
             if tls is not None:
-                context.metrics.watch_certificate(lambda: tls.until_s)
+                context.metrics.publish_certificate_expiry(lambda: tls.until_s)
                 await stack.enter_async_context(tls.watched())
             await server.serve()
     logger.info("stopped")

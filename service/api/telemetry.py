@@ -120,7 +120,7 @@ class ApiMetrics:
         """Count a connection that this process refused or closed, by status or reason."""
         self.refused_connections.labels(str(reason)).inc()
 
-    def watch_certificate(self, until_s: Callable[[], float]) -> None:
+    def publish_certificate_expiry(self, until_s: Callable[[], float]) -> None:
         """Publish when a shown certificate expires. If there are several, the earliest counts.
 
         Without TLS, there is no such metric.
@@ -181,7 +181,7 @@ class _Families(Collector):
         return iter(self._families)
 
 
-def pipeline_page(
+def format_pipeline_page(
     ingestion: Mapping[str, Any], board_age_s: float | None, sequence: int | None, stale_after_s: float | None = None
 ) -> str:
     """Return the pipeline's numbers as exposition text. Unknown numbers are left out."""

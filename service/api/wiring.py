@@ -34,7 +34,7 @@ from fleetcast.service.listening import ApiListening
 EVENTS_REMEMBERED = 100_000
 
 
-def context_of(config: Config, clock: Clock, access: Access) -> Context:
+def make_api_context(config: Config, clock: Clock, access: Access) -> Context:
     cache = BoardCache(config.board)
     url = config.api.board
     if url:

@@ -1,12 +1,12 @@
 """Check whether a board is fresh enough to decide upon."""
 
 
-def why_stale(age_s: float, limit_s: float) -> str:
+def describe_staleness(age_s: float, limit_s: float) -> str:
     """Return why a board is too old, or too far ahead of the clock, or "". Times are fleet seconds.
 
-    >>> why_stale(59.0, 60.0), why_stale(-59.0, 60.0)
+    >>> describe_staleness(59.0, 60.0), describe_staleness(-59.0, 60.0)
     ('', '')
-    >>> why_stale(61.0, 60.0)
+    >>> describe_staleness(61.0, 60.0)
     'the board is 61 s old, at most 60 s are fresh: the pipeline is down or slow'
     """
     if age_s > limit_s:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet import files
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.service.state_identity import Doubt, PartView
 
 MAGIC = b"FLEETBRD"
@@ -92,7 +92,7 @@ def _parse_header(view: memoryview) -> _Header:
     try:
         header: _Header = _decode_header(view[12 : 12 + length])
     except (ValueError, RecursionError) as error:
-        raise BoardError(f"torn board header: {explain_json(error)}") from None
+        raise BoardError(f"torn board header: {explain_json_error(error)}") from None
     for row in header["sections"]:
         if row["offset"] < 0 or not 0 <= row["nbytes"] <= len(view) - row["offset"]:
             raise BoardError(f"torn board: {len(view)} bytes, {row['name']} ends at {row['offset'] + row['nbytes']}")
@@ -129,7 +129,7 @@ class Board:
     def __contains__(self, name: str) -> bool:
         return name in self._sections
 
-    def overlaid(self, urgent: "Board | None") -> "Board":
+    def overlay_urgent_sections(self, urgent: "Board | None") -> "Board":
         """Return this board, with the sections of `urgent` where those are newer."""
         self._overlay = urgent
         return self
@@ -207,10 +207,10 @@ def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int, stan
     return b"".join(parts)
 
 
-def join_names(names: Sequence[str]) -> bytes:
+def encode_names(names: Sequence[str]) -> bytes:
     r"""Return a section that `Board.names` reads. A line break inside a name is escaped: it would move all others.
 
-    >>> join_names(["n1", "n 2", "n\n3"])
+    >>> encode_names(["n1", "n 2", "n\n3"])
     b'n1\nn 2\nn\\n3'
     """
     text = "\n".join(names)
@@ -233,7 +233,7 @@ class BoardWriter:
             with contextlib.suppress(OSError):  # a disk that is read-only now is said at each publication
                 left.unlink()
         self._sections_before: dict[str, Section] = {}
-        last = _map_board(folder / "board")
+        last = _open_mapped_board(folder / "board")
         self.sequence = last.sequence if last else 0  # of the last one that was published
         self._numbers = count(self.sequence + 1)  # a restart goes on counting: readers cache by it
         self._open = deque[object](maxlen=2)  # the newest board and the one before, mapped
@@ -274,9 +274,9 @@ class BoardReader:
         """
         stamp = tuple(map(_stamp, self._polled))
         if stamp != self._stamp:
-            board = _map_board(self.folder / "board")
+            board = _open_mapped_board(self.folder / "board")
             if board is not None:
-                self._board = board.overlaid(_map_board(self.folder / "urgent"))
+                self._board = board.overlay_urgent_sections(_open_mapped_board(self.folder / "urgent"))
                 self._stamp = stamp
         return self._board
 
@@ -289,7 +289,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return stat.st_ino, stat.st_mtime_ns
 
 
-def _map_board(path: Path) -> Board | None:
+def _open_mapped_board(path: Path) -> Board | None:
     try:
         return Board(files.mapped(path))
     except (FileNotFoundError, ValueError, BoardError):  # ValueError: an empty file cannot be mapped

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fleetcast.service.board.board import Board, BoardReader
-from fleetcast.service.board.urgent import state_of, struck
+from fleetcast.service.board.urgent import compute_node_state, struck
 from fleetcast.service.http.problems import warming
 
 T = TypeVar("T")
@@ -91,9 +91,9 @@ class BoardCache:
         Take parts of a large one as `msgspec.Raw`.
         """
         raw = self.section(board, name)
-        return self.derived(board, ("document", name, kind), lambda: msgspec.json.decode(raw, type=kind))
+        return self.get_or_derive(board, ("document", name, kind), lambda: msgspec.json.decode(raw, type=kind))
 
-    def derived(self, board: Board, key: Any, make: Callable[[], T]) -> T:
+    def get_or_derive(self, board: Board, key: Any, make: Callable[[], T]) -> T:
         """Return `make()`, called once for each board and key."""
         if board is not self._board:
             return make()
@@ -113,7 +113,7 @@ class BoardCache:
 
     def node_answers(self, board: Board) -> NodeAnswers:
         """Return the bodies of nodes. Raises a 503 problem while the pipeline has not published them."""
-        return self.derived(board, "node_answers", lambda: self._answers_of(board))
+        return self.get_or_derive(board, "node_answers", lambda: self._answers_of(board))
 
     def _answers_of(self, board: Board) -> NodeAnswers:
         blob = self.section(board, "answers.node")
@@ -124,7 +124,7 @@ class BoardCache:
             row = answers.rows.get(name.encode())
             if row is not None and (body := answers.scored(row)):
                 node = msgspec.json.decode(body)
-                node |= {"state": state_of(node["state"], rows), "urgent": rows}
+                node |= {"state": compute_node_state(node["state"], rows), "urgent": rows}
                 answers.struck[name.encode()] = msgspec.json.encode(node)
         return answers
 

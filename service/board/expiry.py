@@ -14,7 +14,7 @@ A start that was sent in time may not have been received at all. So an intent al
 from collections import Counter
 from collections.abc import Sequence
 
-from fleetcast.ingest.inbox.reach import End, covers, inbox_end, unread, unread_types
+from fleetcast.ingest.inbox.reach import End, covers, find_inbox_end, list_unread_event_types, unread
 from fleetcast.placement.ledger.ledger import Intent
 from fleetcast.service.board.board import Board, Standing
 from fleetcast.service.config import Config
@@ -42,7 +42,7 @@ class Expiry:
         """Return the requests whose time is over, if the board knows every start until then."""
         over = {intent.request_id: intent for intent in intents if now_ms >= intent.expires_ms}
         if over.keys() != self._ends.keys():
-            end = inbox_end(self._inbox) if over.keys() - self._ends.keys() else {}
+            end = find_inbox_end(self._inbox) if over.keys() - self._ends.keys() else {}
             self._ends = {request_id: self._ends.get(request_id, end) for request_id in over}
         self.paused = Counter({REFUSED: 0})
         made_after = [intent for intent in over.values() if board.as_of_ms >= intent.expires_ms]
@@ -71,7 +71,7 @@ class Expiry:
 
     def acknowledged(self, intent: Intent, board: Board | None) -> set[str]:
         """Return the types of the attempt's events that were acknowledged, and that the board has not folded."""
-        return set(unread_types(self._inbox, _folded(board), intent.job, intent.attempt))
+        return set(list_unread_event_types(self._inbox, _folded(board), intent.job, intent.attempt))
 
 
 def _folded(board: Board | None) -> dict[str, int]:

@@ -27,7 +27,7 @@ def unknown_use(board: Board, placer: PlacerConfig) -> NDArray[np.bool_] | None:
     return board.array("gpu.unknown_use")
 
 
-def use_on(board: Board) -> NDArray[np.int8]:
+def read_gpu_use(board: Board) -> NDArray[np.int8]:
     """Return (n, g) Occupant of each GPU. Raises KeyError if the board does not state the holders."""
     if "gpu.use" in board:
         return board.array("gpu.use")
@@ -37,12 +37,12 @@ def use_on(board: Board) -> NDArray[np.int8]:
     return gpu_use(holder, np.full(holder.shape, NO_HOLDER, np.int32), unknown, nothing)
 
 
-def unheld(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
+def find_unheld_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
     """Return (n, g) whether nothing is known to use the GPU.
 
     Raises KeyError if the board does not state the holders.
     """
-    use = use_on(board)
+    use = read_gpu_use(board)
     nothing: NDArray[np.bool_] = use == Occupant.NOTHING
     return nothing | (use == Occupant.UNKNOWN) if placer.unknown_use == IGNORE else nothing
 
@@ -53,16 +53,16 @@ def serving(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
     return may_place(state, hearing(board, len(state), placer))
 
 
-def promises_on(board: Board, row: int) -> dict[str, int]:
+def count_promised_gpus(board: Board, row: int) -> dict[str, int]:
     """Return request → how many GPUs of a node are promised to it, in order of requests."""
     if "gpu.promise" not in board:
         return {}
     names = msgspec.json.decode(board.raw("promises"), type=list[str])
-    promise = board.array("gpu.promise")[row][use_on(board)[row] == Occupant.PROMISE]
+    promise = board.array("gpu.promise")[row][read_gpu_use(board)[row] == Occupant.PROMISE]
     return {names[number]: count for number, count in sorted(Counter(promise.tolist()).items())}
 
 
-def windowed_nodes(board: Board, n: int) -> NDArray[np.bool_]:
+def find_windowed_nodes(board: Board, n: int) -> NDArray[np.bool_]:
     """Return (n,) whether a window or a reservation keeps each node now.
 
     It is False for every node if the board does not state it.

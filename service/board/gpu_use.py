@@ -45,7 +45,7 @@ def gpu_use(
     return np.select(uses, [Occupant.JOB, Occupant.PROMISE, Occupant.UNKNOWN], kept[:, None]).astype(np.int8)
 
 
-def use_sentence(unknown: int, promises: Sequence[tuple[str, int]]) -> str:
+def describe_gpu_use(unknown: int, promises: Sequence[tuple[str, int]]) -> str:
     """Describe what uses GPUs apart from jobs, or return an empty text.
 
     unknown: the number of GPUs at unknown work. promises: requests with the number of their GPUs here.

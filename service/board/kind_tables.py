@@ -40,7 +40,7 @@ class RunTime:
 
     @property
     def quantiles(self) -> dict[str, float]:
-        return quantiles_of(self.run_s)
+        return round_run_quantiles(self.run_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Needs:
     runs: int
 
 
-def quantiles_of(run_s: tuple[float, ...] | Array) -> dict[str, float]:
+def round_run_quantiles(run_s: tuple[float, ...] | Array) -> dict[str, float]:
     """Return p50, p90 and p99 of quantiles at LEVELS, rounded to seconds."""
     return {name: float(round(float(run_s[at]))) for name, at in (("p50", P50), ("p90", P90), ("p99", P99))}
 
 
-def table_sections(
+def make_table_sections(
     names: tuple[str, str], keys: NDArray[np.uint64], values: Array, as_of_ms: int, model: str = ""
 ) -> list[Section]:
     """Return the two sections of a table. keys: (k,), sorted. values: (k, column)."""
@@ -66,7 +66,7 @@ def table_sections(
     return [Section(names[0], keys, as_of_ms, model), Section(names[1], rows, as_of_ms, model)]
 
 
-def run_time(board: Board, shape: JobShape) -> RunTime | None:
+def find_expected_run_time(board: Board, shape: JobShape) -> RunTime | None:
     """Return how long a job of this shape should run, at most its limit.
 
     Returns None while no similar job is known.

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from fleetcast.fleet import files
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import SourceError
 from fleetcast.service.board.board import Board, BoardError
 
@@ -105,4 +105,4 @@ class BoardMirror:
         try:
             Board(files.mapped(path))
         except (ValueError, BoardError) as error:
-            raise SourceError(f"{self.url} sends what is no board: {explain_json(error)}") from None
+            raise SourceError(f"{self.url} sends what is no board: {explain_json_error(error)}") from None

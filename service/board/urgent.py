@@ -10,14 +10,14 @@ import numpy as np
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import NodeEvent
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
-from fleetcast.fleet.xids import HARD, advice, gravity
+from fleetcast.fleet.xids import HARD, advice, classify_severity
 from fleetcast.service.answers.risk import HardSignal, UrgentSignals
 from fleetcast.service.board.board import Board, BoardWriter, Section
 from fleetcast.service.disk_errors import log_disk_errors
 
-XID = metric_row(EntityKind.GPU, "xid")
+XID = find_metric_row(EntityKind.GPU, "xid")
 AWAY = {"drain": "drained", "lost": "lost"}  # event -> state of the node from then on
 BACK = frozenset({"undrain", "returned"})
 MESSAGE_SHOWN = 300
@@ -38,9 +38,9 @@ class HardSignals:
 
         fresh: the new node events of a batch. samples: all of its samples.
         """
-        return [_event_row(event) for event in fresh if _is_hard(event)] + self._new_xids(samples)
+        return [_event_row(event) for event in fresh if _is_hard(event)] + self._find_new_xids(samples)
 
-    def _new_xids(self, batches: Sequence[SampleBatch]) -> list[HardSignal]:
+    def _find_new_xids(self, batches: Sequence[SampleBatch]) -> list[HardSignal]:
         """Return the XIDs that appeared on a GPU whose last scrape showed another code."""
         if len(self._last_xid) < len(self._gpus):
             grown = np.full(len(self._gpus) + 64, np.nan)
@@ -79,8 +79,8 @@ def _is_hard(event: NodeEvent) -> bool:
     health check.
     """
     if event.type == "health":
-        return gravity(event) == "fatal"
-    return event.type in AWAY or event.type in BACK or gravity(event) in ("fatal", "warning")
+        return classify_severity(event) == "fatal"
+    return event.type in AWAY or event.type in BACK or classify_severity(event) in ("fatal", "warning")
 
 
 class UrgentRows:
@@ -119,7 +119,7 @@ def _event_row(event: NodeEvent) -> HardSignal:
         code=event.code,
         time_ms=event.time_ms,
         sentence=f"{what} on {where}" + (f": {event.message[:MESSAGE_SHOWN]}" if event.message else ""),
-        fatal=gravity(event) == "fatal",
+        fatal=classify_severity(event) == "fatal",
         advice=event.advice[:MESSAGE_SHOWN] or known,
     )
 
@@ -154,7 +154,7 @@ def forbids(row: HardSignal) -> bool:
     return row.type in AWAY or row.fatal
 
 
-def state_of(state: str, rows: Sequence[HardSignal]) -> str:
+def compute_node_state(state: str, rows: Sequence[HardSignal]) -> str:
     """Return the state of a node: that of its scores, updated by the rows that came later."""
     for row in reversed(rows):
         if row.type in AWAY:

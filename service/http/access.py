@@ -59,7 +59,7 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
-def default_scope(method: str) -> Scope:
+def choose_default_scope(method: str) -> Scope:
     """Return the scope that a route requires if it names none."""
     return Scope.READ if method in SAFE_METHODS else Scope.ADMIN
 
@@ -87,7 +87,7 @@ class Caller:
 ANYBODY = Caller("", frozenset({Scope.ADMIN}))  # no tokens are set: nobody says who he is
 
 
-def viewer_of(request: Request) -> Caller:
+def get_admitted_caller(request: Request) -> Caller:
     """Return the caller that was admitted for a request.
 
     If no tokens are required, returns a caller that may do everything.
@@ -129,11 +129,13 @@ class Access:
         Refusals are counted, and delayed for addresses that send many unknown tokens.
         """
         names, host = request.scope.get(NAMES, ()), request.client.host if request.client else ""
-        caller = await self.admit_from(host, request.method, request.scope["headers"], scope, names, by_queue)
+        caller = await self.admit_non_http_caller(
+            host, request.method, request.scope["headers"], scope, names, by_queue
+        )
         request.scope[ADMITTED] = caller
         return caller
 
-    async def admit_from(
+    async def admit_non_http_caller(
         self,
         host: str,
         method: str,
@@ -154,7 +156,7 @@ class Access:
         detail = f"too many unknown tokens came from your address: the next one is looked at in {wait_s} s"
         raise Problem(429, "too_many_tokens", detail, headers={"retry-after": str(wait_s)})
 
-    def on_behalf(self, request: Request) -> dict[str, str]:
+    def make_caller_headers(self, request: Request) -> dict[str, str]:
         """Return the headers by which the placer recognises the admitted caller."""
         caller = request.scope.get(ADMITTED)
         if isinstance(caller, Caller) and caller.by_certificate:
@@ -200,26 +202,28 @@ class Access:
         Open routes call this.
         """
         if method not in SAFE_METHODS:
-            refuse_other_sites(headers)
+            refuse_foreign_sites(headers)
         if self.is_open:
-            refuse_other_names(headers, reads=method in SAFE_METHODS)
+            refuse_foreign_hosts(headers, reads=method in SAFE_METHODS)
 
     def _caller(self, headers: Headers, names: Sequence[str]) -> Caller:
         given = [value for name, value in headers if name == b"authorization"]
         if not given and names:
             return self._authenticate_certificate(names)
         if not given:
-            raise _unauthorized("missing", "a token is needed: Authorization: Bearer TOKEN", CHALLENGE)
-        token = presented(given[0]) if len(given) == 1 else None
+            raise _make_unauthorized_refusal("missing", "a token is needed: Authorization: Bearer TOKEN", CHALLENGE)
+        token = parse_presented_token(given[0]) if len(given) == 1 else None
         digest = hashlib.sha256(token or b"").digest()
         found = None
         for known, caller in self._callers:  # every one is compared, so that the time tells nothing
             if hmac.compare_digest(known, digest):
                 found = caller
         if self._heeded and hmac.compare_digest(self._heeded.encode(), token or b""):
-            return vouched_for(headers)
+            return parse_vouched_caller(headers)
         if token is None or found is None:
-            raise _unauthorized("unknown", "no such token is known here", f'{CHALLENGE}, error="invalid_token"')
+            raise _make_unauthorized_refusal(
+                "unknown", "no such token is known here", f'{CHALLENGE}, error="invalid_token"'
+            )
         return found
 
     def _authenticate_certificate(self, names: Sequence[str]) -> Caller:
@@ -227,7 +231,9 @@ class Access:
             if name in self._subjects:
                 return self._subjects[name]
         shown = ", ".join(repr(name[:80]) for name in names[:5])
-        raise _unauthorized("subject", f"no name of your certificate is in [access] subjects: {shown}", CHALLENGE)
+        raise _make_unauthorized_refusal(
+            "subject", f"no name of your certificate is in [access] subjects: {shown}", CHALLENGE
+        )
 
 
 class Refusal(Problem):
@@ -248,11 +254,11 @@ def _bound(caller: Caller, scope: Scope | None) -> Refusal:
     return Refusal("scope", 403, "forbidden", detail, challenge)
 
 
-def _unauthorized(reason: str, detail: str, challenge: str) -> Refusal:
+def _make_unauthorized_refusal(reason: str, detail: str, challenge: str) -> Refusal:
     return Refusal(reason, 401, "unauthorized", detail, challenge)
 
 
-def vouched_for(headers: Headers) -> Caller:
+def parse_vouched_caller(headers: Headers) -> Caller:
     """Return the caller that the api names after checking its certificate.
 
     Raises problem 401 if the api names none.
@@ -264,13 +270,13 @@ def vouched_for(headers: Headers) -> Caller:
             scopes, _, who = value.decode("latin-1").partition(" ")
             if who and set(scopes.split(",")) <= set(Scope):
                 return Caller(who, frozenset(map(Scope, scopes.split(","))), True, queues)
-    raise _unauthorized("missing", f"the api names no caller: {VOUCHED}", CHALLENGE)
+    raise _make_unauthorized_refusal("missing", f"the api names no caller: {VOUCHED}", CHALLENGE)
 
 
-def presented(authorization: bytes) -> bytes | None:
+def parse_presented_token(authorization: bytes) -> bytes | None:
     """Return the token in the value of an Authorization header, if any.
 
-    >>> presented(b"Bearer abc"), presented(b"Basic dXNlcjphYmM=")
+    >>> parse_presented_token(b"Bearer abc"), parse_presented_token(b"Basic dXNlcjphYmM=")
     (b'abc', b'abc')
     """
     scheme, _, rest = authorization.strip().partition(b" ")
@@ -284,7 +290,7 @@ def presented(authorization: bytes) -> bytes | None:
         return None
 
 
-def refuse_other_sites(headers: Headers) -> None:
+def refuse_foreign_sites(headers: Headers) -> None:
     """Raise a 403 problem for a request that a browser sends for a page that is not ours."""
     named = {name: value for name, value in headers if name in (b"origin", b"host", b"sec-fetch-site")}
     host, site, origin = named.get(b"host"), named.get(b"sec-fetch-site"), named.get(b"origin")
@@ -293,7 +299,7 @@ def refuse_other_sites(headers: Headers) -> None:
         raise Problem(403, "other_site", "a page of another site may not change anything here")
 
 
-def refuse_other_names(headers: Headers, *, reads: bool) -> None:
+def refuse_foreign_hosts(headers: Headers, *, reads: bool) -> None:
     """Raise a 403 problem if the Host header is a name that is not ours.
 
     A page may direct its own name here. Readers may use any IP address.
@@ -375,7 +381,7 @@ def parse_tokens(text: str, where: str) -> dict[bytes, Caller]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        caller, token = _parse_line(words, f"{where}, line {number}")
+        caller, token = _parse_token_line(words, f"{where}, line {number}")
         digest = hashlib.sha256(token.encode()).digest()
         if digest in callers:
             raise ConfigError(f"{where}, line {number}: this token was given to another name already")
@@ -387,7 +393,7 @@ def parse_tokens(text: str, where: str) -> dict[bytes, Caller]:
     return callers
 
 
-def _parse_line(words: list[str], where: str) -> tuple[Caller, str]:
+def _parse_token_line(words: list[str], where: str) -> tuple[Caller, str]:
     if len(words) not in (3, 4):
         raise ConfigError(f"{where}: {len(words)} words, expected 'name scope[,scope] token [{QUEUES}NAME[,NAME]]'")
     name, scopes, token, *bound = words

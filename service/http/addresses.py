@@ -12,10 +12,10 @@ NOWHERE = "unknown"
 
 
 @lru_cache(maxsize=4096)
-def counted_as(host: str) -> str:
+def normalise_client_address(host: str) -> str:
     """Return the address under which a client is counted. All names and other non-addresses count as one.
 
-    >>> counted_as("10.0.0.7"), counted_as("::ffff:10.0.0.7"), counted_as("2001:db8::5"), counted_as("unix")
+    >>> normalise_client_address("10.0.0.7"), normalise_client_address("::ffff:10.0.0.7"), normalise_client_address("2001:db8::5"), normalise_client_address("unix")
     ('10.0.0.7', '10.0.0.7', '2001:db8::/64', 'unknown')
     """
     try:

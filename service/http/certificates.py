@@ -30,7 +30,7 @@ class ClientCertificate:
         return self.all_names if time.time() <= self.until_s else ()
 
 
-def client_certificate(tls: Any) -> ClientCertificate | None:
+def read_client_certificate(tls: Any) -> ClientCertificate | None:
     """Return the certificate of a connection's client, verified by the handshake.
 
     Returns None without TLS, or without a certificate.
@@ -43,7 +43,7 @@ def client_certificate(tls: Any) -> ClientCertificate | None:
     return ClientCertificate((*common, *others), ssl.cert_time_to_seconds(peer["notAfter"]))
 
 
-def validity_s(pem: str) -> tuple[float, float]:
+def read_certificate_validity_s(pem: str) -> tuple[float, float]:
     """Return from when until when the first certificate of a PEM file is valid.
 
     Raises ValueError if there is none.
@@ -52,25 +52,25 @@ def validity_s(pem: str) -> tuple[float, float]:
     if not 0 <= begin < end:
         raise ValueError("there is no certificate in it")
     try:
-        return _parse_validity_s(ssl.PEM_cert_to_DER_cert(pem[begin : end + len(END)]))
+        return _parse_der_validity_s(ssl.PEM_cert_to_DER_cert(pem[begin : end + len(END)]))
     except IndexError:
         raise ValueError("the certificate in it is cut off") from None
 
 
-def _parse_validity_s(der: bytes) -> tuple[float, float]:
+def _parse_der_validity_s(der: bytes) -> tuple[float, float]:
     """Return the validity of a certificate in DER.
 
     A certificate and its first part are sequences: [version,] serial, algorithm, issuer, validity (RFC 5280,
     4.1).
     """
-    _, at, _ = _parse_element(der, _parse_element(der, 0)[1])
+    _, at, _ = _parse_der_element(der, _parse_der_element(der, 0)[1])
     for _ in range(4 if der[at] == VERSION_TAG else 3):
-        at = _parse_element(der, at)[2]
-    _, first, _ = _parse_element(der, at)
-    return _parse_time_s(der, first), _parse_time_s(der, _parse_element(der, first)[2])
+        at = _parse_der_element(der, at)[2]
+    _, first, _ = _parse_der_element(der, at)
+    return _parse_der_time_s(der, first), _parse_der_time_s(der, _parse_der_element(der, first)[2])
 
 
-def _parse_element(der: bytes, at: int) -> tuple[int, int, int]:
+def _parse_der_element(der: bytes, at: int) -> tuple[int, int, int]:
     """Return (tag, index at which the content begins, index at which it ends)."""
     tag, size, at = der[at], der[at + 1], at + 2
     if size & 0x80:
@@ -79,12 +79,12 @@ def _parse_element(der: bytes, at: int) -> tuple[int, int, int]:
     return tag, at, at + size
 
 
-def _parse_time_s(der: bytes, at: int) -> float:
+def _parse_der_time_s(der: bytes, at: int) -> float:
     """Return a time in DER as Unix seconds.
 
     UTCTime has two digits of the year, from 1950 on. GeneralizedTime has four.
     """
-    tag, begin, end = _parse_element(der, at)
+    tag, begin, end = _parse_der_element(der, at)
     text = der[begin:end].decode("ascii")
     if tag == UTC_TIME:
         text = ("19" if text >= "50" else "20") + text

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.service.http.addresses import LOOPBACK, Networks, counted_as
+from fleetcast.service.http.addresses import LOOPBACK, Networks, normalise_client_address
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class ConnectionPool:
         self._resting: dict[ConnectionPlace, None] = {}
         self._refused: dict[ConnectionPlace, None] = {}
 
-    def is_ready(self, files: int = 1) -> bool:
+    def is_ready_for_connection(self, files: int = 1) -> bool:
         """Return whether a new connection finds room or is refused without another one losing its grace."""
         if self.used + files <= self.limits.max_connections:
             return True
@@ -87,7 +87,7 @@ class ConnectionPool:
 
         Without room, the returned place has a `refusal` that its protocol must send.
         """
-        address = counted_as(host) if host and host not in self.limits.trusted else ""
+        address = normalise_client_address(host) if host and host not in self.limits.trusted else ""
         place = ConnectionPlace(address, files, close)
         place.refusal = self._make_room(place)
         if place.refusal:
@@ -150,7 +150,7 @@ def _is_due(places: dict[ConnectionPlace, None]) -> bool:
     return bool(places) and time.monotonic() - next(iter(places)).since >= GRACE_S
 
 
-def fit_to_files(limits: ConnectionLimits, key: str = "api.max_connections") -> ConnectionLimits:
+def fit_limits_to_files(limits: ConnectionLimits, key: str = "api.max_connections") -> ConnectionLimits:
     """Raise the soft limit of open files as far as needed and allowed, or reduce the limits.
 
     Raises ConfigError if the system allows too few files to serve any client.

@@ -21,7 +21,7 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fleetcast.service.http.certificates import NAMES, ClientCertificate, client_certificate
+from fleetcast.service.http.certificates import NAMES, ClientCertificate, read_client_certificate
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPlace, ConnectionPool
 from fleetcast.service.http.door import Listener
 from fleetcast.service.http.problems import Problem
@@ -59,7 +59,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.certificate = client_certificate(transport.get_extra_info("ssl_object"))
+        self.certificate = read_client_certificate(transport.get_extra_info("ssl_object"))
         if self.place is None:  # a server of the event loop accepted it
             self.place = self.pool.enter(self.client[0] if self.client else "", self._give_way)
         self.place.close = self._give_way
@@ -142,7 +142,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def sweep(self, now: float) -> None:
+    def close_if_overdue(self, now: float) -> None:
         """Close the connection if it is past a deadline. `now` is the monotonic clock."""
         if self.transport.is_closing():
             return
@@ -186,7 +186,7 @@ def _answer(problem: Problem) -> bytes:
     return b"\r\n".join([*head, b"", bytes(response.body)])
 
 
-def protocol_of(
+def make_limited_protocol(
     pool: ConnectionPool,
     refused: Callable[[int], None] = lambda status: None,
     turned_away: Callable[[RequestHead, Sequence[str]], None] = lambda head, names: None,
@@ -259,5 +259,5 @@ class LimitedServer(uvicorn.Server):
         now = time.monotonic()
         for connection in list(self.server_state.connections):
             if isinstance(connection, LimitedProtocol):
-                connection.sweep(now)
+                connection.close_if_overdue(now)
         return await super().on_tick(counter)

@@ -59,7 +59,7 @@ class Listener:
             self._is_open = False
             asyncio.get_running_loop().remove_reader(self._sock)
         for connection in self._arriving.values():  # its task then ends by itself; cancelled, it would leave it open
-            _shut(connection)
+            _shut_down_socket(connection)
         await asyncio.gather(*self._arriving, return_exceptions=True)
 
     def _watch(self) -> None:
@@ -74,7 +74,7 @@ class Listener:
 
     def _accept(self) -> None:
         for _ in range(BATCH):
-            if not self._pool.is_ready(self._files):
+            if not self._pool.is_ready_for_connection(self._files):
                 self._pause_accepting()
                 return
             try:
@@ -86,12 +86,12 @@ class Listener:
                 self._pause_accepting()
                 return
             connection.setblocking(False)
-            place = self._pool.enter(str(peer[0]), functools.partial(_shut, connection), self._files)
-            task = asyncio.ensure_future(self._hand_over(connection, place))
+            place = self._pool.enter(str(peer[0]), functools.partial(_shut_down_socket, connection), self._files)
+            task = asyncio.ensure_future(self._hand_over_connection(connection, place))
             self._arriving[task] = connection
             task.add_done_callback(self._arriving.pop)
 
-    async def _hand_over(self, connection: socket.socket, place: ConnectionPlace) -> None:
+    async def _hand_over_connection(self, connection: socket.socket, place: ConnectionPlace) -> None:
         secure: dict[str, Any] = {}
         if self._tls is not None:
             secure = {
@@ -108,6 +108,6 @@ class Listener:
             connection.close()
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut_down_socket(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -91,7 +91,7 @@ class Problem(FleetcastError):
             "detail": _bounded(self.detail),
             "instance": _bounded(instance),
         }
-        errors = [_bounded_error(error) for error in self.errors[:MOST_ERRORS]]
+        errors = [_truncate_error(error) for error in self.errors[:MOST_ERRORS]]
         return body | ({"errors": errors} if errors else {}) | self.extra
 
     def response(self, instance: str) -> Response:
@@ -107,7 +107,7 @@ def _bounded(text: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
-def _bounded_error(error: FieldError) -> FieldError:
+def _truncate_error(error: FieldError) -> FieldError:
     value = _bounded(error.value) if isinstance(error.value, str) else error.value
     return FieldError(_bounded(error.field), value, _bounded(error.expected))
 
@@ -124,12 +124,12 @@ _STATUS: tuple[tuple[type[FleetcastError], int, str], ...] = (
 )
 
 
-def as_problem(error: FleetcastError) -> Problem:
+def convert_to_problem(error: FleetcastError) -> Problem:
     """Return the problem details for an error that Fleetcast raised.
 
     An error that no request can cause is a bug and is raised again.
 
-    >>> as_problem(UnknownEntity("no node 'n9'")).status
+    >>> convert_to_problem(UnknownEntity("no node 'n9'")).status
     404
     """
     if isinstance(error, Problem):
@@ -144,7 +144,7 @@ def as_problem(error: FleetcastError) -> Problem:
     raise error
 
 
-async def http_problem(request: Request, error: Exception) -> Response:
+async def answer_starlette_error(request: Request, error: Exception) -> Response:
     """Answer errors that Starlette raises: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http")
@@ -156,7 +156,7 @@ def is_out_of_files(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-def unexpected(error: Exception, path: str) -> Response:
+def answer_unexpected_error(error: Exception, path: str) -> Response:
     """Answer an unexpected error. Call it while the exception is being handled."""
     if is_out_of_files(error):
         logger.error("no file descriptor is left: raise ulimit -n (systemd: LimitNOFILE)")
@@ -176,7 +176,7 @@ def bug(path: str) -> Response:
     return Problem(500, "bug", detail, extra={"id": number}).response(path)
 
 
-def unprocessable(field: str, value: Any, expected: str) -> Problem:
+def make_unprocessable_problem(field: str, value: Any, expected: str) -> Problem:
     """Return a 422 problem for one bad key, with its value and what was expected."""
     detail = f"{field} = {_shown(value)}: expected {expected}"
     return Problem(422, "bad_request", detail, errors=[FieldError(field, value, expected)])

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from fleetcast.fleet.decode_faults import MISSING, Fault, explain_json, faults_in, shown
+from fleetcast.fleet.decode_faults import MISSING, Fault, explain_json_error, find_json_faults, shown
 from fleetcast.service.http.body_budget import CLOSING, BodyBudget, Lease
 from fleetcast.service.http.problems import MOST_ERRORS, FieldError, Problem
 
@@ -26,7 +26,7 @@ PIECE_BYTES = 65_536
 GZIP, ZLIB, RAW_DEFLATE = 31, 15, -15  # window bits that tell zlib which format
 
 
-def lease_of(request: Request) -> Lease:
+def get_body_lease(request: Request) -> Lease:
     """Return the request's lease, an unlimited one if the server gave none."""
     lease = request.scope.get(LEASE)
     return lease if isinstance(lease, Lease) else BodyBudget().lease()
@@ -41,12 +41,14 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         try:
             return decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise unprocessable_body(list(itertools.islice(faults_in(error, decoder, body), MOST_ERRORS))) from None
+            raise make_body_problem(
+                list(itertools.islice(find_json_faults(error, decoder, body), MOST_ERRORS))
+            ) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Problem(400, "not_json", f"the body is not JSON: {explain_json(error)}") from None
+        raise Problem(400, "not_json", f"the body is not JSON: {explain_json_error(error)}") from None
 
 
-def unprocessable_body(faults: Sequence[Fault]) -> Problem:
+def make_body_problem(faults: Sequence[Fault]) -> Problem:
     """Return a 422 problem for the faults of a body.
 
     All of them are in `errors`. The sentence has the unknown keys if there are several, else the first fault.
@@ -75,21 +77,21 @@ async def read_body(request: Request, most: int) -> bytes:
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         detail = f"content-encoding {coding!r}: expected gzip, deflate or none"
         raise Problem(415, "unknown_coding", detail, headers={"accept-encoding": "gzip, deflate"})
-    data = await read_raw(request, most)
+    data = await read_raw_body(request, most)
     if coding in ("identity", ""):
         return data
-    return await asyncio.to_thread(inflate, data, coding, most, lease_of(request).grow)
+    return await asyncio.to_thread(inflate, data, coding, most, get_body_lease(request).grow)
 
 
-async def read_raw(request: Request, most: int) -> bytes:
+async def read_raw_body(request: Request, most: int) -> bytes:
     """Return the body as it came.
 
     Raises problems: 413 if it has more than `most` bytes, 503 while other requests use all the room.
     """
-    chunks, lease = request.stream(), lease_of(request)
+    chunks, lease = request.stream(), get_body_lease(request)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
-        await _discard(request, chunks)
+        await _discard_rest_of_body(request, chunks)
         raise too_large(f"{declared[:20]} bytes", most)
     parts: list[bytes] = []
     size = 0
@@ -102,13 +104,13 @@ async def read_raw(request: Request, most: int) -> bytes:
         except Problem:
             parts.clear()
             lease.release()
-            await _discard(request, chunks)
+            await _discard_rest_of_body(request, chunks)
             raise
         parts.append(chunk)
     return b"".join(parts)
 
 
-async def _discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
+async def _discard_rest_of_body(request: Request, chunks: AsyncIterator[bytes]) -> None:
     """Discard a bounded part of the rest of a body.
 
     Otherwise a client that still sends would get a reset instead of the answer.

@@ -19,9 +19,9 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from fleetcast.fleet.errors import FleetcastError
-from fleetcast.service.http.access import Access, Scope, default_scope
+from fleetcast.service.http.access import Access, Scope, choose_default_scope
 from fleetcast.service.http.body_budget import BodyBudget
-from fleetcast.service.http.problems import FieldError, Problem, unexpected, unprocessable
+from fleetcast.service.http.problems import FieldError, Problem, answer_unexpected_error, make_unprocessable_problem
 from fleetcast.service.http.request_body import LEASE
 
 Query = Mapping[str, Any]
@@ -72,11 +72,11 @@ class Param:
         try:
             value = self.kind(text)
         except ValueError:
-            raise unprocessable(self.name, text, self.expected()) from None
+            raise make_unprocessable_problem(self.name, text, self.expected()) from None
         if self.choices and value not in self.choices:
-            raise unprocessable(self.name, text, self.expected())
+            raise make_unprocessable_problem(self.name, text, self.expected())
         if isinstance(value, int | float) and not self._within(value):
-            raise unprocessable(self.name, text, self.expected())
+            raise make_unprocessable_problem(self.name, text, self.expected())
         return value
 
     def _within(self, value: float) -> bool:
@@ -118,7 +118,7 @@ class Row:
     @property
     def needs(self) -> Scope:
         """The scope that a caller must have, unless the route is open."""
-        return self.scope or default_scope(self.method)
+        return self.scope or choose_default_scope(self.method)
 
 
 def caller_of(request: Request) -> str:
@@ -145,7 +145,7 @@ def read_query(request: Request, params: Sequence[Param] | None) -> Query:
             error = FieldError(name, text, f"one of {known}" if by_name else known)
             raise Problem(422, "bad_request", f"unknown parameter {name!r}: expected {known}", errors=[error])
         if name in given:
-            raise unprocessable(name, text, "each parameter once")
+            raise make_unprocessable_problem(name, text, "each parameter once")
         given.add(name)
         values[name] = by_name[name].read(text)
     return values
@@ -174,7 +174,7 @@ class Endpoint:
         except HTTPException as error:
             response = Problem(error.status_code, "http", error.detail).response(instance)
         except Exception as error:
-            response = unexpected(error, instance)
+            response = answer_unexpected_error(error, instance)
         finally:
             lease.release()
         self.context.metrics.observe(self.path, method, response.status_code, time.perf_counter() - began)
@@ -198,7 +198,7 @@ class Endpoint:
         return await row.handler(request, self.context, read_query(request, row.params))
 
 
-def routes_of(rows: Sequence[Row], context: Host) -> list[Route]:
+def make_routes(rows: Sequence[Row], context: Host) -> list[Route]:
     """Return Starlette routes in the order of the rows, one for each path."""
     by_path: dict[str, dict[str, Row]] = {}
     for row in rows:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.service.http.certificates import validity_s
+from fleetcast.service.http.certificates import read_certificate_validity_s
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Tls:
     def look(self) -> None:
         """Load the files if they are new and can be used."""
         try:
-            if stamp_of(self._keys) == self._made.stamp:
+            if make_file_stamp(self._keys) == self._made.stamp:
                 return
             self._made = make(self._keys, self._section, self._must_show, self._protocol)
         except ConfigError as error:
@@ -105,10 +105,10 @@ class Tls:
 
 def make(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1") -> Made:
     """Make the context from the files. Raises ConfigError that names the key, the file and the fix."""
-    stamp = stamp_of(keys)
+    stamp = make_file_stamp(keys)
     cert, key = f"{section}.tls_cert = {keys.tls_cert}", f"{section}.tls_key = {keys.tls_key}"
     until_s = _check_dates(cert, keys.tls_cert)
-    _check_key(key, keys.tls_key)
+    _check_private_key(key, keys.tls_key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
@@ -146,7 +146,7 @@ def _ask_for_certificates(context: ssl.SSLContext, label: str, path: str) -> Non
 def _check_dates(label: str, path: str) -> float:
     """Return until when the certificate is valid. Raises ConfigError if it has expired."""
     try:
-        from_s, until_s = validity_s(_read(label, path))
+        from_s, until_s = read_certificate_validity_s(_read(label, path))
     except ValueError as error:
         raise ConfigError(f"{label}: {error}; expected a certificate in PEM") from None
     now_s = time.time()
@@ -157,7 +157,7 @@ def _check_dates(label: str, path: str) -> float:
     return until_s
 
 
-def _check_key(label: str, path: str) -> None:
+def _check_private_key(label: str, path: str) -> None:
     _read(label, path)
     mode = stat.S_IMODE(Path(path).stat().st_mode)
     if mode & 0o077:
@@ -175,7 +175,7 @@ def _refuse_passphrase(label: str) -> NoReturn:
     raise ConfigError(f"{label}: is encrypted, and nobody is here to type its passphrase: decrypt it")
 
 
-def stamp_of(keys: TlsKeys) -> tuple[Any, ...]:
+def make_file_stamp(keys: TlsKeys) -> tuple[Any, ...]:
     """Return a stamp that changes with any of the files.
 
     A link that now leads elsewhere counts as another file.

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from fleetcast.service.http.addresses import counted_as
+from fleetcast.service.http.addresses import normalise_client_address
 
 BURST = 10.0
 REFILL_S = 6.0
@@ -33,7 +33,7 @@ class WrongTokens:
 
         Returns None while such tokens are forgiven, else the seconds until the next one will be.
         """
-        address, now_s = counted_as(host), self._now_s()
+        address, now_s = normalise_client_address(host), self._now_s()
         left, then_s = self._buckets.pop(address, (BURST, now_s))
         left = min(BURST, left + (now_s - then_s) / REFILL_S)
         is_forgiven = left >= 1.0

@@ -18,12 +18,12 @@ from collections.abc import Callable
 
 from fleetcast.fleet.clock import Clock
 from fleetcast.ingest.archive.archive import Archive, ArchiveHealth, ArchiveLimits
-from fleetcast.ingest.archive.compact import merge, old_days, prune, runs
+from fleetcast.ingest.archive.compact import list_old_days, merge, prune, runs
 from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles, day_of
 from fleetcast.ingest.shares import Share
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.state import FleetState
-from fleetcast.service.thread_work import in_thread
+from fleetcast.service.thread_work import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class ArchiveWriter:
         return self.archive is not None and self.archive.full
 
     @property
-    def holds_up(self) -> bool:
+    def delays_sources(self) -> bool:
         """Return whether a source waits for room in the archive, or would have to."""
         return self.full or self._held > 0
 
@@ -104,7 +104,7 @@ class ArchiveWriter:
     async def write(self, flush: Callable[[], None]) -> None:
         """Run what `hand_over` returned, in a thread, and wake what waits for its end. The caller holds `still`."""
         try:
-            await in_thread(flush)
+            await run_in_thread(flush)
         finally:
             self._has_written.set()
             if self.archive is not None and self.archive.due:
@@ -128,11 +128,11 @@ class ArchiveWriter:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, RETRY_WALL_S[1])
 
-    async def tidy_forever(self) -> None:
+    async def compact_archive_forever(self) -> None:
         while self.archive is not None:
             await asyncio.sleep(max(TIDY_WALL_S, self._clock.wall_s(TIDY_S)))
             try:
-                with self.archive.files.as_os_error():
+                with self.archive.files.convert_to_os_error():
                     await self.tidy(self.archive)
             except OSError as error:
                 logger.error("cannot tidy the archive: %s; all rows stay as they are", error)
@@ -148,16 +148,16 @@ class ArchiveWriter:
         days = [day_of(now_ms - age * DAY_MS) for age in range(RECENT_DAYS)]
         most = self._config.file_rows
         find = functools.partial(runs, archive.files, archive.writer, now_ms - CLOSED_MS, most_rows=most, days=days)
-        for run in await in_thread(find):
+        for run in await run_in_thread(find):
             try:
-                ready = await in_thread(functools.partial(merge, archive.files, run))
+                ready = await run_in_thread(functools.partial(merge, archive.files, run))
                 async with self.still:  # a flush looks rows up in the files that go now
-                    await in_thread(functools.partial(archive.files.become, ready))
+                    await run_in_thread(functools.partial(archive.files.become, ready))
             except (OSError, ValueError) as error:  # a full disk, or a page of a file that is damaged
                 logger.error("cannot compact %s: %s; its rows stay as they are", run.names[0].path, error)
         if self._config.keep_days:
-            old = await in_thread(functools.partial(old_days, archive.files, now_ms, self._config.keep_days))
-            await in_thread(functools.partial(prune, archive.files, old, _log_pruned_day))
+            old = await run_in_thread(functools.partial(list_old_days, archive.files, now_ms, self._config.keep_days))
+            await run_in_thread(functools.partial(prune, archive.files, old, _log_pruned_day))
 
 
 def _log_pruned_day(day: str) -> None:

@@ -16,7 +16,7 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.tellers import REQUEST_LABEL
 from fleetcast.fleet.topology import Level, Topology
-from fleetcast.ingest.pages.unread import unread_samples
+from fleetcast.ingest.pages.unread import describe_unread_samples
 from fleetcast.models.risk.node_signals import NODE_SILENT_S
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
 from fleetcast.service.answers.estimates import RunQuantiles
@@ -44,7 +44,7 @@ def no_telemetry(ingestion: Ingestion) -> str | None:
     counts = [source.get("records", {}) for source in ingestion.sources]
     if ingestion.newest_sample_ms is None and any(row.get("unread") for row in counts):
         names = [name for row in counts for name in row.get("unread_names", ())]
-        return f"No telemetry: {unread_samples(names)}."
+        return f"No telemetry: {describe_unread_samples(names)}."
     return None
 
 
@@ -102,7 +102,7 @@ def state_codes(node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDAr
     return np.select([*found.values()], [STATES.index(name) for name in found], STATES.index("ok")).astype(np.int8)
 
 
-def risk_rows(values: NDArray[np.float64]) -> list[NodeRisk]:
+def make_risk_rows(values: NDArray[np.float64]) -> list[NodeRisk]:
     """Return the risk rows of one node. values: (kind, horizon)."""
     return [
         NodeRisk(cast(RiskKind, kind), horizon_s, probability(values[k, h]))
@@ -111,8 +111,8 @@ def risk_rows(values: NDArray[np.float64]) -> list[NodeRisk]:
     ]
 
 
-def encoded_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
-    """Return the JSON of every node's `risk_rows`.
+def encode_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
+    """Return the JSON of every node's `make_risk_rows`.
 
     Most nodes have the same rows, so each set of rows is rendered once.
     """
@@ -121,7 +121,7 @@ def encoded_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
     for values in np.ascontiguousarray(risk.values.transpose(2, 0, 1)):
         key = values.tobytes()
         if key not in made:
-            made[key] = cast(Sequence[NodeRisk], msgspec.Raw(msgspec.json.encode(risk_rows(values))))
+            made[key] = cast(Sequence[NodeRisk], msgspec.Raw(msgspec.json.encode(make_risk_rows(values))))
         answer.append(made[key])
     return answer
 
@@ -136,7 +136,7 @@ HELD_BY: dict[Occupant, HeldBy] = {
 }
 
 
-def gpu_answers(
+def make_gpu_answers(
     gpu: FeatureFrame,
     rows: NDArray[np.int32],
     gpus: NDArray[np.integer],
@@ -192,7 +192,7 @@ SHARES = [list(HOST).index(name) for name in HOST if name.endswith(("idle", "ste
 MOST_SHARE = 1.05  # a little above 1 by the clocks; further above only when a CPU or a drive came or went
 
 
-def host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | None]:
+def make_host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | None]:
     """Return (n,) each node's host, None if nothing is known. Values have four significant digits."""
     answers: list[HostAnswer | None] = [None] * n
     if node is None:
@@ -206,12 +206,12 @@ def host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | None]:
     return answers
 
 
-def ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[StateName]) -> list[bytes]:
+def encode_ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[StateName]) -> list[bytes]:
     """Return the row of each node in `/v1/risk/nodes`, encoded, without its probabilities.
 
     The API adds the probabilities when it ranks.
     """
-    racks = domain_of(topology, Level.RACK)
+    racks = list_node_domains(topology, Level.RACK)
     rows = []
     for row, node in enumerate(topology.nodes):
         reasons = risk.reasons.get(row, ())
@@ -228,13 +228,13 @@ def ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[StateNam
     return rows
 
 
-def domain_of(topology: Topology, level: Level) -> list[str | None]:
+def list_node_domains(topology: Topology, level: Level) -> list[str | None]:
     """Return the name of each node's domain at a level, None if no source placed the node."""
     names = topology.domain_names[level]
     return [names[index] if index >= 0 else None for index in topology.domain[level].tolist()]
 
 
-def job_row(
+def make_job_row(
     attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], slow: bool, issued: IssuedRunTime | None = None
 ) -> JobRow:
     """Return one row of `/v1/jobs`.
@@ -273,7 +273,7 @@ def left_s(
     return (issued and issued.remaining(now_ms)) or remaining_s(attempt, now_ms, durations)
 
 
-def job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobDetail:
+def make_job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobDetail:
     """Return the fields that `/v1/jobs/{id}` adds to the row.
 
     They are the placement, the phase, the forecast at submission and the last events.
@@ -288,11 +288,11 @@ def job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobD
         run_s=RunQuantiles(**run_s) if run_s else None,
         model=issued.model if issued and run_s else None,
         events=attempt.events[-10:],
-        asks=asked_of(attempt) if attempt.state in ("queued", "blocked", "running") else msgspec.UNSET,
+        asks=read_asked_resources(attempt) if attempt.state in ("queued", "blocked", "running") else msgspec.UNSET,
     )
 
 
-def asked_of(attempt: JobAttempt) -> Asks:
+def read_asked_resources(attempt: JobAttempt) -> Asks:
     """Return the resources that the job's submission asks for. Returns empty Asks without a submission."""
     spec = attempt.submission
     if spec is None:

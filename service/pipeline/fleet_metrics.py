@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.held_gpus import wanted_milli
+from fleetcast.fleet.held_gpus import count_wanted_milli
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import WHOLE_GPU
 from fleetcast.fleet.topology import Level
@@ -40,15 +40,15 @@ QueueLoad = tuple[int, int]  # jobs, thousandths of GPUs
 FLAGS = tuple(code for code in ACTIONS if code not in documents.UNFLAGGED)
 
 
-def fleet_page(tick: Tick) -> bytes:
+def make_fleet_page(tick: Tick) -> bytes:
     """Make the metrics of nodes, GPUs, jobs and queues at a tick."""
     page = Page()
     gpus = gpu_states(tick)
-    _add_fleet(page, tick, gpus)
-    _add_usage(page, tick, gpus["running"])
-    shown = nodes_shown(tick)
-    _add_nodes(page, tick, shown)
-    _add_node_gpus(page, tick, shown, gpus)
+    _add_fleet_metrics(page, tick, gpus)
+    _add_usage_metrics(page, tick, gpus["running"])
+    shown = choose_shown_nodes(tick)
+    _add_node_metrics(page, tick, shown)
+    _add_gpu_metrics(page, tick, shown, gpus)
     left = {"nodes": len(tick.topology) - len(shown)}
     left["queues"] = _add_queues(page, tick)
     left["slow_jobs"] = _add_slow_jobs(page, tick)
@@ -57,7 +57,7 @@ def fleet_page(tick: Tick) -> bytes:
     return page.encode()
 
 
-def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) -> None:
+def _add_fleet_metrics(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) -> None:
     page.number("board_timestamp_seconds", "Fleet time of the board that these numbers are of.", tick.now_ms / 1000)
     counts = np.bincount(tick.state_codes, minlength=len(documents.STATES)).tolist()
     page.gauge(
@@ -104,10 +104,10 @@ def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) ->
     page.gauge("model_info", "The model that serves.", [({"part": "risk", "model": tick.fleet.risk.model}, 1)])
 
 
-def _add_usage(page: Page, tick: Tick, running: NDArray[np.bool_]) -> None:
+def _add_usage_metrics(page: Page, tick: Tick, running: NDArray[np.bool_]) -> None:
     """Add the power and the utilization of the GPUs with fresh readings."""
-    busy = tick.gpu_column("gpu_util")
-    page.number("power_watts", "Power of all GPUs.", _total(tick.gpu_column("power_w")))
+    busy = tick.read_gpu_feature("gpu_util")
+    page.number("power_watts", "Power of all GPUs.", _total(tick.read_gpu_feature("power_w")))
     page.gauge(
         "gpu_utilization_ratio",
         "Mean utilization of GPUs in use, by a job or by unknown work, and of the others.",
@@ -115,20 +115,20 @@ def _add_usage(page: Page, tick: Tick, running: NDArray[np.bool_]) -> None:
     )
 
 
-def nodes_shown(tick: Tick) -> NDArray[np.intp]:
+def choose_shown_nodes(tick: Tick) -> NDArray[np.intp]:
     """Return the rows of the nodes that have series of their own, the most pressing first."""
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     return np.lexsort((-worst, ~tick.flagged))[:NODES_SHOWN]
 
 
-def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
+def _add_node_metrics(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
     names = {row: tick.topology.nodes[row].name for row in shown.tolist()}
     shown_names = frozenset(names.values())
     holders_on = tick.memory.recall(
         "holders on", (tick.held_by_node,), lambda: _group_holders_by_node(tick.held_by_node)
     )
     holders = sorted({number for name in shown_names for number in holders_on.get(name, ())})
-    racks = documents.domain_of(tick.topology, Level.RACK)
+    racks = documents.list_node_domains(tick.topology, Level.RACK)
     horizons = [span(horizon_s) for horizon_s in RISK_HORIZONS_S]
     risk = np.moveaxis(tick.fleet.risk.values[:, :, shown], 2, 0).tolist()
     page.gauge(
@@ -191,7 +191,7 @@ def _flag(tick: Tick, row: int, name: str) -> dict[str, str]:
     }
 
 
-def _add_node_gpus(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mapping[str, NDArray[np.bool_]]) -> None:
+def _add_gpu_metrics(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mapping[str, NDArray[np.bool_]]) -> None:
     names = [tick.topology.nodes[row].name for row in shown.tolist()]
     page.gauge(
         "node_gpus",
@@ -210,15 +210,15 @@ def _add_node_gpus(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mappin
             ("node_sm_clock_hertz", "Its slowest SM clock.", "sm_clock_mhz", np.nanmin, 1e6),
             ("node_gpu_utilization_ratio", "Mean utilization of its GPUs.", "gpu_util", np.nanmean, 1.0),
         ):
-            values = (over(tick.gpu_column(feature, shown), axis=1) * scale).tolist()
+            values = (over(tick.read_gpu_feature(feature, shown), axis=1) * scale).tolist()
             page.gauge(name, text, [({"node": node}, value) for node, value in zip(names, values, strict=True)])
 
 
 def _add_queues(page: Page, tick: Tick) -> int:
     """Add the queues, and return how many are folded into "other"."""
-    loads = {"running": _running_loads(tick)}
+    loads = {"running": _compute_running_loads(tick)}
     for state, attempts in (("promised", tick.open.promised), ("queued", tick.open.waiting)):
-        loads[state] = _loads(attempts, [wanted_milli(row, tick.node_gpus) for row in attempts])
+        loads[state] = _loads(attempts, [count_wanted_milli(row, tick.node_gpus) for row in attempts])
     sizes = Counter[str]()
     for of_queue in loads.values():
         for name, (_, milli) in of_queue.items():
@@ -246,7 +246,7 @@ def _add_queues(page: Page, tick: Tick) -> int:
     waits: dict[str, list[float]] = {name: [] for name in by_queue}
     for row in tick.open.waiting:
         for name in row.queues:
-            waits[name if name in shown else OTHER].append(_waited_s(row, tick.now_ms))
+            waits[name if name in shown else OTHER].append(_compute_waited_s(row, tick.now_ms))
     page.add(
         "summary",
         "queue_wait_seconds",
@@ -257,18 +257,18 @@ def _add_queues(page: Page, tick: Tick) -> int:
         "summary",
         "started_wait_seconds",
         "How long the jobs that started within the last hour had waited.",
-        _quantiles({}, [waited_s for _, waited_s in tick.started_lately]),
+        _quantiles({}, [waited_s for _, waited_s in tick.recent_starts]),
     )
     return max(0, len(sizes) - QUEUES_SHOWN)
 
 
-def _running_loads(tick: Tick) -> dict[str, QueueLoad]:
+def _compute_running_loads(tick: Tick) -> dict[str, QueueLoad]:
     of = tick.events.placements, tick.held_by_node, tick.node_gpus
 
     def make() -> dict[str, QueueLoad]:
         held = zip(tick.events.running, of[1], strict=True)
         return _loads(
-            tick.events.running, [sum(own.values()) if own else wanted_milli(row, of[2]) for row, own in held]
+            tick.events.running, [sum(own.values()) if own else count_wanted_milli(row, of[2]) for row, own in held]
         )
 
     return tick.memory.recall("running by queue", of, make)
@@ -284,7 +284,7 @@ def _loads(attempts: Sequence[JobAttempt], milli: Sequence[int]) -> dict[str, Qu
     return found
 
 
-def _waited_s(attempt: JobAttempt, until_ms: int) -> float:
+def _compute_waited_s(attempt: JobAttempt, until_ms: int) -> float:
     return max(0.0, (until_ms - (attempt.eligible_ms or until_ms)) / 1000)
 
 
@@ -326,7 +326,7 @@ def _culprit(body: Mapping[str, Any]) -> dict[str, str]:
     return {"kind": culprit["kind"], "culprit": culprit["name"] or "nobody"}
 
 
-def demand_page(demand: Sequence[DemandRow]) -> bytes:
+def make_demand_page(demand: Sequence[DemandRow]) -> bytes:
     """Make the page of whole queues and pools. demand: rows of `/v1/demand`."""
     page = Page()
     demand = [row for row in demand if row.class_ == row.group == "all"]

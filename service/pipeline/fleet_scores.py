@@ -11,17 +11,17 @@ from msgspec import structs
 from fleetcast.ingest.shares import OwnRows, Share
 from fleetcast.models.risk.hazard import load_history
 from fleetcast.models.risk.local import Local
-from fleetcast.models.risk.node_risk import load_fit
+from fleetcast.models.risk.node_risk import load_risk_fit
 from fleetcast.models.risk.score import FleetMoment
 from fleetcast.models.versions.registry import Registry
 from fleetcast.service.board.board import Section
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.capability import Capability
-from fleetcast.service.pipeline.fleet_metrics import fleet_page
+from fleetcast.service.pipeline.fleet_metrics import make_fleet_page
 from fleetcast.service.pipeline.other_pipelines import OtherPipelines
-from fleetcast.service.pipeline.publish import encode, fleet_document, score_sections, topology_sections
+from fleetcast.service.pipeline.publish import encode, make_fleet_document, make_score_sections, make_topology_sections
 from fleetcast.service.pipeline.served_risk import ServedRisk
-from fleetcast.service.pipeline.site_metrics import site_page
+from fleetcast.service.pipeline.site_metrics import make_site_page
 from fleetcast.service.pipeline.snapshot import SavedState
 from fleetcast.service.pipeline.tick import Tick, TickInputs
 from fleetcast.service.pipeline.tick_memory import TickMemory
@@ -35,16 +35,16 @@ class FleetScores(Capability):
         self._generation = -1
 
     def sections(self, tick: Tick) -> list[Section]:
-        found = score_sections(tick)
+        found = make_score_sections(tick)
         if tick.topology.generation != self._generation:
-            found += topology_sections(tick.topology, tick.now_ms)
+            found += make_topology_sections(tick.topology, tick.now_ms)
             self._generation = tick.topology.generation
         meta = structs.replace(tick.meta, models={**tick.meta.models, "risk": tick.fleet.risk.model})
-        documents = {"meta": meta, "doc.ingestion": tick.ingestion, "doc.fleet": fleet_document(tick)}
+        documents = {"meta": meta, "doc.ingestion": tick.ingestion, "doc.fleet": make_fleet_document(tick)}
         return [*found, *(Section(name, encode(body), tick.now_ms) for name, body in documents.items())]
 
     def page(self, tick: Tick) -> bytes:
-        return fleet_page(tick) + site_page(tick)
+        return make_fleet_page(tick) + make_site_page(tick)
 
 
 class FleetScorer:
@@ -59,7 +59,7 @@ class FleetScorer:
         self._own_rows = OwnRows(share, saved.state.entities)
         self._risk = ServedRisk(Registry(config.models_folder), self._watch)
         if config.pipeline.models:
-            self._watch.fit = load_fit(Path(config.pipeline.models))
+            self._watch.fit = load_risk_fit(Path(config.pipeline.models))
             self._watch.memory.faults.prior = load_history(Path(config.pipeline.models))
 
     def local(self, inputs: TickInputs) -> Local:

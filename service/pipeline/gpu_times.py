@@ -42,7 +42,7 @@ class GpuTimes(Capability, Stateful):
         parts = tick.occupancy.parts
         seen[parts[:, 1], parts[:, 2]] = -1  # of a GPU that several share nobody can tell whose work it is
         ended, places = tick.events.ended, tick.events.placements
-        self.fold(tick.now_ms, tick.events.running, seen, tick.gpu_column("gpu_util"), places)
+        self.fold(tick.now_ms, tick.events.running, seen, tick.read_gpu_feature("gpu_util"), places)
         of = places, *ended
         self._forget(
             tick.memory.recall("shown", of, lambda: {*places.keys, *((row.job, row.attempt) for row in ended)})

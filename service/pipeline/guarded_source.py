@@ -17,13 +17,13 @@ import msgspec
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import SourceError
-from fleetcast.fleet.redaction import redacted
+from fleetcast.fleet.redaction import redact_secrets
 from fleetcast.fleet.topology import NodeSpec
 from fleetcast.ingest.inbox.inbox import InboxSource
 from fleetcast.ingest.source import Batch, Source
 from fleetcast.ingest.tally import RecordTally, RunningTally
 from fleetcast.service.answers.fleet import SourceHealth
-from fleetcast.service.pipeline.inventory import both_stated
+from fleetcast.service.pipeline.inventory import merge_node_specs
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def gpu_models(sources: "Sequence[GuardedSource]") -> dict[str, str]:
     return {node: model for source in sources for node, model in source.models().items()}
 
 
-def stated_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec]:
+def merge_source_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec]:
     """Return node → NodeSpec as the sources report it.
 
     For each fact, the first source that reports it counts.
@@ -88,7 +88,7 @@ def stated_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec]:
     found: dict[str, NodeSpec] = {}
     for source in sources:
         for name, spec in source.nodes().items():
-            found[name] = both_stated(found[name], spec) if name in found else spec
+            found[name] = merge_node_specs(found[name], spec) if name in found else spec
     return found
 
 
@@ -106,20 +106,20 @@ async def caught_up(sources: "Sequence[GuardedSource]", held_up: Callable[[], bo
     Gives up if the backlog no longer shrinks (a torn tail, fast senders), unless the archive holds up the
     sources.
     """
-    left, polls = _backlog_bytes(sources), 0  # not seconds: a process that was stopped has read nothing meanwhile
+    left, polls = _sum_backlog_bytes(sources), 0  # not seconds: a process that was stopped has read nothing meanwhile
     while left and polls < CATCH_UP_POLLS:
         await asyncio.sleep(CATCH_UP_POLL_S)
-        now = _backlog_bytes(sources)
+        now = _sum_backlog_bytes(sources)
         polls = 0 if now < left or held_up() else polls + 1
         left = min(left, now)
 
 
-def _backlog_bytes(sources: "Sequence[GuardedSource]") -> int:
+def _sum_backlog_bytes(sources: "Sequence[GuardedSource]") -> int:
     """Return the bytes on disk that the sources have not read yet."""
     return sum(source.backlog_bytes() for source in sources)
 
 
-def unread_inbox(sources: "Sequence[GuardedSource]") -> str:
+def describe_unreadable_inbox(sources: "Sequence[GuardedSource]") -> str:
     """Return a sentence while the inbox is unreadable, because unknown jobs may run. Otherwise return ""."""
     troubles = (source.trouble() for source in sources if source.name == InboxSource.name)
     return next((f"what runs where is not known: {trouble}" for trouble in troubles if trouble), "")
@@ -288,7 +288,7 @@ class GuardedSource:
         Every client may read `last_error` at `/readyz`.
         """
         self.errors += 1
-        said = redacted(f"{where}: {type(error).__name__}: {error}")[:ERROR_CHARACTERS]
+        said = redact_secrets(f"{where}: {type(error).__name__}: {error}")[:ERROR_CHARACTERS]
         if said != self.last_error:
             logger.error("%s: %s, a bug of this source: the others go on", self.name, said, exc_info=error)
         self.last_error = said

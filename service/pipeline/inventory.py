@@ -7,7 +7,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import NodeSpec, Topology
-from fleetcast.ingest.machines import is_local
+from fleetcast.ingest.machines import is_local_name
 from fleetcast.ingest.node_names import known_name, node_name
 from fleetcast.ingest.topology.load import merged
 
@@ -41,7 +41,7 @@ class FleetInventory:
         stated, gpus = stated or {}, gpus or {}
         if stated != self._stated:
             self._stated = stated
-            self._learn_names()
+            self._register_other_names()
             self._register()
         nodes, boards = self._entities[EntityKind.NODE], self._entities[EntityKind.GPU]
         news = len(nodes), nodes.alias_changes, len(boards), boards.moves, models, gpus, stated
@@ -51,17 +51,17 @@ class FleetInventory:
         facts: dict[str, NodeSpec] = {}
         for name, spec in stated.items():
             known = known_name(name, nodes)
-            facts[known] = both_stated(facts[known], spec) if known in facts else spec
+            facts[known] = merge_node_specs(facts[known], spec) if known in facts else spec
         specs = [_spec(name, self._files.get(name), facts.get(name)) for name in nodes.names]
         placed = [name in self._files or name in facts for name in nodes.names]
-        counts = {**dict.fromkeys(gpu_counts(boards.names), 0), **gpu_counts(boards.owned)}
+        counts = {**dict.fromkeys(count_gpus_by_node(boards.names), 0), **count_gpus_by_node(boards.owned)}
         for node, count in gpus.items():
             counts[node] = max(count, counts.get(node, 0))
         base = Topology.build(specs, placed=placed, generation=before.generation, hosts=before.hosts)
-        found = base.with_gpus(counts, models)
+        found = base.update_gpu_counts(counts, models)
         return before if found.nodes == before.nodes and placed == before.placed.tolist() else found
 
-    def _learn_names(self) -> None:
+    def _register_other_names(self) -> None:
         """Register the host names and addresses that schedulers report as other names of the same node.
 
         A topology file decides the name of the node. Otherwise the scheduler decides in whose pods the other one
@@ -72,7 +72,7 @@ class FleetInventory:
         claims: dict[str, tuple[str, str]] = {}  # name → the fleet's name of the node that has it, and its source
         shared: set[str] = set()
         for name, spec in sorted(self._stated.items(), key=lambda row: not row[1].lent_gpus):
-            names = [one for one in (name, *spec.other_names) if one == name or self._may_own(one, spec)]
+            names = [one for one in (name, *spec.other_names) if one == name or self._may_be_other_name(one, spec)]
             joined = (claims[one][0] for one in names if one in claims and claims[one][1] != spec.source)
             known = next((one for one in names if one in self._files), None) or next(joined, name)
             for one in names:
@@ -81,12 +81,12 @@ class FleetInventory:
                     shared.add(one)
         self._entities[EntityKind.NODE].alias({other: name for other, name in found.items() if other not in shared})
 
-    def _may_own(self, name: str, spec: NodeSpec) -> bool:
+    def _may_be_other_name(self, name: str, spec: NodeSpec) -> bool:
         """Return whether a name may be another name of this node.
 
         It must not be a loopback name, and no other node of the same source may have it.
         """
-        return not is_local(name) and (name not in self._stated or self._stated[name].source != spec.source)
+        return not is_local_name(name) and (name not in self._stated or self._stated[name].source != spec.source)
 
     def _register(self) -> None:
         """Register the nodes with GPUs that schedulers report. The limit for senders does not apply to them."""
@@ -98,7 +98,7 @@ class FleetInventory:
                     self.faults.append(error)
 
 
-def both_stated(one: NodeSpec, other: NodeSpec) -> NodeSpec:
+def merge_node_specs(one: NodeSpec, other: NodeSpec) -> NodeSpec:
     """Merge two schedulers' facts about a machine.
 
     No GPU counts as lent: if one scheduler runs in pods of the other, it reports the jobs in them.
@@ -112,7 +112,7 @@ def _spec(name: str, file: NodeSpec | None, stated: NodeSpec | None) -> NodeSpec
     return found if file is None else merged(file, found)
 
 
-def gpu_counts(names: Iterable[str]) -> dict[str, int]:
+def count_gpus_by_node(names: Iterable[str]) -> dict[str, int]:
     """Return node → number of its GPUs. names: NODE/GPU."""
     counts: dict[str, int] = {}
     for name in names:

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.fleet.shared_domains import hazard_within
+from fleetcast.fleet.shared_domains import interpolate_hazard
 from fleetcast.fleet.topology import Level
-from fleetcast.models.jobs.checkpointing import ettr, plan_of
+from fleetcast.models.jobs.checkpointing import compute_ettr, plan_of
 from fleetcast.models.jobs.utilisation import VERDICTS
 from fleetcast.models.risk.gang_risk import FAIL, GangRisk, gang_risk
 from fleetcast.models.risk.scores import RISK_HORIZONS_S
@@ -65,7 +65,7 @@ class JobMetrics:
         if self._made_ms is None or not 0 <= tick.now_ms - self._made_ms < MADE_EVERY_MS:
             documents = {section.name: section.data for section in sections if section.name in READ}
             read = {name: msgspec.json.decode(data) for name, data in documents.items() if isinstance(data, bytes)}
-            self._made_ms, self._page = tick.now_ms, job_page(tick, read, self._intervals.of)
+            self._made_ms, self._page = tick.now_ms, make_job_page(tick, read, self._intervals.of)
         return self._page
 
 
@@ -110,28 +110,30 @@ class Intervals:
             return False
         rate = _compute_gang_risk(members, tick, DAY_S).hazard
         plan = plan_of(cost_s, rate)
-        self.of[key] = CheckpointInterval(every_s / plan.interval_s, plan.expected_ettr - ettr(every_s, cost_s, rate))
+        self.of[key] = CheckpointInterval(
+            every_s / plan.interval_s, plan.expected_ettr - compute_ettr(every_s, cost_s, rate)
+        )
         return True
 
 
-def job_page(tick: Tick, documents: Mapping[str, Any], intervals: Mapping[Attempt, CheckpointInterval]) -> bytes:
+def make_job_page(tick: Tick, documents: Mapping[str, Any], intervals: Mapping[Attempt, CheckpointInterval]) -> bytes:
     """Make the page of job metrics.
 
     documents: the decoded documents named in READ. Any of them may be missing.
     """
     page = Page()
     left = {
-        "gangs": _add_gangs(page, tick),
-        "checkpoints": _add_checkpoints(page, tick, intervals),
-        "idle_jobs": _add_use(page, documents.get("doc.utilisation", [])),
-        "spikes": _add_spikes(page, documents.get("doc.spikes", [])),
+        "gangs": _add_gang_metrics(page, tick),
+        "checkpoints": _add_checkpoint_metrics(page, tick, intervals),
+        "idle_jobs": _add_idle_jobs(page, documents.get("doc.utilisation", [])),
+        "spikes": _add_load_peaks(page, documents.get("doc.spikes", [])),
     }
     rows = [({"what": what}, count) for what, count in left.items()]
     page.gauge("job_metrics_left_out", "Rows without series of their own, beyond the bound of this page.", rows)
     return page.encode()
 
 
-def _add_gangs(page: Page, tick: Tick) -> int:
+def _add_gang_metrics(page: Page, tick: Tick) -> int:
     """Add the gangs, and return how many are left out."""
     gangs = [attempt for attempt in tick.events.running if len(attempt.hosts) > 1]
     shown = _sort_by_risk(gangs, tick)[:GANGS_SHOWN]
@@ -150,9 +152,9 @@ def _sort_by_risk(gangs: Sequence[JobAttempt], tick: Tick) -> list[JobAttempt]:
     If the sums are equal, the larger gang comes first.
     """
     values = tick.fleet.risk.values
-    hazard = hazard_within(np.where(np.isfinite(values), values, tick.usual_risk[:, :, None]), RISK_HORIZONS_S, HOUR_S)[
-        FAIL
-    ]
+    hazard = interpolate_hazard(
+        np.where(np.isfinite(values), values, tick.usual_risk[:, :, None]), RISK_HORIZONS_S, HOUR_S
+    )[FAIL]
     members = [[tick.rows[name] for name in attempt.hosts if name in tick.rows] for attempt in gangs]
     of = np.repeat(np.arange(len(gangs)), np.array([len(at) for at in members], np.intp))
     at = np.fromiter(chain.from_iterable(members), np.intp)
@@ -185,7 +187,7 @@ def _compute_gang_risk(members: Sequence[str], tick: Tick, duration_s: float) ->
     return gang_risk(tick.fleet.risk.values[:, :, at], domains, duration_s, tick.usual_risk)
 
 
-def _add_checkpoints(page: Page, tick: Tick, intervals: Mapping[Attempt, CheckpointInterval]) -> int:
+def _add_checkpoint_metrics(page: Page, tick: Tick, intervals: Mapping[Attempt, CheckpointInterval]) -> int:
     """Add each job's interval compared with its best one, if both are known.
 
     Returns how many are left out.
@@ -206,7 +208,7 @@ def _add_checkpoints(page: Page, tick: Tick, intervals: Mapping[Attempt, Checkpo
     return len(found) - len(shown)
 
 
-def _add_use(page: Page, uses: Rows) -> int:
+def _add_idle_jobs(page: Page, uses: Rows) -> int:
     """Add idle jobs, and return how many are left out."""
     gpus = dict.fromkeys(VERDICTS, 0)
     for row in uses:
@@ -231,7 +233,7 @@ def _add_use(page: Page, uses: Rows) -> int:
     return len(nothing) - len(shown)
 
 
-def _add_spikes(page: Page, spikes: Rows) -> int:
+def _add_load_peaks(page: Page, spikes: Rows) -> int:
     """Add load peaks, and return how many are left out. A peak without a known capacity has no ratio."""
     known = [row for row in spikes if row.get("capacity")]
     shown = sorted(known, key=lambda row: -row["p90"] / row["capacity"])[:ROWS_SHOWN]

@@ -68,8 +68,8 @@ class PipelineMetrics:
             noted=dict(counts.noted),
             targets={state: _targets(health, f"targets_{state}") for state in ("up", "down")},
             ticks=self.ticks,
-            tick_ms=percentiles(self._tick_ms),
-            lag_ms=percentiles(self._lag_ms),
+            tick_ms=compute_percentiles(self._tick_ms),
+            lag_ms=compute_percentiles(self._lag_ms),
         )
 
 
@@ -126,7 +126,7 @@ class PipelinePage(Capability):
         return max(times, default=None)
 
 
-def percentiles(values: Sequence[float] | deque[float]) -> Quantiles:
+def compute_percentiles(values: Sequence[float] | deque[float]) -> Quantiles:
     """Return p50 and p99 in the unit of the values. Both are None if there are no values."""
     if not values:
         return {"p50": None, "p99": None}

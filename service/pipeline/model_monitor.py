@@ -10,7 +10,7 @@ from fleetcast.fleet.errors import ModelError, UnknownEntity
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.models.risk.watch import FleetWatch
 from fleetcast.models.versions.card import Card
-from fleetcast.models.versions.drift import DAY_MS, Drift, DriftLimits, Recent, judge, recent_of
+from fleetcast.models.versions.drift import DAY_MS, Drift, DriftLimits, Recent, judge, merge_records
 from fleetcast.models.versions.registry import KINDS, Registry
 from fleetcast.service.answers.fitted_models import BandShare, FittedModel, FittedModels, ShadowModel
 from fleetcast.service.board.board import Section
@@ -21,7 +21,7 @@ from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
 from fleetcast.service.pipeline.jobs.interference import Sharing
 from fleetcast.service.pipeline.publish import encode
 from fleetcast.service.pipeline.run_times.forecasts import RunForecasts
-from fleetcast.service.pipeline.served_risk import recent_of_risk, shadow_of_risk
+from fleetcast.service.pipeline.served_risk import make_risk_shadow, summarise_recent_risk
 from fleetcast.service.pipeline.tick import Tick
 
 logger = logging.getLogger(__name__)
@@ -64,14 +64,14 @@ class ModelMonitor:
         damaged.
         """
         recent = {
-            "demand": recent_of(row.record for row in demand),
+            "demand": merge_records(row.record for row in demand),
             "duration": runs or Recent(),
             "risk": risk or Recent(),
         }
         cards = [card for kind in KINDS if (card := self._card(kind, (loaded or {}).get(kind))) is not None]
         drifts = [judge(card, recent.get(card.kind, Recent()), now_ms, self._limits) for card in cards]
         shadows = [one for one in (shadow, risk_shadow) if one is not None]
-        self.page = drift_page(drifts, shadows)
+        self.page = make_drift_page(drifts, shadows)
         rows = [_row(card, drift) for card, drift in zip(cards, drifts, strict=True)]
         return FittedModels(now_ms, rows, shadows)
 
@@ -105,7 +105,7 @@ class ServingModels(Capability):
         demand, runs, memory = self._demand, self._runs, self._watch.memory
         loaded = {"demand": demand.version, "duration": runs.model.name, "risk": tick.fleet.risk.model}
         loaded |= {"interference": self._sharing.version}
-        risk = recent_of_risk(memory), shadow_of_risk(memory, self._watch.shadow)
+        risk = summarise_recent_risk(memory), make_risk_shadow(memory, self._watch.shadow)
         found = self._monitor.review(demand.rows, tick.now_ms, demand.shadow, runs.recent, *risk, loaded)
         return [Section("doc.models", encode(found), tick.now_ms)]
 
@@ -142,7 +142,7 @@ def _round_or_none(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def drift_page(drifts: Sequence[Drift], shadows: Sequence[ShadowModel]) -> bytes:
+def make_drift_page(drifts: Sequence[Drift], shadows: Sequence[ShadowModel]) -> bytes:
     """Return the drifts as metrics."""
     page = Page()
     rows = [({"kind": drift.kind}, drift) for drift in drifts]

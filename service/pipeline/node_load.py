@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.node_load import GpuUse, node_loads
+from fleetcast.models.node_load import GpuUse, compute_node_loads
 from fleetcast.service.board.board import Section
 from fleetcast.service.board.gpu_use import Occupant
 from fleetcast.service.pipeline.capability import Capability
@@ -19,7 +19,7 @@ class NodeLoads(Capability):
 
     def sections(self, tick: Tick) -> Sequence[Section]:
         gpus = GpuUse.of(tick.frames.gpu, tick.gpu_rows, held_s(tick))
-        return (Section(SECTION, node_loads(gpus, tick.frames.node), tick.now_ms),)
+        return (Section(SECTION, compute_node_loads(gpus, tick.frames.node), tick.now_ms),)
 
 
 def held_s(tick: Tick) -> NDArray[np.float64]:

@@ -176,11 +176,11 @@ class NodePasts(Capability, Stateful):
             return []
         self._names = names
         for name in {*changed, *missing}:
-            self._pieces[name] = self._encode_piece(name, tick.now_ms)
+            self._pieces[name] = self._encode_node_past(name, tick.now_ms)
         parts = pieces(SECTION, [self._pieces[name] for name in names])
         return [Section(name, part, tick.now_ms) for name, part in parts.items()]
 
-    def _encode_piece(self, name: str, now_ms: int) -> bytes:
+    def _encode_node_past(self, name: str, now_ms: int) -> bytes:
         past = self.of[name]
         _forget(past, now_ms - RETENTION_MS)
         record = self._records.get(name)
@@ -245,14 +245,14 @@ class NodePasts(Capability, Stateful):
         changed: set[str] = set()
         ended = {(row.job, row.attempt): row for row in tick.events.ended}
         if tick.events.placements is not self._places:
-            changed |= self._observe_places(tick, ended)
+            changed |= self._update_stays(tick, ended)
             self._places = tick.events.placements
         for key in ended.keys() - self._ended:  # among them what came and went between two ticks
             changed |= self._add_past_stays(ended[key])
         self._ended = set(ended)
         return changed
 
-    def _observe_places(self, tick: Tick, ended: Mapping[Attempt, JobAttempt]) -> set[str]:
+    def _update_stays(self, tick: Tick, ended: Mapping[Attempt, JobAttempt]) -> set[str]:
         """Begin and end the stays of attempts that started, moved or ended since the last tick."""
         changed: set[str] = set()
         running = {(row.job, row.attempt): row for row in tick.events.running}
@@ -271,7 +271,7 @@ class NodePasts(Capability, Stateful):
 
     def _stay(self, attempt: JobAttempt, now_ms: int) -> set[str]:
         """Begin stays on the nodes where an attempt runs now, and end those that it left."""
-        key, gpus = (attempt.job, attempt.attempt), _gpus_by_node(attempt)
+        key, gpus = (attempt.job, attempt.attempt), _count_attempt_gpus(attempt)
         before = self._on.get(key, set())
         new = {name for name in gpus.keys() - before if name in self.of}
         for name in new:
@@ -287,7 +287,7 @@ class NodePasts(Capability, Stateful):
         if began_ms is None or over_ms is None:
             return set()
         changed = set()
-        for name, count in _gpus_by_node(attempt).items():
+        for name, count in _count_attempt_gpus(attempt).items():
             past = self.of.get(name)
             if past is not None and all((stay.job, stay.attempt) != key for stay in past.stays):
                 _keep(past.stays, Stay(*key, count, began_ms, over_ms, attempt.state))
@@ -314,7 +314,7 @@ def _keep(stays: list[Stay], stay: Stay) -> None:
         stays.remove(min(stays, key=lambda row: (row.ended_ms is None, row.began_ms)))
 
 
-def _gpus_by_node(attempt: JobAttempt) -> dict[str, int | None]:
+def _count_attempt_gpus(attempt: JobAttempt) -> dict[str, int | None]:
     """Return node -> GPUs of an attempt there, None if no event named them."""
     if not attempt.ranks:
         return dict.fromkeys(attempt.nodes)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.events import Submitted
-from fleetcast.fleet.held_gpus import held_milli, share_of, stated_share, unnamed_gpus
+from fleetcast.fleet.held_gpus import count_unnamed_gpus, find_rank_share, find_submitted_share, held_milli
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.requests import MAX_COUNT, WHOLE_GPU, RankPlacement
@@ -65,7 +65,7 @@ def observe(
 ) -> Occupancy:
     """Fold the running attempts onto the GPUs that the topology knows. `index`: node name -> row.
 
-    An attempt that names nodes but no GPUs gets as many GPUs there as `unnamed_gpus` states. It gets GPUs
+    An attempt that names nodes but no GPUs gets as many GPUs there as `count_unnamed_gpus` states. It gets GPUs
     that no attempt names, first those that telemetry shows `at_work`, (n, g). The same holds for an attempt
     that names GPUs that the node lacks: it runs there, and a launcher may number GPUs in its own way. A part
     of a GPU shares the fullest GPU that has room for it.
@@ -78,9 +78,9 @@ def observe(
     for number, row, milli, gpus in stated.unnamed:
         works = np.zeros(folded.holder.shape[1], bool) if at_work is None else at_work[row]
         if milli < WHOLE_GPU:
-            folded.guess_parts(number, row, milli, gpus, works)
+            folded.guess_shared_gpus(number, row, milli, gpus, works)
         else:
-            folded.guess_whole(number, row, gpus, works)
+            folded.guess_whole_gpus(number, row, gpus, works)
     return Occupancy(
         folded.holder,
         tuple(attempt.job for attempt in running),
@@ -120,7 +120,7 @@ def _stated(
             row = index.get(node, -1)
             if row < 0:
                 continue
-            milli = share or stated_share(attempt)
+            milli = share or find_submitted_share(attempt)
             known = [gpu for gpu in gpus if 0 <= gpu < counts[row]]
             if len(known) < len(gpus) or not gpus:
                 found.unnamed.append((number, row, milli, len(gpus) - len(known)))
@@ -163,16 +163,16 @@ class _Holders:
         for part in [part for part in stated.parts if self.holder[part[1], part[2]] < 0]:
             self._share(*part)
 
-    def guess_parts(self, number: int, row: int, milli: int, gpus: int, works: NDArray[np.bool_]) -> None:
+    def guess_shared_gpus(self, number: int, row: int, milli: int, gpus: int, works: NDArray[np.bool_]) -> None:
         """Let an attempt share GPUs of a node that have room for a part. works: (g,) whether each is at work."""
-        for _ in range(gpus or unnamed_gpus(self.running[number], self.names[row])):
+        for _ in range(gpus or count_unnamed_gpus(self.running[number], self.names[row])):
             gpu = _find_gpu_with_room(self.holder[row], self.used.get(row, {}), milli, self.counts[row], works)
             if gpu >= 0:
                 self._share(number, row, gpu, milli)
             else:
                 self.displaced.add(number)
 
-    def guess_whole(self, number: int, row: int, gpus: int, works: NDArray[np.bool_]) -> None:
+    def guess_whole_gpus(self, number: int, row: int, gpus: int, works: NDArray[np.bool_]) -> None:
         """Let an attempt hold free GPUs of a node. works: (g,) whether each is at work."""
         free = _sort_free_gpus(self.holder[row], self.counts[row], works)
         wanted = gpus or _count_unnamed_gpus(self.running[number], works[free])
@@ -287,7 +287,7 @@ def _sizes(
         and number not in sharing
         and row.hosts
         and known.issuperset(row.hosts)
-        and all(share_of(row, rank) == WHOLE_GPU for rank in row.ranks)
+        and all(find_rank_share(row, rank) == WHOLE_GPU for rank in row.ranks)
     }
 
 
@@ -321,7 +321,7 @@ def _count_unnamed_gpus(attempt: JobAttempt, works: NDArray[np.bool_]) -> int:
 decode_running = msgspec.json.Decoder(list[RunningJobRow]).decode
 
 
-def running_on(board: Board) -> list[JobAttempt] | None:
+def read_running_attempts(board: Board) -> list[JobAttempt] | None:
     """Return the attempts that ran when a board was made. Returns None if the board does not say.
 
     They have sequence 0, so that any event is newer.
@@ -331,7 +331,7 @@ def running_on(board: Board) -> list[JobAttempt] | None:
             return None
         holder, nodes = board.array("gpu.job"), board.names("names.node")
         rows = decode_running(board.raw("jobs.running"))
-        parts = parts_on(board)
+        parts = read_gpu_parts(board)
     except KeyError:
         return None
     attempts = []
@@ -347,7 +347,7 @@ def running_on(board: Board) -> list[JobAttempt] | None:
     return attempts
 
 
-def parts_on(board: Board) -> NDArray[np.int32]:
+def read_gpu_parts(board: Board) -> NDArray[np.int32]:
     """Return (k, 4) as `Occupancy.parts`. It is empty on a board of a version without parts."""
     return board.array("gpu.parts") if "gpu.parts" in board else np.zeros((0, 4), np.int32)
 

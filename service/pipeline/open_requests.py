@@ -52,7 +52,7 @@ class OpenView:
         return cls([*waiting, *others], promised, [*promises.values()], [*waiting, *promised])
 
 
-def beside_jobs(
+def drop_held_promises(
     requests: Sequence[OpenRequest], held: NDArray[np.bool_], rows: Mapping[str, int]
 ) -> Sequence[OpenRequest]:
     """Return the requests, with only those promised GPUs that no job holds.

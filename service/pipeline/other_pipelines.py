@@ -32,8 +32,8 @@ from fleetcast.service.board.urgent import decode_urgent
 from fleetcast.service.config import Config
 from fleetcast.service.exposition import Page
 from fleetcast.service.pipeline.capability import Capability
-from fleetcast.service.pipeline.inventory import gpu_counts
-from fleetcast.service.pipeline.reports import SHOWN, Report, read_local, shown
+from fleetcast.service.pipeline.inventory import count_gpus_by_node
+from fleetcast.service.pipeline.reports import SHOWN, Report, read_pipeline_report, shown
 from fleetcast.service.pipeline.state import FleetState
 from fleetcast.service.pipeline.tick import Tick, TickInputs
 
@@ -66,14 +66,14 @@ class OtherPipeline:
             return []
         first, self._board = self._board is None, board
         try:
-            report = read_local(board, self.report)
+            report = read_pipeline_report(board, self.report)
             _check(report)
             urgent_rows = _read_hard_signals(board)
         except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
             logger.error("pipeline %d: its board cannot be read (%s), its last word stays", self.instance, error)
             return []
         if self.report is None or report.local.gpu.names is not self.report.local.gpu.names:
-            self.gpus = gpu_counts(report.local.gpu.names)
+            self.gpus = count_gpus_by_node(report.local.gpu.names)
         self.report = report
         fresh = self._fresh(urgent_rows)
         return self.urgent if first else fresh  # at our start, what its scores know of is old
@@ -166,7 +166,7 @@ class OtherPipelines(Capability):
             self._publish(rows)
         return any(not other.urgent for other in waiting)
 
-    def republish_unscored(self) -> None:
+    def republish_unscored_signals(self) -> None:
         """Publish again the hard signals that no report covers yet, because a new board lacks them."""
         if rows := [row for other in self.each for row in other.urgent]:
             self._publish(rows)

@@ -40,12 +40,12 @@ from fleetcast.service.pipeline.guarded_source import GuardedSource, batches, ca
 from fleetcast.service.pipeline.metrics import PipelineMetrics
 from fleetcast.service.pipeline.other_pipelines import OtherPipelines
 from fleetcast.service.pipeline.pipeline_clock import PipelineClock
-from fleetcast.service.pipeline.reports import local_sections
+from fleetcast.service.pipeline.reports import make_report_sections
 from fleetcast.service.pipeline.resume import resume
 from fleetcast.service.pipeline.tick import TickInputs
 from fleetcast.service.pipeline.tick_inputs import InputCollector
 from fleetcast.service.pipeline.tick_rest import TickRest
-from fleetcast.service.thread_work import in_thread
+from fleetcast.service.thread_work import run_in_thread
 
 
 class Pipeline:
@@ -74,7 +74,7 @@ class Pipeline:
         self.time.start(misses=any(source.misses for source in self.sources))
         self.board = BoardWriter(config.board if share.first else config.home(share.instance) / "board")
         self.metrics, self.urgent = PipelineMetrics(), UrgentRows(self.board)
-        self.others = OtherPipelines(config, clock, self._publish_urgent, self._wake) if share.first else None
+        self.others = OtherPipelines(config, clock, self._publish_urgent_signals, self._wake) if share.first else None
         self._hard = HardSignals(self.state.entities)
         self._rest = TickRest(self.state.entities, self._wake)
         given = self.archive_writer, self.others, self.metrics
@@ -93,13 +93,13 @@ class Pipeline:
                 group.create_task(work)
 
     def _works(self) -> Iterator[Coroutine[Any, Any, None]]:
-        yield from (self._pump(source) for source in self.sources)
+        yield from (self._fold_source_batches(source) for source in self.sources)
         yield from (self._tick_forever(), self._snapshot_forever(), self.time.beat_forever())
-        yield from (self.archive_writer.flush_forever(), self.archive_writer.tidy_forever())
+        yield from (self.archive_writer.flush_forever(), self.archive_writer.compact_archive_forever())
         if self.share.first:
             yield from (each.work(self.state) for each in self.capabilities)
 
-    async def _pump(self, source: GuardedSource) -> None:
+    async def _fold_source_batches(self, source: GuardedSource) -> None:
         async for batch in batches(source, self.archive_writer.room):
             self.take(batch)
             await asyncio.sleep(0)
@@ -114,14 +114,14 @@ class Pipeline:
             self.metrics.record_arrival()
             self._rest.record(batch.samples)
         if hard := self._hard.rows(fresh, batch.samples):
-            self._publish_urgent(hard)
+            self._publish_urgent_signals(hard)
             self._wake.set()
 
-    def _publish_urgent(self, hard: Sequence[HardSignal]) -> None:
+    def _publish_urgent_signals(self, hard: Sequence[HardSignal]) -> None:
         self.urgent.publish(hard, self.time.now_ms())
 
     async def _tick_forever(self) -> None:
-        await caught_up(self.sources, lambda: self.archive_writer.holds_up)
+        await caught_up(self.sources, lambda: self.archive_writer.delays_sources)
         self._has_caught_up.set()
         while True:
             self._rest.begin_tick()
@@ -138,19 +138,19 @@ class Pipeline:
         self._inputs.follow_jobs(self.time.now_ms())
         inputs = self._inputs.collect(self.time.now_ms())
         async with self._memory_free:
-            self.time.move_parts()
-            sections = await in_thread(functools.partial(self._score, inputs))
+            self.time.shift_part_times()
+            sections = await run_in_thread(functools.partial(self._score, inputs))
         with log_disk_errors("publish the board", "readers keep the last one"):
-            await in_thread(functools.partial(self._publish, sections, inputs))
+            await run_in_thread(functools.partial(self._publish, sections, inputs))
         if self.others:
-            self.others.republish_unscored()
+            self.others.republish_unscored_signals()
         self.metrics.record_tick((time.perf_counter() - began) * 1000, arrived)
 
     def _score(self, inputs: TickInputs) -> list[Section]:
         """Run the slow part of a tick in a thread. The loop publishes hard signals that arrive meanwhile."""
         local = self._scorer.local(inputs)
         if self.others is None:
-            return local_sections(local, inputs, self.share)
+            return make_report_sections(local, inputs, self.share)
         return self.capabilities.sections(self._scorer.tick(inputs, local, self.others))
 
     def _publish(self, sections: Sequence[Section], inputs: TickInputs) -> None:
@@ -172,7 +172,7 @@ class Pipeline:
         async with self._saving:
             async with self.capabilities.still(), self.archive_writer.still:  # flushes go on until forecasts are done
                 async with self._memory_free:
-                    self.time.move_parts()
+                    self.time.shift_part_times()
                     self.state.rest(self.clock.now_ms(), self.config.pipeline.history_days)
                     flush = self.archive_writer.hand_over()
                     positions = {source.name: source.position() for source in self.sources}
@@ -188,7 +188,7 @@ class Pipeline:
                     raise
             covered = await writing
             if self.state_monitor is not None:
-                await in_thread(functools.partial(self.state_monitor.record_seen, saved.seen))
+                await run_in_thread(functools.partial(self.state_monitor.record_seen_parts, saved.seen))
             for source in self.sources:
                 if covered is not None and source.name in covered:
                     await asyncio.to_thread(source.prune, covered[source.name])

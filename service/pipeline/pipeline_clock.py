@@ -40,7 +40,7 @@ class PipelineClock:
 
     def now_ms(self) -> int:
         """Return the time. If the clock was set since the last call, adapt the state first."""
-        now_ms, by_ms = self.clock.now_ms(), self._watch.set_by_ms()
+        now_ms, by_ms = self.clock.now_ms(), self._watch.pop_clock_step_ms()
         if by_ms <= -self._step_ms:
             self._handle_clock_set_back(now_ms, -by_ms)
         elif by_ms >= self._step_ms:
@@ -54,7 +54,7 @@ class PipelineClock:
         if saved.saved_ms > now_ms + self._step_ms or newest_ms > now_ms + saved.state.store.span.future_ms:
             self._handle_clock_set_back(now_ms, newest_ms - now_ms)
         elif saved.saved_ms and misses:
-            saved.state.store.was_deaf(now_ms, max(0, now_ms - saved.saved_ms))
+            saved.state.store.record_downtime(now_ms, max(0, now_ms - saved.saved_ms))
 
     async def beat_forever(self) -> None:
         while True:
@@ -72,7 +72,7 @@ class PipelineClock:
             self._record_downtime(now_ms, now_ms - self._beaten[1], f"this process stood still for {still_s:.0f} s")
         self._beaten = wall_s, now_ms
 
-    def move_parts(self) -> None:
+    def shift_part_times(self) -> None:
         """Move the stateful parts along with the clock. The caller makes sure that no thread writes them."""
         if self._owed_ms:
             self._saved.parts.move(self._owed_ms)
@@ -80,7 +80,7 @@ class PipelineClock:
 
     def _handle_clock_set_back(self, now_ms: int, by_ms: int) -> None:
         saved = self._saved
-        if saved.state.store.clock_went_back(now_ms, by_ms):
+        if saved.state.store.move_times_back(now_ms, by_ms):
             self._owed_ms -= by_ms
             then = "samples and signals keep their ages"
         else:
@@ -93,5 +93,5 @@ class PipelineClock:
 
     def _record_downtime(self, now_ms: int, for_ms: int, why: str) -> None:
         logger.warning("%s: silence does not count meanwhile", why)
-        self._saved.state.store.was_deaf(now_ms, for_ms)
+        self._saved.state.store.record_downtime(now_ms, for_ms)
         self._changed.set()

@@ -1,6 +1,6 @@
 """The results of one tick as board sections.
 
-`topology_sections` and `score_sections` list what a reader may rely on.
+`make_topology_sections` and `make_score_sections` list what a reader may rely on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ from fleetcast.service.answers.jobs import (
     RunningJobRow,
 )
 from fleetcast.service.answers.risk import NodeAnswer, NodeReason
-from fleetcast.service.board.board import Section, join_names
+from fleetcast.service.board.board import Section, encode_names
 from fleetcast.service.board.gpu_use import Occupant
 from fleetcast.service.pipeline import documents
-from fleetcast.service.pipeline.documents import host_answers
+from fleetcast.service.pipeline.documents import make_host_answers
 from fleetcast.service.pipeline.gpu_states import gpu_states
 from fleetcast.service.pipeline.tick import Tick
 
@@ -40,22 +40,22 @@ encode = msgspec.json.Encoder().encode
 AnyJobRow = TypeVar("AnyJobRow", JobRow, RunningJobRow)
 
 
-def hottest_gpu(tick: Tick) -> NDArray[np.float32]:
+def find_highest_gpu_temperature(tick: Tick) -> NDArray[np.float32]:
     """Return (n,) the temperature of each node's hottest GPU, NaN if unknown."""
-    hottest: NDArray[np.float64] = np.fmax.reduce(tick.gpu_column("gpu_temp_c"), axis=1, initial=np.nan)
+    hottest: NDArray[np.float64] = np.fmax.reduce(tick.read_gpu_feature("gpu_temp_c"), axis=1, initial=np.nan)
     return hottest.astype(np.float32)
 
 
-def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
+def make_topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
     """Return the sections that change only with a new topology generation."""
     models = sorted({node.gpu_model for node in topology.nodes if node.gpu_model})
     pools = sorted({node.pool for node in topology.nodes})
     codes = {name: code for code, name in enumerate(models)}
     pool_codes = {name: code for code, name in enumerate(pools)}
     arrays: dict[str, NDArray[Any] | bytes] = {
-        "names.node": join_names(topology.names),
-        "names.gpu_model": join_names(models),
-        "names.pool": join_names(pools),
+        "names.node": encode_names(topology.names),
+        "names.gpu_model": encode_names(models),
+        "names.pool": encode_names(pools),
         "node.placed": topology.placed,
         "node.gpus": topology.gpus,
         "node.gpu_model": np.array([codes.get(node.gpu_model, -1) for node in topology.nodes], np.int16),
@@ -66,17 +66,17 @@ def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
     }
     powers = sorted({node.power_domain for node in topology.nodes if node.power_domain})
     power_codes = {name: code for code, name in enumerate(powers)}
-    arrays["names.power"] = join_names(powers)
+    arrays["names.power"] = encode_names(powers)
     arrays["node.domain.power"] = np.array(
         [power_codes.get(node.power_domain, -1) for node in topology.nodes], np.int32
     )
     for level in DOMAIN_LEVELS:
-        arrays[f"names.{level}"] = join_names(topology.domain_names[level])
+        arrays[f"names.{level}"] = encode_names(topology.domain_names[level])
         arrays[f"node.domain.{level}"] = topology.domain[level]
     return [Section(name, data, as_of_ms) for name, data in arrays.items()]
 
 
-def score_sections(tick: Tick) -> list[Section]:
+def make_score_sections(tick: Tick) -> list[Section]:
     """Return the sections for risk, occupancy and jobs, and the prebuilt answers of one tick."""
     risk, topology, events = tick.fleet.risk, tick.topology, tick.events
     free_cpus, free_memory = _compute_free_host_resources(tick)
@@ -89,18 +89,18 @@ def score_sections(tick: Tick) -> list[Section]:
         "node.flagged": tick.flagged,
         "node.action": _index_actions(tick),
         "node.risk": risk.values,
-        "node.gpu_temp_c": hottest_gpu(tick),
-        "risk.reason": encode(_first_reasons(tick)),
+        "node.gpu_temp_c": find_highest_gpu_temperature(tick),
+        "risk.reason": encode(_find_first_reasons(tick)),
         "gpu.usable": tick.usable,
         "gpu.job": tick.occupancy.holder,
         "gpu.parts": tick.occupancy.parts,
         "gpu.unknown_use": tick.unknown_use,
-        "names.job": join_names(tick.occupancy.jobs),
+        "names.job": encode_names(tick.occupancy.jobs),
         "gpu.use": tick.gpu_use,
         "gpu.promise": tick.promise,
         "promises": encode([request.request.request_id for request in tick.open.requests]),
-        "names.live": join_names([*running_names, *_names(events.queued), *_names(events.blocked)]),
-        "names.ended": join_names(_names(events.ended)),
+        "names.live": encode_names([*running_names, *_names(events.queued), *_names(events.blocked)]),
+        "names.ended": encode_names(_names(events.ended)),
         "node.free_cpus": free_cpus,
         "node.free_host_memory_gib": free_memory,
         listening.SECTION: encode(tick.listening),
@@ -108,13 +108,15 @@ def score_sections(tick: Tick) -> list[Section]:
         "durations": encode(events.durations),
         "jobs.running": encode(_running_rows(tick)),
         "jobs.running.left_s": _left_s(tick),
-        "jobs.ended": encode([_ended_row(attempt, tick.node_gpus) for attempt in events.ended]),
-        "jobs.queued": encode([queued_row(attempt) for attempt in events.queued if attempt.submission is not None]),
+        "jobs.ended": encode([_make_ended_row(attempt, tick.node_gpus) for attempt in events.ended]),
+        "jobs.queued": encode(
+            [make_queued_job(attempt) for attempt in events.queued if attempt.submission is not None]
+        ),
         **pieces("answers.node", node_answers(tick)),
-        **pieces("answers.risk", documents.ranking_rows(risk, topology, tick.states)),
+        **pieces("answers.risk", documents.encode_ranking_rows(risk, topology, tick.states)),
         "doc.stragglers": encode(tick.fleet.stragglers),
         "doc.jobs": encode(job_rows(tick)),
-        "doc.job": encode(job_details(tick)),
+        "doc.job": encode(encode_job_details(tick)),
     }
     return [Section(name, part, tick.now_ms, risk.model) for name, part in data.items()]
 
@@ -133,14 +135,14 @@ def node_answers(tick: Tick) -> list[bytes]:
     """Return the body of `GET /v1/nodes/{node}` for each node."""
     parts = []
     occupancy, topology, score = tick.occupancy, tick.topology, tick.fleet.risk
-    gpus = documents.gpu_answers(
+    gpus = documents.make_gpu_answers(
         tick.frames.gpu, tick.gpu_rows, topology.gpus, occupancy.holder, occupancy.jobs, tick.gpu_use
     )
     for row, at in np.argwhere(tick.gpu_use == Occupant.PROMISE).tolist():
         gpus[row][at].request = tick.open.requests[tick.promise[row, at]].request.request_id
-    risk = documents.encoded_risk_rows(score)
-    racks, placed = documents.domain_of(topology, Level.RACK), topology.placed.tolist()
-    hosts = host_answers(tick.frames.node, len(topology))
+    risk = documents.encode_risk_rows(score)
+    racks, placed = documents.list_node_domains(topology, Level.RACK), topology.placed.tolist()
+    hosts = make_host_answers(tick.frames.node, len(topology))
     for row, node in enumerate(topology.nodes):
         parts.append(
             encode(
@@ -179,7 +181,7 @@ def _index_actions(tick: Tick) -> NDArray[np.int8]:
     return codes
 
 
-def _first_reasons(tick: Tick) -> dict[str, str]:
+def _find_first_reasons(tick: Tick) -> dict[str, str]:
     reasons = tick.fleet.risk.reasons
     return {tick.topology.nodes[row].name: of_node[0].sentence for row, of_node in reasons.items() if of_node}
 
@@ -209,14 +211,14 @@ def _running_rows(tick: Tick) -> list[msgspec.Raw]:
 
     def rendered(attempt: JobAttempt) -> msgspec.Raw:
         key = attempt.job, attempt.attempt
-        row = structs.replace(_running_row(attempt, held[key]), displaced=key in tick.displaced)
+        row = structs.replace(_make_running_row(attempt, held[key]), displaced=key in tick.displaced)
         return msgspec.Raw(encode(_sized(tick, [row])[0]))
 
     rows: list[msgspec.Raw] = tick.memory.rows("running").of(tick.events.running, rendered, (held,))
     return rows
 
 
-def _running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRow:
+def _make_running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRow:
     submission = attempt.submission
     limit_s, user = (submission.limit_s, submission.user) if submission else (None, "")
     ends_ms = [edge.time_ms for edge in attempt.checkpoints if edge.edge == "end"]
@@ -235,18 +237,18 @@ def _running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRow:
     )
 
 
-def _ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> EndedJobRow:
+def _make_ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> EndedJobRow:
     """Return the row of an ended attempt.
 
     The occupancy lacks it, so the GPUs that it held come from its events.
     """
-    running = structs.asdict(_running_row(attempt, held_milli(attempt, node_gpus)))
+    running = structs.asdict(_make_running_row(attempt, held_milli(attempt, node_gpus)))
     return EndedJobRow(**running, ended_ms=attempt.over_ms or 0, outcome=attempt.outcome)
 
 
-def queued_row(attempt: JobAttempt) -> QueuedJob:
+def make_queued_job(attempt: JobAttempt) -> QueuedJob:
     """Return a waiting job as a placement request, with the time since when it is eligible."""
-    asks = {**structs.asdict(documents.asked_of(attempt)), "request_id": attempt.job}
+    asks = {**structs.asdict(documents.read_asked_resources(attempt)), "request_id": attempt.job}
     request = QueuedRequest(
         **asks,
         attempt=attempt.attempt,
@@ -278,7 +280,7 @@ def job_rows(tick: Tick) -> list[JobRow]:
     attempts = (*tick.events.running, *tick.open.promised, *tick.open.waiting, *tick.blocked, *lately)
 
     def made(attempt: JobAttempt) -> JobRow:
-        return _sized(tick, [documents.job_row(attempt, tick.now_ms, {}, slow=False)])[0]
+        return _sized(tick, [documents.make_job_row(attempt, tick.now_ms, {}, slow=False)])[0]
 
     rows: list[JobRow] = tick.memory.rows("jobs").of(attempts, made, (tick.occupancy,))
     for row in rows:
@@ -300,7 +302,7 @@ def _sized(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
     return rows
 
 
-def job_details(tick: Tick) -> dict[str, msgspec.Raw]:
+def encode_job_details(tick: Tick) -> dict[str, msgspec.Raw]:
     """Return the JSON that `/v1/jobs/{id}` adds to the row of each job's latest attempt.
 
     It has the placement, the phase and the last events.
@@ -311,20 +313,21 @@ def job_details(tick: Tick) -> dict[str, msgspec.Raw]:
 
     def rendered(attempt: JobAttempt) -> msgspec.Raw:
         issued = tick.run_times.get((attempt.job, attempt.attempt))
-        return msgspec.Raw(encode(documents.job_detail(attempt, issued)))
+        return msgspec.Raw(encode(documents.make_job_detail(attempt, issued)))
 
     details = tick.memory.rows("details").of(known, rendered, beside=tick.run_times)
     return {attempt.job: detail for attempt, detail in zip(known, details, strict=True)}
 
 
-def fleet_document(tick: Tick) -> FleetAnswer:
+def make_fleet_document(tick: Tick) -> FleetAnswer:
     """Return the document of the console's start page.
 
     It has the numbers of the header, and a row for each node of the map.
     """
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     domains = {
-        level: documents.domain_of(tick.topology, level) for level in (Level.RACK, Level.RAIL_GROUP, Level.BLOCK)
+        level: documents.list_node_domains(tick.topology, level)
+        for level in (Level.RACK, Level.RAIL_GROUP, Level.BLOCK)
     }
     jobs = tick.occupancy.jobs
     nodes = []

@@ -22,7 +22,7 @@ from fleetcast.models.risk.rules import ROW, RULES
 from fleetcast.models.risk.signals import COLUMNS, Signals
 from fleetcast.models.stragglers.gang import GangColumns
 from fleetcast.service.answers.fleet import Ingestion
-from fleetcast.service.board.board import Board, Section, join_names
+from fleetcast.service.board.board import Board, Section, encode_names
 from fleetcast.service.pipeline.documents import HOST, READINGS
 from fleetcast.service.pipeline.jobs.interference import FEATURES
 from fleetcast.service.pipeline.jobs.isolation import OBSERVED
@@ -70,41 +70,41 @@ def shown(frame: FeatureFrame) -> NDArray[np.float32]:
     return np.stack(columns, axis=1) if columns else np.zeros((len(frame.values), 0), np.float32)
 
 
-def local_sections(local: Local, inputs: TickInputs, share: Share) -> list[Section]:
+def make_report_sections(local: Local, inputs: TickInputs, share: Share) -> list[Section]:
     """Return the sections with everything that the first pipeline needs from this one."""
     own = dict(inputs.gpu_models), inputs.ingestion, list(inputs.served), inputs.mig, list(inputs.labelled)
     about = About(share.instance, share.instances, *own)
     data: dict[str, NDArray[Any] | bytes] = {
         "doc.local": encode(about),
-        "names.node": join_names(local.nodes),
+        "names.node": encode_names(local.nodes),
         "local.known": local.known,
         "local.own": local.own,
         "local.heard_ms": local.heard_ms,
-        "names.rule": join_names([rule.name for rule in RULES]),
+        "names.rule": encode_names([rule.name for rule in RULES]),
         "signals.rule": local.signals.rule,
-        "signals.entity": join_names(local.signals.entity),
-        "signals.words": join_names(local.signals.words),
+        "signals.entity": encode_names(local.signals.entity),
+        "signals.words": encode_names(local.signals.words),
         **{f"signals.{name}": getattr(local.signals, name) for name in COLUMNS},
         **_encode_gang_columns("gpu", local.gpu),
         **_encode_gang_columns("port", local.port),
     }
     for frame in (inputs.frames.gpu, inputs.frames.node):
         data[f"frame.{frame.kind}"] = np.ascontiguousarray(shown(frame))
-        data[f"frame.{frame.kind}.names"] = join_names(SHOWN[frame.kind])
+        data[f"frame.{frame.kind}.names"] = encode_names(SHOWN[frame.kind])
     return [
         Section(name, np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part, inputs.now_ms)
         for name, part in data.items()
     ]
 
 
-def read_local(board: Board, before: Report | None = None) -> Report:
+def read_pipeline_report(board: Board, before: Report | None = None) -> Report:
     """Read the report of another pipeline's board.
 
     Raises KeyError, ValueError or msgspec.MsgspecError for a board of another version. before: the previous
     report, whose names are reused if they are equal.
     """
     names = _Names(board, before.names if before else {})
-    rows = _rule_rows(names("names.rule"))
+    rows = _find_rule_rows(names("names.rule"))
     rule = rows[board.array("signals.rule")]
     columns = {name: board.array(f"signals.{name}") for name in COLUMNS}
     words = names("signals.words") if "signals.words" in board else ()
@@ -134,19 +134,22 @@ class _Names:
 
     def __call__(self, section: str) -> tuple[str, ...]:
         known = self._known.get(section, ())
-        if not known or join_names(known) != self._board.raw(section):
+        if not known or encode_names(known) != self._board.raw(section):
             known = self._board.names(section)
         self.read[section] = known
         return known
 
 
-def _rule_rows(names: Sequence[str]) -> NDArray[np.int16]:
+def _find_rule_rows(names: Sequence[str]) -> NDArray[np.int16]:
     """Return the row here of each rule of the other pipeline, -1 if there is no rule of that name here."""
     return np.array([ROW.get(name, -1) for name in names], np.int16)
 
 
 def _encode_gang_columns(kind: str, columns: GangColumns) -> dict[str, NDArray[Any] | bytes]:
-    parts: dict[str, NDArray[Any] | bytes] = {f"{kind}.names": join_names(columns.names), f"{kind}.node": columns.node}
+    parts: dict[str, NDArray[Any] | bytes] = {
+        f"{kind}.names": encode_names(columns.names),
+        f"{kind}.node": columns.node,
+    }
     for window in ("last", "mean"):
         channels: dict[str, NDArray[np.float64]] = getattr(columns, window)
         parts |= {f"{kind}.{window}.{channel}": values for channel, values in channels.items()}

@@ -18,7 +18,7 @@ from fleetcast.service.board.board import Board, BoardReader, Standing
 from fleetcast.service.config import Config
 from fleetcast.service.disk_errors import log_disk_errors
 from fleetcast.service.pipeline.guarded_source import GuardedSource, guarded
-from fleetcast.service.pipeline.occupancy import UNKNOWN, running_on
+from fleetcast.service.pipeline.occupancy import UNKNOWN, read_running_attempts
 from fleetcast.service.pipeline.snapshot import SavedState, Snapshot
 from fleetcast.service.state_identity import (
     BOARD,
@@ -28,16 +28,16 @@ from fleetcast.service.state_identity import (
     PartView,
     StateParts,
     doubts,
-    furthest,
+    merge_positions,
     within,
 )
 from fleetcast.service.state_parts import (
     StateFile,
-    board_part,
-    inbox_part,
-    ledger_part,
     make_identity,
+    read_board_part,
     read_identity,
+    read_inbox_part,
+    read_ledger_part,
     write_seen,
 )
 
@@ -62,23 +62,23 @@ class StateMonitor:
             self.identity = make_identity(config.inbox)
         self.seen = PartView(identity=self.identity)
         for seen in parts.claims().values():
-            self.seen = self.seen.with_more(seen)
+            self.seen = self.seen.merge_views(seen)
         self._judge(parts)
-        self.judge_occupancy()
+        self.record_unknown_occupancy()
 
     def _parts(self) -> StateParts:
         """Return the parts of the state that are on disk.
 
         A part that an operator has accepted counts as a part of the new identity.
         """
-        saved, inbox = self._saved, inbox_part(self._config.inbox)
+        saved, inbox = self._saved, read_inbox_part(self._config.inbox)
         there = saved.number > 0 or any(map(str.isdecimal, files.listing(self._config.home(0) / "snapshot")))
         folded = saved.positions.get("inbox", {})
         snapshot = Part(there, saved.identity, saved.number, saved.seen, folded, saved.lost)
-        board, ledger = board_part(self._config.board), ledger_part(self._config.ledger)
+        board, ledger = read_board_part(self._config.board), read_ledger_part(self._config.ledger)
         file = read_identity(self._config.inbox)
         if file and _was_accepted(file, saved, (inbox.seen, board.seen, ledger.seen if ledger else PartView())):
-            self._accept_all()
+            self._accept_restored_state()
             saved.positions["inbox"] = folded = within(folded, inbox.end)
             snapshot = Part(there, file.identity, saved.number, folded=folded)
             board = board if board.identity == file.identity else Part(board.there)
@@ -90,12 +90,12 @@ class StateMonitor:
         for doubt in found.values():
             logger.error("%s; nothing is placed until it is put back, or accepted: fleetcast state show", doubt.what)
 
-    def judge_occupancy(self) -> None:
+    def record_unknown_occupancy(self) -> None:
         """Record a loss of the state if the running jobs are unknown."""
         if not self._saved.occupancy_known and self._saved.lost is None:
             self._saved.lost = Doubt(SNAPSHOT, UNKNOWN, self.seen.time_ms)
 
-    def _accept_all(self) -> None:
+    def _accept_restored_state(self) -> None:
         self.is_accepted = True
         self._saved.lost = self._board_lost = None
         self._saved.occupancy_known = True
@@ -107,8 +107,8 @@ class StateMonitor:
         """
         self._follow(read_identity(self._config.inbox), now_ms)
         parts = StateParts(
-            inbox=inbox_part(self._config.inbox),
-            ledger=ledger_part(self._config.ledger),
+            inbox=read_inbox_part(self._config.inbox),
+            ledger=read_ledger_part(self._config.ledger),
             board=Part(True, self.identity, board, self.seen, lost=self._board_lost),
             snapshot=Part(True, self.identity, snapshot, folded=inbox, lost=self._saved.lost),
         )
@@ -122,7 +122,7 @@ class StateMonitor:
             return
         accepted = file.accepted is not None and file.accepted.time_ms >= self._began_ms
         if accepted:
-            self._accept_all()
+            self._accept_restored_state()
         if accepted or not self.identity:
             logger.info("the state is %s from now on", file.identity)
             self.identity, self.seen = file.identity, PartView(identity=file.identity, time_ms=now_ms)
@@ -131,10 +131,10 @@ class StateMonitor:
         line, ledger = self.seen.ledger, parts.ledger
         if ledger is not None and ledger.identity == self.identity:
             line = max(line or 0, ledger.position)
-        folded = furthest(self.seen.inbox, within(inbox, parts.inbox.end))
+        folded = merge_positions(self.seen.inbox, within(inbox, parts.inbox.end))
         self.seen = PartView(self.identity, now_ms, line, board, snapshot, folded)
 
-    def record_seen(self, seen: PartView) -> None:
+    def record_seen_parts(self, seen: PartView) -> None:
         """Write into the inbox which parts a snapshot has seen. On a full disk, only this record is lost."""
         with log_disk_errors("note in the inbox what the snapshot has seen", "the next one does"):
             write_seen(self._config.inbox, seen)
@@ -206,10 +206,10 @@ def _continue_from_board(
     state.topology = replace(state.topology, generation=max(shown, saved.generation) + 1)
     if saved.saved_ms or all(source.begins() for source in sources):
         return
-    running = None if board is None else running_on(board)
+    running = None if board is None else read_running_attempts(board)
     saved.occupancy_known = running is not None or state_monitor.is_accepted
     then = UNKNOWN if running is None else f"the last board tells what runs: {len(running)} attempts"
     logger.error("no snapshot can be used, and the inbox does not reach back to its beginning: %s", then)
-    state_monitor.judge_occupancy()
+    state_monitor.record_unknown_occupancy()
     for attempt in running or ():
         state.fold.put(attempt, now_ms)

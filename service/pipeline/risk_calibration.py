@@ -18,7 +18,7 @@ from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.publish import encode
 from fleetcast.service.pipeline.state import FleetState
 from fleetcast.service.pipeline.tick import Tick
-from fleetcast.service.thread_work import in_thread
+from fleetcast.service.thread_work import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +34,12 @@ class RiskCalibration(Capability):
         self._rows: Sequence[Calibration] = ()
 
     def sections(self, tick: Tick) -> list[Section]:
-        document = calibration_document(self._memory)
+        document = make_calibration_document(self._memory)
         self._rows = document.rows
         return [Section("doc.risk_calibration", encode(document), tick.now_ms)]
 
     def page(self, tick: Tick) -> bytes:
-        return calibration_page(self._rows, fault_rate(self._memory))
+        return make_calibration_page(self._rows, fault_rate(self._memory))
 
     async def work(self, state: FleetState) -> None:
         while True:
@@ -47,7 +47,7 @@ class RiskCalibration(Capability):
             await refit(self._memory, self._free, state.topology.names, self._clock.now_ms())
 
 
-def calibration_document(memory: RiskState) -> CalibrationRecord:
+def make_calibration_document(memory: RiskState) -> CalibrationRecord:
     """Return `doc.risk_calibration`: a row for each horizon, and the data of the history hazard's fit."""
     faults = memory.faults
     times = fault_rate(memory)
@@ -63,7 +63,7 @@ def fault_rate(memory: RiskState) -> float | None:
     return memory.rate.times if memory.faults.fit is None else None
 
 
-def calibration_page(rows: Sequence[Calibration], times: float | None = None) -> bytes:
+def make_calibration_page(rows: Sequence[Calibration], times: float | None = None) -> bytes:
     """Return the record as metrics. A horizon without a matured forecast has only the count."""
     page = Page()
 
@@ -82,11 +82,11 @@ def calibration_page(rows: Sequence[Calibration], times: float | None = None) ->
 async def refit(memory: RiskState, free: asyncio.Lock, names: Sequence[str], now_ms: int) -> bool:
     """Fit the hazard again if it is due, and return whether it was."""
     async with free:
-        if not memory.faults.fit_due(now_ms):
+        if not memory.faults.is_fit_due(now_ms):
             return False
-        given = memory.faults.fit_inputs(names, now_ms)
+        given = memory.faults.make_fit_inputs(names, now_ms)
     try:
-        fit = await in_thread(lambda: fit_history(*given))
+        fit = await run_in_thread(lambda: fit_history(*given))
     except ValueError as error:
         logger.warning("the hazard of faults stays as it is: %s", error)
         return False

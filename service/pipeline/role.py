@@ -27,7 +27,7 @@ from fleetcast.ingest.source import Source, check_source_class
 from fleetcast.ingest.topology.load import load_topology
 from fleetcast.service.config import Config, PluginConfig
 from fleetcast.service.disk_errors import log_disk_errors
-from fleetcast.service.exit_reason import announce_ready, pipeline_name
+from fleetcast.service.exit_reason import announce_ready, make_pipeline_name
 from fleetcast.service.pipeline.pipeline import Pipeline
 from fleetcast.service.plugins import call, load
 
@@ -55,7 +55,7 @@ def open_sources(config: Config, clock: Clock, entities: Entities, share: Share 
     `divide`. The first pipeline gets all other sources.
     """
     sources: list[Source] = [
-        DividedInbox(InboxSource(config.inbox, writes=_write_decoder(config, entities)), entities, share)
+        DividedInbox(InboxSource(config.inbox, writes=_make_write_decoder(config, entities)), entities, share)
     ]
     if config.scrape.targets:
         limit_s = config.pipeline.future_limit_s
@@ -106,14 +106,14 @@ def _check_names(sources: Sequence[Source]) -> None:
             raise ConfigError(f"pipeline.sources: name = {name!r} is taken: expected one of its own for each source")
 
 
-def _write_decoder(config: Config, entities: Entities) -> WriteDecoder:
+def _make_write_decoder(config: Config, entities: Entities) -> WriteDecoder:
     resolver = ExporterResolver(entities)
     limit_ms = round(config.pipeline.future_limit_s * 1000)
     inventory = resolver.inventory
     return WriteDecoder(resolver, future_limit_ms=limit_ms, models=inventory.models, machines=inventory.machines)
 
 
-def allow_open_files() -> None:
+def raise_open_file_limit() -> None:
     """Raise the limit of open files. The system's soft limit is 1,024.
 
     A large fleet has thousands of followed logs and connections to targets.
@@ -124,7 +124,7 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def spare_the_collector() -> None:
+def reduce_garbage_collection() -> None:
     """Freeze all present objects, and make garbage collection rare.
 
     The many objects of a tick are hardly ever garbage. By default, collections took a sixth of a tick at
@@ -143,16 +143,16 @@ async def _announce(pipeline: Pipeline, folder: Path, name: str) -> None:
 
 async def serve(config: Config, instance: int = 0) -> None:
     """Run one of the pipelines until SIGTERM or SIGINT, then take a last snapshot."""
-    allow_open_files()
+    raise_open_file_limit()
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
     gc.disable()  # what is restored is no garbage
     share = Share.of(instance, config.pipeline.instances, topology)
     pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock, share=share), share)
 
-    spare_the_collector()
+    reduce_garbage_collection()
     work = asyncio.ensure_future(pipeline.run())
-    ready = asyncio.ensure_future(_announce(pipeline, config.folder, pipeline_name(instance)))
+    ready = asyncio.ensure_future(_announce(pipeline, config.folder, make_pipeline_name(instance)))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, work.cancel)

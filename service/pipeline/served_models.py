@@ -27,14 +27,14 @@ class ServedInstances(Capability):
         self._document = ServedModels(0, [])
 
     def sections(self, tick: Tick) -> list[Section]:
-        self._document = served_document(tick.served, tick.now_ms)
+        self._document = make_served_document(tick.served, tick.now_ms)
         return [Section("doc.served_models", encode(self._document), tick.now_ms)]
 
     def page(self, tick: Tick) -> bytes:
-        return served_page(self._document)
+        return make_served_page(self._document)
 
 
-def served_document(instances: Sequence[ServedInstance], now_ms: int) -> ServedModels:
+def make_served_document(instances: Sequence[ServedInstance], now_ms: int) -> ServedModels:
     """Return the document of `GET /v1/served-models`: a row for each pool and model, in order of names."""
     models: dict[tuple[str, str], list[ServedInstance]] = {}
     for instance in instances:
@@ -64,7 +64,7 @@ def _row(pool: str, model: str, instances: list[ServedInstance]) -> ServedModel:
         requests_per_s=_total(instances, "requests_finished"),
         prompt_tokens_per_s=_total(instances, "prompt_tokens"),
         generated_tokens_per_s=_total(instances, "generated_tokens"),
-        ttft_s=ttft(instances),
+        ttft_s=compute_ttft(instances),
     )
 
 
@@ -74,7 +74,7 @@ def _total(instances: Sequence[ServedInstance], name: str) -> float | None:
     return number(sum(reported)) if reported else None
 
 
-def ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
+def compute_ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
     """Return the mean and quantiles of the time to first token of the window's requests, in seconds.
 
     Only histogram edges that all instances have are used.
@@ -110,7 +110,7 @@ def quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> fl
     return None
 
 
-def served_page(document: ServedModels) -> bytes:
+def make_served_page(document: ServedModels) -> bytes:
     """Return the served models as Prometheus metrics."""
     page = Page()
     labelled = [({"pool": row.pool, "model": row.model}, row) for row in document.rows]

@@ -71,13 +71,13 @@ class ServedRisk:
         self._watch.shadow = SiteRisk(SiteFit.load(self._registry.path(KIND, version)), f"{KIND}-{version}")
 
 
-def recent_of_risk(memory: RiskState) -> Recent:
+def summarise_recent_risk(memory: RiskState) -> Recent:
     """Return the outcomes of risk within a day: its Brier score divided by that of the base rate."""
     loss, n = _loss(memory.record)
     return Recent(None, loss, n)
 
 
-def shadow_of_risk(memory: RiskState, challenger: SiteRisk | None) -> ShadowModel | None:
+def make_risk_shadow(memory: RiskState, challenger: SiteRisk | None) -> ShadowModel | None:
     """Return the challenger's record and that of the serving version. Returns None without a challenger."""
     if challenger is None or memory.shadow.model != challenger.name:
         return None

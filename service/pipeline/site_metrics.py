@@ -22,11 +22,11 @@ CATEGORIES: tuple[str, ...] = get_args(FailureCategory)
 K = TypeVar("K", bound=Hashable)
 
 
-def site_page(tick: Tick) -> bytes:
+def make_site_page(tick: Tick) -> bytes:
     page = Page()
-    _add_waits(page, tick)
-    _add_pools(page, tick)
-    _add_ends(page, tick)
+    _add_wait_metrics(page, tick)
+    _add_pool_metrics(page, tick)
+    _add_end_metrics(page, tick)
     return page.encode()
 
 
@@ -35,9 +35,9 @@ def largest(sizes: Mapping[K, float], shown: int) -> set[K]:
     return set(sorted(sizes, key=lambda key: (-sizes[key], str(key)))[:shown])
 
 
-def _add_waits(page: Page, tick: Tick) -> None:
+def _add_wait_metrics(page: Page, tick: Tick) -> None:
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row, waited_s in tick.started_lately:
+    for row, waited_s in tick.recent_starts:
         found[row.queue, row.class_].append(waited_s)
     sizes = Counter[str]()
     for (queue, _), waits in found.items():
@@ -58,7 +58,7 @@ def _add_waits(page: Page, tick: Tick) -> None:
     )
 
 
-def _add_pools(page: Page, tick: Tick) -> None:
+def _add_pool_metrics(page: Page, tick: Tick) -> None:
     kinds = [(node.pool, node.gpu_model or tick.gpu_models.get(node.name, "")) for node in tick.topology.nodes]
     sizes = Counter[tuple[str, str]]()
     for kind, gpus in zip(kinds, tick.topology.gpus.tolist(), strict=True):
@@ -67,7 +67,7 @@ def _add_pools(page: Page, tick: Tick) -> None:
     rows_of: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row, kind in enumerate(kinds):
         rows_of[kind if kind in shown else (OTHER, OTHER)].append(row)
-    states, busy = gpu_states(tick), tick.gpu_column("gpu_util")
+    states, busy = gpu_states(tick), tick.read_gpu_feature("gpu_util")
     reported = [({"pool": pool, "gpu_model": model}, rows) for (pool, model), rows in sorted(rows_of.items())]
     page.gauge(
         "pool_gpus",
@@ -94,7 +94,7 @@ def _mean(busy: NDArray[np.float64], mask: NDArray[np.bool_]) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _add_ends(page: Page, tick: Tick) -> None:
+def _add_end_metrics(page: Page, tick: Tick) -> None:
     ended = [row for row in tick.events.ended if (row.over_ms or 0) > tick.now_ms - RECENT_MS]
     failures: Counter[str] = Counter(
         row.failure.category if row.failure else "unknown" for row in ended if row.state == "failed"

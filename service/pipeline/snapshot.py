@@ -33,7 +33,7 @@ from fleetcast.service.pipeline.node_past import NodePasts
 from fleetcast.service.pipeline.state import FleetState
 from fleetcast.service.pipeline.stateful import STATEFUL, UNREADABLE, PartKind, Parts, write_parts
 from fleetcast.service.state_parts import Positions, SnapshotHeader
-from fleetcast.service.thread_work import in_thread
+from fleetcast.service.thread_work import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Snapshot:
             if now_ms - saved.saved_ms > MISSED_TICKS * config.pipeline.tick_s * 1000:
                 saved.parts[NodePasts].missed(saved.saved_ms)
             return saved
-        store = _new_store(Entities(), config)
+        store = _make_window_store(Entities(), config)
         state = FleetState(store.entities, store, topology, config.limits)
         return SavedState(state=state, parts=Parts(self._kinds, config, state), positions={}, began_ms=now_ms)
 
@@ -130,10 +130,10 @@ class Snapshot:
         self, number: int, positions: Positions, work: Work | None, works: Iterator[Work]
     ) -> Positions | None:
         while work is not None:
-            await in_thread(work)
+            await run_in_thread(work)
             work = next(works, None)
         self.whole = dict([*self.whole.items(), (number, positions)][-MAX_SNAPSHOTS:])
-        await in_thread(self._remove_old_folders)
+        await run_in_thread(self._remove_old_folders)
         return next(iter(self.whole.values())) if len(self.whole) == MAX_SNAPSHOTS else None
 
     def _works(self, saved: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
@@ -192,9 +192,9 @@ def _store(folder: Path, config: Config) -> WindowStore:
         return WindowStore.load(folder, interval_s=interval_s, future_limit_s=future_limit_s)
     except OtherIntervalError as error:
         logger.warning("%s: samples begin anew, jobs and nodes stay", error)
-        return _new_store(error.entities, config)
+        return _make_window_store(error.entities, config)
 
 
-def _new_store(entities: Entities, config: Config) -> WindowStore:
+def _make_window_store(entities: Entities, config: Config) -> WindowStore:
     limit_s = config.pipeline.future_limit_s
     return WindowStore(entities, interval_s=config.scrape.interval_s, future_limit_s=limit_s)

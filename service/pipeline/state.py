@@ -285,7 +285,7 @@ class FleetState:
         Both tables stay in bounds.
         """
         self.fold.rest(now_ms - RESTS_AFTER_MS, now_ms - history_days * 86_400_000, MOST_ENDED)
-        if forgotten := self.jobs.forget_oldest(MOST_RESTING):
+        if forgotten := self.jobs.drop_oldest_jobs(MOST_RESTING):
             logger.warning("forgot %d jobs at rest before their time: at most %d are kept", forgotten, MOST_RESTING)
 
     def used(self) -> dict[str, dict[str, int]]:

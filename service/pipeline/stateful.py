@@ -53,7 +53,7 @@ class PartKind:
 STATEFUL: tuple[PartKind, ...] = (
     PartKind("demand", lambda config, state: state.demand),
     PartKind("runs", lambda config, state: state.runs),
-    PartKind("desk", lambda config, state: demand_forecaster(config)),
+    PartKind("desk", lambda config, state: make_demand_forecaster(config)),
     PartKind("memory", lambda config, state: state.memory),
     PartKind("peaks", lambda config, state: JobPeaks()),
     PartKind("told", lambda config, state: RunTimeRecord()),
@@ -124,7 +124,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a snapshot cannot hold {type(value).__name__}")
 
 
-def demand_forecaster(config: Config) -> DemandForecaster:
+def make_demand_forecaster(config: Config) -> DemandForecaster:
     registry = Registry(config.models_folder)
     plugins = [make_forecaster(path) for path in config.pipeline.forecasters]
     sparse = Sparse()

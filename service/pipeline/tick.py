@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from fleetcast.features.extract import Frames
 from fleetcast.features.serving import ServedInstance
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.held_gpus import states_parts, wanted_milli
+from fleetcast.fleet.held_gpus import count_wanted_milli, has_gpu_parts
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
 from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.label_jobs import LabelHold
 from fleetcast.models.risk.gpu_signals import MISSED_SCRAPES
-from fleetcast.models.risk.node_risk import published_risk, usual_risk
+from fleetcast.models.risk.node_risk import compute_published_risk, usual_risk
 from fleetcast.models.risk.node_signals import NODE_SILENT_S
 from fleetcast.models.risk.score import ScoredFleet
 from fleetcast.placement.ledger.promised import OpenRequest
@@ -34,7 +34,7 @@ from fleetcast.service.board.gpu_use import NO_HOLDER, Occupant, gpu_use
 from fleetcast.service.listening import Listening
 from fleetcast.service.pipeline import documents
 from fleetcast.service.pipeline.occupancy import Occupancy, held_by_node
-from fleetcast.service.pipeline.open_requests import OpenView, beside_jobs
+from fleetcast.service.pipeline.open_requests import OpenView, drop_held_promises
 from fleetcast.service.pipeline.run_times.record import Attempt, IssuedRunTime
 from fleetcast.service.pipeline.state import EventView
 from fleetcast.service.pipeline.tick_memory import TickMemory
@@ -45,12 +45,12 @@ SILENT_INTERVALS = 3.0
 RECENT_MS = 3_600_000
 
 
-def whole_of(job: str, jobs: Container[str]) -> str:
+def find_whole_job(job: str, jobs: Container[str]) -> str:
     """Return the job in `jobs` that this name is, or is a part of by its prefix.
 
     Returns "" if there is none. `ml/set-workers` is a part of `ml/set`.
 
-    >>> whole_of("ml/set-workers", {"ml/set"}), whole_of("ml/settle", {"ml/set"})
+    >>> find_whole_job("ml/set-workers", {"ml/set"}), find_whole_job("ml/settle", {"ml/set"})
     ('ml/set', '')
     """
     names = [job, *(job[:at] for at, letter in enumerate(job) if letter == "-")]
@@ -124,7 +124,7 @@ class Tick(TickInputs):
     @cached_property
     def usual_risk(self) -> NDArray[np.float64]:
         """(kind, horizon) probabilities of an ordinary node of this fleet, at least the published ones."""
-        return np.maximum(published_risk(), usual_risk(self.fleet.risk.values))
+        return np.maximum(compute_published_risk(), usual_risk(self.fleet.risk.values))
 
     @cached_property
     def flagged(self) -> NDArray[np.bool_]:
@@ -140,7 +140,7 @@ class Tick(TickInputs):
     @cached_property
     def hearing(self) -> NDArray[np.int8]:
         """(n,) Hearing: whether telemetry confirms what runs on the GPUs of each node."""
-        age_s = np.nan_to_num(self.gpu_column("age_s"), nan=np.inf)
+        age_s = np.nan_to_num(self.read_gpu_feature("age_s"), nan=np.inf)
         youngest_s = np.where(self.exists, age_s, np.inf).min(axis=1, initial=np.inf)
         has_reported = np.isfinite(youngest_s)
         if not (self.has_exporters or has_reported.any()):
@@ -167,7 +167,7 @@ class Tick(TickInputs):
     def occupancy(self) -> Occupancy:
         names, running = self.topology.names, {row.job for row in self.events.running}
         given_back = self.memory.occupancy.given_back(running)
-        works = self.use.worked_lately(names, self.frames.gpu, self.gpu_rows, self.now_ms, given_back)
+        works = self.use.find_active_gpus(names, self.frames.gpu, self.gpu_rows, self.now_ms, given_back)
         given = self.events.running, self.events.placements, self.topology, self.rows, works, self.given
         return self.memory.occupancy.observe(*given)
 
@@ -188,7 +188,7 @@ class Tick(TickInputs):
         return {
             (row.job, row.attempt): milli
             for number, (row, held) in enumerate(zip(self.events.running, self.held_by_node, strict=True))
-            if (number in differ or states_parts(row)) and (milli := sum(held.values())) != wanted_milli(row)
+            if (number in differ or has_gpu_parts(row)) and (milli := sum(held.values())) != count_wanted_milli(row)
         }
 
     @cached_property
@@ -242,7 +242,7 @@ class Tick(TickInputs):
         held: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for attempt, on_nodes in zip(self.events.running, self.held_by_node, strict=True):
             if "started" not in attempt.written or attempt.source == "labels":
-                whole = whole_of(attempt.job, self.bound)
+                whole = find_whole_job(attempt.job, self.bound)
                 held[whole].update({node: milli // WHOLE_GPU for node, milli in on_nodes.items()} if whole else {})
         promised = {row.job for row in self.open.promised}
         for job, places in self.bound.items():
@@ -252,17 +252,17 @@ class Tick(TickInputs):
         return found
 
     @property
-    def jobs_are_known(self) -> bool:
+    def are_jobs_known(self) -> bool:
         """Return whether every source of jobs has answered once. Before that, GPUs at work may belong to jobs."""
         return all(stated.until_ms > 0 for stated in self.listening.values())
 
     @cached_property
     def open(self) -> OpenView:
         """The waiting and promised requests, by events and in our own queue, each once."""
-        return OpenView.of(beside_jobs(self.open_requests, self.held, self.rows), self.events)
+        return OpenView.of(drop_held_promises(self.open_requests, self.held, self.rows), self.events)
 
     @cached_property
-    def started_lately(self) -> list[tuple[JobAttempt, float]]:
+    def recent_starts(self) -> list[tuple[JobAttempt, float]]:
         """The attempts that started within the last hour, with the seconds that they had waited."""
         return [
             (row, max(0.0, (row.started_ms - row.eligible_ms) / 1000))
@@ -273,7 +273,7 @@ class Tick(TickInputs):
     @property
     def queued_gpus(self) -> int:
         """The GPUs that waiting jobs ask for, each job once. Parts of GPUs add up."""
-        return ceil(sum(map(wanted_milli, self.open.waiting)) / WHOLE_GPU)
+        return ceil(sum(map(count_wanted_milli, self.open.waiting)) / WHOLE_GPU)
 
     @cached_property
     def blocked(self) -> list[JobAttempt]:
@@ -310,10 +310,10 @@ class Tick(TickInputs):
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
         """Return whether the GPU exists and has not vanished from its exporter's page, (n, g) bool."""
-        silent = np.nan_to_num(self.gpu_column("silent_s")) > SILENT_INTERVALS * self.interval_s
+        silent = np.nan_to_num(self.read_gpu_feature("silent_s")) > SILENT_INTERVALS * self.interval_s
         return self.exists & ~silent
 
-    def gpu_column(self, feature: str, nodes: "slice | NDArray[np.intp]" = slice(None)) -> NDArray[np.float64]:
+    def read_gpu_feature(self, feature: str, nodes: "slice | NDArray[np.intp]" = slice(None)) -> NDArray[np.float64]:
         """Return (nodes, g) the last fresh value of a feature of each GPU, NaN if unknown.
 
         Raises KeyError if there is no such feature.

@@ -13,7 +13,13 @@ from fleetcast.service.answers.fleet import BoardMeta, Ingestion, Warming
 from fleetcast.service.config import Config
 from fleetcast.service.listening import SourcesListening
 from fleetcast.service.pipeline.archive_writer import ArchiveWriter
-from fleetcast.service.pipeline.guarded_source import GuardedSource, bound_gpus, gpu_models, stated_nodes, unread_inbox
+from fleetcast.service.pipeline.guarded_source import (
+    GuardedSource,
+    bound_gpus,
+    describe_unreadable_inbox,
+    gpu_models,
+    merge_source_nodes,
+)
 from fleetcast.service.pipeline.metrics import PipelineMetrics
 from fleetcast.service.pipeline.occupancy import UNKNOWN, names_wrong_gpus
 from fleetcast.service.pipeline.other_pipelines import OtherPipelines
@@ -54,7 +60,7 @@ class InputCollector:
             self._others.poll()
             state.learn_nodes(self._others.nodes())
             self._gpu_models, gpus = {**self._others.models(), **self._gpu_models}, self._others.gpus()
-        state.refresh_topology(self._gpu_models, gpus, stated_nodes(self._sources))
+        state.refresh_topology(self._gpu_models, gpus, merge_source_nodes(self._sources))
 
     def follow_jobs(self, now_ms: int) -> None:
         """Fold the jobs that labels name, and end silent ones. Only the first pipeline folds events."""
@@ -111,7 +117,7 @@ class InputCollector:
 
     def _meta(self, now_ms: int) -> BoardMeta:
         have_s = (now_ms - self._saved.began_ms) / 1000
-        unknown = unread_inbox(self._sources) if self._saved.occupancy_known else UNKNOWN
+        unknown = describe_unreadable_inbox(self._sources) if self._saved.occupancy_known else UNKNOWN
         return BoardMeta(
             fleet=self._config.fleet.name,
             generation=self._saved.state.topology.generation,

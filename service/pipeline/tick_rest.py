@@ -58,10 +58,10 @@ class TickRest:
         took_s = time.monotonic() - self._began
         await asyncio.sleep(SHORTEST_WALL_S)  # a flood of hard signals leaves time for everything else
         await self._wait_for_wake(min(tick_s, (1 + NEW_NODES_REST) * took_s))
-        self.let_new_nodes_wake()
+        self.enable_new_node_wake()
         await self._wait_for_wake(tick_s)
 
-    def let_new_nodes_wake(self) -> None:
+    def enable_new_node_wake(self) -> None:
         """Let new nodes wake the tick from now on, including those that are waiting already."""
         self._may_wake = True
         if self._waits:

@@ -68,7 +68,7 @@ class UnknownUse(Stateful):
         self._idle_ms = np.full((0, 1), -1, np.int64)  # time of the first idle reading since, -1: none
         self._restored: dict[str, tuple[list[int], list[int]]] = {}  # node → verdicts, and which were at work lately
 
-    def worked_lately(
+    def find_active_gpus(
         self,
         names: Sequence[str],
         frame: FeatureFrame,

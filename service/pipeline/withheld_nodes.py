@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.nodes import NodeRecord, NodeState
 from fleetcast.fleet.topology import Topology
-from fleetcast.placement.queues.closed import nodes_of, window_words
+from fleetcast.placement.queues.closed import describe_closing_window, mask_window_nodes
 from fleetcast.placement.queues.tree import Window
 from fleetcast.service.board.gpu_use import Occupant
 
@@ -44,18 +44,18 @@ class WithheldNodes:
         If a node has both, maintenance counts and the reservation does not.
         """
         use = np.full(len(topology), Occupant.NOTHING, np.int8)
-        words = {name: [record.withheld_for] for name, record in records.items() if record.withheld}
+        words = {name: [record.withheld_reason] for name, record in records.items() if record.withheld}
         is_in_service = np.isin(state, [NodeState.IN_SERVICE, *BY_STATE])
         for node_state, kind in BY_STATE.items():
             use[state == node_state] = kind
         for window in windows:
             if not window.from_ms <= now_ms < window.to_ms:
                 continue
-            nodes = nodes_of(window, topology) & is_in_service
+            nodes = mask_window_nodes(window, topology) & is_in_service
             if window.queue is None:
                 use[nodes] = Occupant.WINDOW
             else:
                 use[nodes & (use == Occupant.NOTHING)] = Occupant.RESERVATION
             for row in np.flatnonzero(nodes).tolist():
-                words.setdefault(topology.names[row], []).append(window_words(window))
+                words.setdefault(topology.names[row], []).append(describe_closing_window(window))
         return cls(use, {name: "; ".join(filter(None, said)) for name, said in words.items()})

@@ -7,24 +7,24 @@ from fleetcast.models.demand.rows import DemandRow
 from fleetcast.placement.ahead.futures import ArrivalForecast
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.service.board.board import Board
-from fleetcast.service.pipeline.demand.sections import demand_keys, demand_rows
+from fleetcast.service.pipeline.demand.sections import read_demand_keys, read_demand_rows
 
 EVERYBODY = {"pool": "all", "class": "all", "group": "all", "target": "arriving"}
 
 
-def arrivals_of(board: Board, run_times: RunTimeQuantiles) -> ArrivalForecast | None:
+def forecast_arrivals(board: Board, run_times: RunTimeQuantiles) -> ArrivalForecast | None:
     """Return the forecast of arriving GPUs, in jobs of the sizes that have finished.
 
     Returns None if there is no forecast, or no job has finished.
     """
     sizes = {gpus: count for gpus, count in run_times.seen.items() if gpus > 0 and count > 0}
     try:
-        at = demand_keys(board).matching(EVERYBODY)
+        at = read_demand_keys(board).find_matching_rows(EVERYBODY)
     except KeyError:
         return None
     if not at or not sizes:
         return None
-    row = msgspec.json.decode(demand_rows(board, at[:1])[0], type=DemandRow)
+    row = msgspec.json.decode(read_demand_rows(board, at[:1])[0], type=DemandRow)
     gpus = np.array([[np.nan if value is None else value for value in path] for path in row.values], np.float64)
     known = np.isfinite(gpus).all(axis=0) if gpus.size else np.zeros(0, bool)
     if not known.any():

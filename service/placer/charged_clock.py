@@ -35,7 +35,7 @@ class ChargedClock:
 
     def follow(self) -> None:
         """Move open charges and credits if the clock was set. The change is on disk when this returns."""
-        by_ms = self._watch.set_by_ms()
+        by_ms = self._watch.pop_clock_step_ms()
         if not by_ms:
             return
         self._ahead_ms += by_ms
@@ -48,7 +48,7 @@ class ChargedClock:
         charges, banks = list(totals.opened().values()), dict(totals.banks())
         logger.warning("the clock was set by %+.0f s: %d open charges keep their ages", by_ms / 1000, len(charges))
         with self._ledger.transaction():
-            totals.keep_banks((name, replace(bank, as_of_ms=bank.as_of_ms + by_ms)) for name, bank in banks.items())
+            totals.write_banks((name, replace(bank, as_of_ms=bank.as_of_ms + by_ms)) for name, bank in banks.items())
             for charge in charges:
                 totals.change(_later(charge, by_ms))
             moved = self._moved()
@@ -84,14 +84,14 @@ class ChargedClock:
         run_ms = min(runs_ms, key=lambda run_ms: (abs(passed_ms - run_ms), -run_ms))
         return max(since_ms + min(max(0, run_ms), passed_ms + self._tick_ms), charge.held_ms)
 
-    def unseen_end(self, row: EndedJobRow) -> int:
+    def compute_unseen_end(self, row: EndedJobRow) -> int:
         """Return when a run ended that also began since the last board.
 
         A clock that was set meanwhile must not lengthen the run.
         """
         return max(row.started_ms or 0, row.ended_ms - self._since_board_ms)
 
-    def stated_start_ms(self, charge: Charge) -> int:
+    def compute_stated_start_ms(self, charge: Charge) -> int:
         """Return when a charge began, on the clock of its job's events."""
         started_ms, moved = charge.started_ms or charge.held_ms, self._moved()
         return started_ms - moved.get(str(charge.charge_id), 0) if moved else started_ms  # asked for each job and board
@@ -100,7 +100,7 @@ class ChargedClock:
         """Record that a board was followed. The jobs that run on it are charged at least until now."""
         self._board_ms, self._since_board_ms = now_ms, 0
 
-    def last_board_ms(self, now_ms: int) -> int:
+    def get_last_board_ms(self, now_ms: int) -> int:
         """Return when the previous board was followed. Returns now if there was none."""
         return now_ms if self._board_ms is None else min(self._board_ms, now_ms)
 

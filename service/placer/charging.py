@@ -58,14 +58,14 @@ class Charging:
             changes += self._runs(row, known, observed.view, tree, now_ms)
         for row in ended:
             known = totals.opened().get((row.job, row.attempt))
-            if known is not None and (parts := self._split_at_resize(known, row, observed.view, now_ms)):
+            if known is not None and (parts := self._split_charge_at_resize(known, row, observed.view, now_ms)):
                 changes += [(totals.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
             elif known is not None:
                 changes.append((totals.change, self._ended(known, row, now_ms)))
             elif row.started_ms is not None and not totals.has_charged(row.job, row.attempt):
-                new, ended_ms = self._new(row, observed.view, tree, row.started_ms), self.time.unseen_end(row)
+                new, ended_ms = self._new(row, observed.view, tree, row.started_ms), self.time.compute_unseen_end(row)
                 row = msgspec.structs.replace(row, ended_ms=ended_ms)
-                changes.append((self._open_and_close(row, now_ms), new))
+                changes.append((self._make_closed_charge_writer(row, now_ms), new))
         changes += self._gone(running, ended, observed, now_ms)
         if changes:
             with self.ledger.transaction():
@@ -82,11 +82,11 @@ class Charging:
         if known is None:
             started_ms = row.started_ms or now_ms
             return [(self._open(started_ms, now_ms), self._new(row, view, tree, started_ms))]
-        if parts := self._split_at_resize(known, row, view, now_ms):
+        if parts := self._split_charge_at_resize(known, row, view, now_ms):
             return [(totals.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
         is_news = row.held != self._held_before.get((row.job, row.attempt))
         if known.started_ms is not None and row.held and is_news and not row.displaced:
-            return self._follow_occupancy(known, self._held(row, view), now_ms)
+            return self._find_occupancy_changes(known, self._held(row, view), now_ms)
         if known.started_ms is None and row.started_ms is not None:
             held = self._held(row, view) if row.held else known.held  # what it was given is not always what it took
             begun = replace(known, started_ms=self.time.started(known, row.started_ms, now_ms), held=held)
@@ -116,20 +116,24 @@ class Charging:
 
         return write
 
-    def _split_at_resize(
+    def _split_charge_at_resize(
         self, known: Charge, row: RunningJobRow, view: ClusterView, now_ms: int
     ) -> tuple[Charge, Charge] | None:
         """Return the charge closed at the job's last resize, and a new one for what the job has held since.
 
         Returns None without a resize.
         """
-        if known.started_ms is None or row.placed_ms is None or row.placed_ms <= self.time.stated_start_ms(known):
+        if (
+            known.started_ms is None
+            or row.placed_ms is None
+            or row.placed_ms <= self.time.compute_stated_start_ms(known)
+        ):
             return None
         since_ms = self.time.ended(known, row.placed_ms, now_ms)
         new = replace(known, held=self._held(row, view), held_ms=since_ms, started_ms=since_ms, expected_s=None)
         return replace(known, ended_ms=since_ms, outcome="resized"), replace(new, queued_ms=None)
 
-    def _follow_occupancy(
+    def _find_occupancy_changes(
         self, known: Charge, held: tuple[HeldGpus, ...], now_ms: int
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
         """Return the changes for a job that now holds another number of GPUs. Empty if the number is the same.
@@ -141,7 +145,7 @@ class Charging:
         if math.isclose(gpus, known.gpus, abs_tol=1e-6):
             return []
         since_ms = max(now_ms, known.held_ms)
-        ahead_ms = (known.started_ms or 0) - self.time.stated_start_ms(known)
+        ahead_ms = (known.started_ms or 0) - self.time.compute_stated_start_ms(known)
         new = replace(known, held=held, held_ms=since_ms, started_ms=since_ms, expected_s=None, queued_ms=None)
 
         def reopen(charge: Charge) -> None:
@@ -154,15 +158,15 @@ class Charging:
 
         If the events state no share of a GPU, the request that placed the job does.
         """
-        request = self.ledger.request_of(row.job, row.attempt)
+        request = self.ledger.find_request(row.job, row.attempt)
         return held_gpus(row, view, request.milli if request is not None else WHOLE_GPU)
 
     def _new(self, row: RunningJobRow, view: ClusterView, tree: QueueTree | None, held_ms: int) -> Charge:
         """Return a new charge for an attempt that has none from a placement of ours."""
-        request = self.ledger.request_of(row.job, row.attempt)
+        request = self.ledger.find_request(row.job, row.attempt)
         if request is None:
             request = PlacementRequest(request_id="", queue=row.queue, user=row.user)
-        leaf = leaf_name(request, tree)
+        leaf = find_charged_leaf(request, tree)
         return Charge(
             charge_id=0,
             request_id=request.request_id,
@@ -178,7 +182,7 @@ class Charging:
             started_ms=row.started_ms,
         )
 
-    def _open_and_close(self, row: EndedJobRow, now_ms: int) -> Callable[[Charge], Any]:
+    def _make_closed_charge_writer(self, row: EndedJobRow, now_ms: int) -> Callable[[Charge], Any]:
         def write(charge: Charge) -> None:
             self.ledger.charges.change(self._ended(self.ledger.charges.open(charge), row, now_ms))
 
@@ -191,7 +195,7 @@ class Charging:
         closed = _ended(charge, row, self.time.ended(charge, row.ended_ms, now_ms))
         return replace(closed, used_gpu_s=self._used(closed, closed.ended_ms or 0))
 
-    def as_of(self, charge: Charge, until_ms: int) -> Charge:
+    def update_charge_use(self, charge: Charge, until_ms: int) -> Charge:
         """Return an open charge with the use that telemetry saw until a time.
 
         A closed charge is returned unchanged.
@@ -214,12 +218,12 @@ class Charging:
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
         """Return changes that close the charges of attempts that no board and no promise names any more."""
         alive = {(row.job, row.attempt) for row in (*running, *ended)}
-        alive |= {(intent.job, intent.attempt) for intent in self.ledger.active_intents()}
+        alive |= {(intent.job, intent.attempt) for intent in self.ledger.list_active_intents()}
         totals = self.ledger.charges
         return [
             (
                 totals.change,
-                replace(charge, ended_ms=max(self.time.last_board_ms(now_ms), charge.held_ms), outcome=UNSEEN),
+                replace(charge, ended_ms=max(self.time.get_last_board_ms(now_ms), charge.held_ms), outcome=UNSEEN),
             )
             for key, charge in totals.opened().items()
             if key not in alive and key not in observed.seen
@@ -269,8 +273,8 @@ def _count_gpus_by_holder(row: RunningJobRow, view: ClusterView) -> tuple[HeldGp
     return summed([("", "", float(row.gpus))])
 
 
-def leaf_name(request: PlacementRequest, tree: QueueTree | None) -> str:
+def find_charged_leaf(request: PlacementRequest, tree: QueueTree | None) -> str:
     """Return the leaf that is charged: the one in the tree, or the named queue if there is no tree."""
     if tree is not None:
-        return tree.known_leaf(request)
+        return tree.find_known_leaf(request)
     return request.queue or DEFAULT_QUEUE

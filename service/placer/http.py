@@ -20,9 +20,9 @@ from fleetcast.service.answers.placements import Fragmentation, PlacerHealth
 from fleetcast.service.http.access import Access, Scope
 from fleetcast.service.http.body_budget import BodyBudget
 from fleetcast.service.http.placement_body import decode
-from fleetcast.service.http.problems import Problem, as_problem, http_problem
-from fleetcast.service.http.request_body import read_raw
-from fleetcast.service.http.table import CALLER, JSON, Handler, Param, Query, Row, encode, routes_of
+from fleetcast.service.http.problems import Problem, answer_starlette_error, convert_to_problem
+from fleetcast.service.http.request_body import read_raw_body
+from fleetcast.service.http.table import CALLER, JSON, Handler, Param, Query, Row, encode, make_routes
 from fleetcast.service.placer.http_queues import CHARGE_PARAMS, DRY_RUN, charges, put_queues, queues, why
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.own_queues import OwnQueues
@@ -78,16 +78,16 @@ class PlacerContext:
         if isinstance(error, LedgerError) and str(error) != self._damage:
             self._damage = str(error)
             logger.error("%s", error)
-        return as_problem(error)
+        return convert_to_problem(error)
 
 
 async def place(request: Request, context: PlacerContext, query: Query) -> Response:
-    wanted = decode(await read_raw(request, MAX_BODY_BYTES))
+    wanted = decode(await read_raw_body(request, MAX_BODY_BYTES))
     return answer(context.service.place(wanted, caller_of(request, wanted)))
 
 
 async def enqueue(request: Request, context: PlacerContext, query: Query) -> Response:
-    wanted = decode(await read_raw(request, MAX_BODY_BYTES))
+    wanted = decode(await read_raw_body(request, MAX_BODY_BYTES))
     if why_full := context.service.queues.full(wanted):
         raise Problem(429, "queue_full", why_full, headers={"retry-after": "60"})
     reply = context.service.enqueue(wanted, caller_of(request, wanted))
@@ -100,7 +100,7 @@ async def placements(request: Request, context: PlacerContext, query: Query) -> 
     return answer(page(context.service.clock.now_ms(), rows, cursor), headers=NOW)
 
 
-async def one_placement(request: Request, context: PlacerContext, query: Query) -> Response:
+async def answer_placement(request: Request, context: PlacerContext, query: Query) -> Response:
     request_id = request.path_params["request_id"]
     own = OwnQueues(request, context.service)
     own.check(request_id)
@@ -127,7 +127,7 @@ async def fragments(request: Request, context: PlacerContext, query: Query) -> R
 
 
 async def estimate(request: Request, context: PlacerContext, query: Query) -> Response:
-    wanted = decode(await read_raw(request, MAX_BODY_BYTES))
+    wanted = decode(await read_raw_body(request, MAX_BODY_BYTES))
     return answer(encode(await context.starts.estimate(wanted)), headers=NOW)
 
 
@@ -153,7 +153,7 @@ async def health(request: Request, context: PlacerContext, query: Query) -> Resp
 
 
 async def metrics(request: Request, context: PlacerContext, query: Query) -> Response:
-    context.metrics.intents.set(len(context.service.ledger.active_intents()))
+    context.metrics.intents.set(len(context.service.ledger.list_active_intents()))
     with contextlib.suppress(StaleError):
         context.metrics.set_fragments(fragmentation(context.service.observed().view, context.service.options()))
         context.metrics.set_queues(context.admin.queues().rows)
@@ -172,7 +172,7 @@ def _make_cursor_param(default: int | None) -> Param:
 ROWS = (
     _row("POST", "/placements", place, Scope.PLACE),
     _row("GET", "/placements", placements, Scope.READ, (_make_cursor_param(0), LIMIT)),
-    _row("GET", "/placements/{request_id:path}", one_placement, Scope.READ),
+    _row("GET", "/placements/{request_id:path}", answer_placement, Scope.READ),
     _row("DELETE", "/placements/{request_id:path}", cancel, Scope.PLACE),
     _row("GET", "/queues", queues, Scope.READ),
     _row("PUT", "/queues", put_queues, Scope.ADMIN, (DRY_RUN,)),
@@ -209,7 +209,7 @@ def make_app(
     context = PlacerContext(
         service, starts or StartTimeSampler(service), access or Access(), bodies, service.metrics, queue_changed
     )
-    app = Starlette(routes=routes_of(ROWS, context), exception_handlers={HTTPException: http_problem})
+    app = Starlette(routes=make_routes(ROWS, context), exception_handlers={HTTPException: answer_starlette_error})
     app.router.redirect_slashes = False  # a redirect would name the address that the api asked for us
     return app
 

@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from fleetcast.fleet.errors import RequestError
 from fleetcast.service.answers.queues import Charges
-from fleetcast.service.http.request_body import read_raw
+from fleetcast.service.http.request_body import read_raw_body
 from fleetcast.service.http.table import JSON, Param, Query, encode
 from fleetcast.service.placer.own_queues import OwnQueues
-from fleetcast.service.placer.queue_answers import charges_csv
+from fleetcast.service.placer.queue_answers import format_charges_csv
 
 NOW = {"age": "0"}
 CSV = "text/csv; charset=utf-8"
@@ -31,7 +31,7 @@ async def queues(request: Request, context: Any, query: Query) -> Response:
 
 async def put_queues(request: Request, context: Any, query: Query) -> Response:
     try:
-        text = (await read_raw(request, context.service.config.api.max_body_bytes)).decode()
+        text = (await read_raw_body(request, context.service.config.api.max_body_bytes)).decode()
     except UnicodeDecodeError as error:
         raise RequestError(f"the file is no text in UTF-8: {error}") from None
     generation = request.headers.get("if-match", "").strip().removeprefix("W/").strip('"')
@@ -55,5 +55,5 @@ async def charges(request: Request, context: Any, query: Query) -> Response:
     own = OwnQueues(request, context.service).charges
     answer: Charges = context.admin.charges(query["by"], query["from"], query["to"], own)
     if query["format"] == "csv":
-        return Response(charges_csv(answer), 200, NOW, media_type=CSV)
+        return Response(format_charges_csv(answer), 200, NOW, media_type=CSV)
     return Response(encode(answer), 200, NOW, media_type=JSON)

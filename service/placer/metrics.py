@@ -137,7 +137,7 @@ class PlacerMetrics:
             "fleetcast_placer_bad_requests", "Requests answered with a problem.", ["status"], registry=self.registry
         )
 
-    def show_paused(self, paused: Mapping[str, int]) -> None:
+    def set_paused_promises(self, paused: Mapping[str, int]) -> None:
         """Set the number of waiting promises by the source that they wait for.
 
         A source that no promise waits for loses its series.

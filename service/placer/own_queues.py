@@ -15,14 +15,14 @@ from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.fleet.requests import Decision, PlacementRequest
 from fleetcast.placement.ledger.chain import QUEUED, ChainHead, encode
 from fleetcast.placement.ledger.ledger import Committed
-from fleetcast.placement.machines.words import count_of
+from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.queues.charges import Charge
 from fleetcast.placement.queues.standing import amounts_of
 from fleetcast.placement.queues.tree import ANY
 from fleetcast.service.answers.placements import Queue, QueueRow
 from fleetcast.service.answers.queues import QueuesAnswer, WhyStep, WhyWaiting
-from fleetcast.service.http.access import viewer_of
-from fleetcast.service.placer.charging import leaf_name
+from fleetcast.service.http.access import get_admitted_caller
+from fleetcast.service.placer.charging import find_charged_leaf
 from fleetcast.service.placer.own_numbers import after, places
 from fleetcast.service.placer.service import PlacementService
 from fleetcast.service.placer.why_waiting import NAMED
@@ -39,7 +39,7 @@ class OwnQueues:
     """A caller's view of a placer. For a caller that is not bound to queues it changes nothing."""
 
     def __init__(self, request: Request, service: PlacementService) -> None:
-        self.caller = viewer_of(request)
+        self.caller = get_admitted_caller(request)
         self._service = service
 
     @property
@@ -52,7 +52,9 @@ class OwnQueues:
             return True
         if request is None:
             return False
-        leaf = leaf_name(request, self._service.queues.tree) or request.queue  # a queue that the file does not name
+        leaf = (
+            find_charged_leaf(request, self._service.queues.tree) or request.queue
+        )  # a queue that the file does not name
         return self.caller.sees(leaf)
 
     def has_request(self, request_id: str) -> bool:
@@ -76,7 +78,7 @@ class OwnQueues:
             rows = ledger.decisions_after(count, limit)
             return rows, rows[-1].cursor if rows else count
         own = await self._service.own_decisions.find(self.has)
-        rows = ledger.decisions_at(own[count : count + limit].tolist())
+        rows = ledger.read_decisions(own[count : count + limit].tolist())
         numbers = places(own, [row.cursor for row in rows])
         return [
             replace(row, cursor=number, reply=self.reply(row.reply))
@@ -105,9 +107,9 @@ class OwnQueues:
         if request_id is not None:
             rows = ledger.audit(limit, None if count is None else after(own, count), request_id)
         elif count is not None:
-            rows = ledger.audit_at(own[count : count + limit].tolist())
+            rows = ledger.read_audit_lines(own[count : count + limit].tolist())
         else:
-            rows = ledger.audit_at(own[-limit:].tolist())[::-1]
+            rows = ledger.read_audit_lines(own[-limit:].tolist())[::-1]
         rows = [row for row in rows if row["request_id"] and self.has_request(row["request_id"])]
         numbers = places(own, [row["audit_id"] for row in rows])
         return ChainHead(len(own)), [
@@ -188,11 +190,11 @@ class OwnQueues:
         if f"before it in queue {answer.queue!r}" in step.sentence:
             return step
         tree = self._service.queues.tree
-        others = [one.request_id for one in before if leaf_name(one, tree) != answer.queue]
+        others = [one.request_id for one in before if find_charged_leaf(one, tree) != answer.queue]
         if not others:
             return None
         return WhyStep(
-            "before", f"{count_of(len(others), 'request')} of its other queues before it", others[-NAMED:][::-1]
+            "before", f"{format_count(len(others), 'request')} of its other queues before it", others[-NAMED:][::-1]
         )
 
 
@@ -201,4 +203,4 @@ def _redact_row(row: QueueRow, place: int) -> QueueRow:
 
 
 def _describe_wait(request: PlacementRequest) -> str:
-    return f"waits for {count_of(round(amounts_of(request, request.members.min)[ANY]), 'GPU')}"
+    return f"waits for {format_count(round(amounts_of(request, request.members.min)[ANY]), 'GPU')}"

@@ -7,7 +7,7 @@ from typing import Any
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.plan.queue import Waiting
 from fleetcast.placement.plan.turns import TreeTurns, is_below
-from fleetcast.placement.queues.charges import Charge, parts_of
+from fleetcast.placement.queues.charges import Charge, list_leaf_ancestors
 from fleetcast.placement.queues.showback import By, ChargeSum, sums
 from fleetcast.placement.queues.standing import QueueStanding, Stand, amounts_of
 from fleetcast.placement.queues.tree import ANY, ROOT, Prices, QueueTree, notes_of
@@ -18,7 +18,7 @@ FORMULA_SIGNS = tuple("=+-@＝＋－＠")  # with which a spreadsheet begins to 
 SEPARATORS = frozenset(',;|"')  # of cells, by the language of the spreadsheet
 
 
-def queues_answer(
+def make_queues_answer(
     tree: QueueTree, turns: TreeTurns, waiting: Sequence[Waiting], opened: Iterable[Charge], week: QueueWeek,
     banked: dict[str, float], now_ms: int, generation: str, refused: str, below: Collection[str] = (),
 ) -> QueuesAnswer:  # fmt: skip
@@ -29,7 +29,7 @@ def queues_answer(
     """
     standing = turns.standing
     counts, gpus = _count_waiting_by_queue(tree, waiting)
-    running = Counter(name for charge in opened for name in parts_of(charge.leaf))
+    running = Counter(name for charge in opened for name in list_leaf_ancestors(charge.leaf))
     lent = _lent(standing)
     rows = []
     for stand in standing.stands.values():
@@ -98,13 +98,13 @@ def _count_waiting_by_queue(tree: QueueTree, waiting: Sequence[Waiting]) -> tupl
     counts, gpus = Counter[str](), Counter[str]()
     for entry in waiting:
         wanted = amounts_of(entry.request, entry.request.members.desired)[ANY]
-        for name in parts_of(tree.known_leaf(entry.request)):
+        for name in list_leaf_ancestors(tree.find_known_leaf(entry.request)):
             counts[name] += 1
             gpus[name] += wanted  # type: ignore[assignment]
     return counts, gpus
 
 
-def change_of(
+def compare_queue_trees(
     before: QueueTree | None, after: QueueTree, waiting: Iterable[PlacementRequest], applied: bool
 ) -> QueueChange:
     """Return what another tree adds, removes and changes, and how many requests could not start with it."""
@@ -112,7 +112,7 @@ def change_of(
     new = {node.name: node for node in after.nodes[1:]}
     changed = [name for name in sorted(old.keys() & new.keys()) if _said(old[name]) != _said(new[name])]
     added, removed = sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys())
-    stranded = Counter(request.queue for request in waiting if not after.known_leaf(request))
+    stranded = Counter(request.queue for request in waiting if not after.find_known_leaf(request))
     notes = notes_of(after)
     if stranded:
         counts = f"{stranded.total():,} waiting requests name queues that the file does not have"
@@ -128,7 +128,9 @@ def _said(node: Any) -> tuple[Any, ...]:
     )
 
 
-def charges_answer(charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, prices: Prices, now_ms: int) -> Charges:
+def make_charges_answer(
+    charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, prices: Prices, now_ms: int
+) -> Charges:
     """Return what was held, used, lost and waited for between two times.
 
     The span ends now at the latest.
@@ -159,7 +161,7 @@ def _unseen(row: ChargeSum) -> str | None:
     return f"telemetry saw {part} of what was granted"
 
 
-def charges_csv(answer: Charges) -> str:
+def format_charges_csv(answer: Charges) -> str:
     """Return the answer as CSV, with one line for each row."""
     columns = ChargeRow.__struct_fields__
     lines = [",".join((answer.by, *columns[1:]))]

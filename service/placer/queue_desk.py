@@ -11,13 +11,13 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ahead.start_time import Blocker
 from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.queues.charges import Charge
-from fleetcast.placement.queues.queues_file import installed_gpus
+from fleetcast.placement.queues.queues_file import count_installed_gpus
 from fleetcast.placement.queues.showback import By, ChargeSum, sums
 from fleetcast.placement.queues.tree import Prices
 from fleetcast.service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
-from fleetcast.service.placer.queue_answers import change_of, charges_answer, queues_answer
-from fleetcast.service.placer.queue_file import ServedText, digest_of
-from fleetcast.service.placer.queue_week import DAY_MS, RETENTION_MS, WEEK_MS, QueueWeek, week_of
+from fleetcast.service.placer.queue_answers import compare_queue_trees, make_charges_answer, make_queues_answer
+from fleetcast.service.placer.queue_file import ServedText, compute_file_digest
+from fleetcast.service.placer.queue_week import DAY_MS, RETENTION_MS, WEEK_MS, QueueWeek, summarise_queue_week
 from fleetcast.service.placer.service import PlacementService
 from fleetcast.service.placer.why_waiting import why_waiting
 
@@ -43,12 +43,14 @@ class QueueAdmin:
         turns = service.queues.turns(observed)
         if file.tree is None or not isinstance(turns, TreeTurns):
             return QueuesAnswer(now_ms, "", (), notes=["no file of queues is configured: all wait in one line"])
-        waiting = service.all_waiting()
+        waiting = service.list_waiting_jobs()
         opened, banked = service.ledger.charges.opened().values(), service.queues.banked(now_ms)
         week = self._read_week(now_ms)
         refused = "" if below else file.refused
-        found = queues_answer(file.tree, turns, waiting, opened, week, banked, now_ms, file.generation, refused, below)
-        more = [] if below else file.notes(installed_gpus(observed.view.topology.nodes))
+        found = make_queues_answer(
+            file.tree, turns, waiting, opened, week, banked, now_ms, file.generation, refused, below
+        )
+        more = [] if below else file.notes(count_installed_gpus(observed.view.topology.nodes))
         return structs.replace(found, notes=[*found.notes, *more])
 
     def _read_week(self, now_ms: int) -> QueueWeek:
@@ -58,7 +60,7 @@ class QueueAdmin:
         """
         if self._week is None or not 0 <= now_ms - self._week[0] < RETENTION_MS:
             charges = self._service.ledger.charges.between(now_ms - WEEK_MS, now_ms + 1)
-            self._week = now_ms, week_of(charges, now_ms)
+            self._week = now_ms, summarise_queue_week(charges, now_ms)
         return self._week[1]
 
     def day(self) -> dict[str, ChargeSum]:
@@ -67,7 +69,7 @@ class QueueAdmin:
         if self._day is None or not 0 <= now_ms - self._day[0] < RETENTION_MS:
             charging, tree = service.queues.charging, service.queues.tree
             charges = service.ledger.charges.between(now_ms - DAY_MS, now_ms)
-            charged = [charging.as_of(row, now_ms) for row in charges]
+            charged = [charging.update_charge_use(row, now_ms) for row in charges]
             self._day = now_ms, sums(charged, "queue", now_ms - DAY_MS, now_ms, tree.prices if tree else Prices())
         return self._day[1]
 
@@ -84,7 +86,7 @@ class QueueAdmin:
         service, file = self._service, self._service.queues.file
         capacity: dict[str, float] = {}
         with suppress(StaleError):
-            capacity = installed_gpus(service.observed().view.topology.nodes)
+            capacity = count_installed_gpus(service.observed().view.topology.nodes)
         if not dry_run:
             service.watch.refuse()
         waiting = [entry.request for entry in service.ledger.queued()]
@@ -92,7 +94,7 @@ class QueueAdmin:
             found, change = await self._checked(text, generation, capacity, waiting)
         except RequestError as error:
             if not dry_run:
-                file.audit_refusal(service.clock.now_ms(), caller, digest_of(text), str(error))
+                file.audit_refusal(service.clock.now_ms(), caller, compute_file_digest(text), str(error))
             raise
         if dry_run:
             return change
@@ -111,7 +113,7 @@ class QueueAdmin:
 
         def check() -> tuple[ServedText, QueueChange]:
             found = file.check(text, generation, capacity)
-            return found, change_of(before, found.tree, waiting, False)
+            return found, compare_queue_trees(before, found.tree, waiting, False)
 
         try:
             return await asyncio.wait_for(asyncio.to_thread(check), READ_S)
@@ -147,5 +149,5 @@ class QueueAdmin:
         tree = service.queues.tree
         until_ms = min(to_ms, now_ms)
         charges = own(service.ledger.charges.between(from_ms, to_ms))
-        found = [service.queues.charging.as_of(row, until_ms) for row in charges]
-        return charges_answer(found, by, from_ms, to_ms, tree.prices if tree else Prices(), now_ms)
+        found = [service.queues.charging.update_charge_use(row, until_ms) for row in charges]
+        return make_charges_answer(found, by, from_ms, to_ms, tree.prices if tree else Prices(), now_ms)

@@ -116,7 +116,7 @@ class QueueFile:
         """Return whether the file has changed since it was last read."""
         return self.path is not None and _stamp(self.path) != self._seen
 
-    def has_settled(self) -> bool:
+    def is_file_stable(self) -> bool:
         """Return whether the file has been the same at each call for `STILL_S`."""
         stamp, now_s = _stamp(self.path) if self.path is not None else None, monotonic()
         if stamp != self._met[0]:
@@ -136,7 +136,7 @@ class QueueFile:
         try:
             return ReadQueues(stamp, self._checked(text, capacity))
         except RequestError as error:
-            return ReadQueues(stamp, None, digest_of(text), str(error))
+            return ReadQueues(stamp, None, compute_file_digest(text), str(error))
 
     def apply(self, read: ReadQueues, now_ms: int) -> None:
         """Serve the file that was read, or record why it is refused."""
@@ -207,7 +207,7 @@ class QueueFile:
 
     def _checked(self, text: str, capacity: Mapping[str, float] | None = None) -> ServedText:
         """Return a text and its tree. Raises RequestError if the tree cannot serve."""
-        if digest_of(text) == self._failed:
+        if compute_file_digest(text) == self._failed:
             raise RequestError("a pass over the queue failed with this very file: change it", None)
         tree = read_queues(text)
         if capacity:
@@ -216,7 +216,7 @@ class QueueFile:
         return ServedText(text, tree)
 
 
-def digest_of(text: str) -> str:
+def compute_file_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 

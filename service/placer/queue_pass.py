@@ -35,7 +35,7 @@ class QueuePass:
         state = observed.view, observed.running, observed.run_times
         return plan(queue, *state, self.options, self.turns, self.dropped)
 
-    def stranded_waits(self, planned: Plan) -> Iterator[Wait]:
+    def make_stranded_waits(self, planned: Plan) -> Iterator[Wait]:
         """Yield the waits of stranded entries, behind those that the plan considered."""
         after = AfterPass(self.options, planned.view, self.turns)
         for position, (entry, why) in enumerate(self.stranded, len(planned.waiting) + 1):

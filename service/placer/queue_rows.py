@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleetcast.placement.ahead.start_time import StartBasis, starts_in
+from fleetcast.placement.ahead.start_time import StartBasis, format_start_time
 from fleetcast.placement.plan.queue import Waiting
 from fleetcast.service.answers.placements import QueueRow
 
@@ -27,10 +27,10 @@ class StartNotes:
         if start_ms is None:
             why = self.unknown.get(request_id)
             return f"when it starts is not known: {why}" if why else ""
-        return starts_in(start_ms, now_ms) + (" by time limits" if self.by.get(request_id) == "limit" else "")
+        return format_start_time(start_ms, now_ms) + (" by time limits" if self.by.get(request_id) == "limit" else "")
 
 
-def queue_row(
+def make_queue_row(
     position: int,
     entry: Waiting,
     why: str,

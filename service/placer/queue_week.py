@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleetcast.placement.queues.charges import Charge, parts_of
+from fleetcast.placement.queues.charges import Charge, list_leaf_ancestors
 
 DAY_MS = 86_400_000
 DAYS = 7
@@ -30,15 +30,15 @@ class QueueWeek:
     waits: dict[str, dict[str, float]]
 
 
-def week_of(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
+def summarise_queue_week(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
     """Return each queue's shares and waits in the seven days before `now_ms`, from these charges."""
     edges = [now_ms - (DAYS - day) * DAY_MS for day in range(DAYS + 1)]
     days = [Counter[str]() for _ in range(DAYS)]
     waits: dict[str, list[float]] = {}
     for charge in charges:
-        names = parts_of(charge.leaf)
+        names = list_leaf_ancestors(charge.leaf)
         for day, held in enumerate(days):
-            gpu_s = charge.held_gpu_s(edges[day], edges[day + 1])
+            gpu_s = charge.compute_held_gpu_s(edges[day], edges[day + 1])
             for name in names if gpu_s > 0 else ():
                 held[name] += gpu_s  # type: ignore[assignment]
         if charge.queued_ms is not None:

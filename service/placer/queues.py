@@ -6,18 +6,18 @@ from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ledger.ledger import Ledger
-from fleetcast.placement.machines.words import count_of
+from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.plan.queue import ONE_LINE
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns, is_below
 from fleetcast.placement.queues.charges import LeafUse, use_of
-from fleetcast.placement.queues.credits import Bank, banks_at
+from fleetcast.placement.queues.credits import Bank, compute_banks
 from fleetcast.placement.queues.queues_ahead import QueueHold
-from fleetcast.placement.queues.queues_file import installed_gpus
-from fleetcast.placement.queues.standing import never_fits
+from fleetcast.placement.queues.queues_file import count_installed_gpus
+from fleetcast.placement.queues.standing import explain_never_fits
 from fleetcast.placement.queues.tree import QueueTree
 from fleetcast.service.board.board import Board
 from fleetcast.service.placer.charged_clock import ChargedClock
-from fleetcast.service.placer.charging import Charging, leaf_name
+from fleetcast.service.placer.charging import Charging, find_charged_leaf
 from fleetcast.service.placer.queue_file import QueueFile, ReadQueues
 from fleetcast.service.placer.view import Observed
 
@@ -43,13 +43,13 @@ class ServedQueues:
         """Apply a new board, and a changed queue file."""
         self.charging.follow(board, observed, self.tree, self.clock.now_ms())
         if self.file.has_changed() and not self.reads_in_thread:
-            self._serve(self.file.read(installed_gpus(observed.view.topology.nodes)))
+            self._serve(self.file.read(count_installed_gpus(observed.view.topology.nodes)))
 
     async def read_in_thread(self, observed: Observed | None) -> bool:
         """Read a file that has changed in a thread, since a large one takes a second. Return whether it serves."""
-        if observed is None or not self.file.has_changed() or not self.file.has_settled():
+        if observed is None or not self.file.has_changed() or not self.file.is_file_stable():
             return False
-        capacity = installed_gpus(observed.view.topology.nodes)
+        capacity = count_installed_gpus(observed.view.topology.nodes)
         found = await asyncio.to_thread(self.file.read, capacity)
         self._serve(found)
         return found.found is not None
@@ -71,14 +71,16 @@ class ServedQueues:
         tree, now_ms, known = self.tree, self.clock.now_ms(), self.ledger.charges.banks()
         if tree is None:
             return
-        changed = [(name, bank) for name, bank in self._banks(tree, now_ms).items() if bank is not known.get(name)]
+        changed = [
+            (name, bank) for name, bank in self._compute_banks(tree, now_ms).items() if bank is not known.get(name)
+        ]
         if changed:
-            self.ledger.charges.keep_banks(changed)
+            self.ledger.charges.write_banks(changed)
 
-    def _banks(self, tree: QueueTree, now_ms: int) -> dict[str, Bank]:
+    def _compute_banks(self, tree: QueueTree, now_ms: int) -> dict[str, Bank]:
         """Return queue → its bank now."""
         charges = self.ledger.charges
-        return banks_at(tree, charges.banks(), charges.opened().values(), now_ms)
+        return compute_banks(tree, charges.banks(), charges.opened().values(), now_ms)
 
     def turns(self, observed: Observed) -> QueueTurns:
         """Return the turns for one pass."""
@@ -93,7 +95,7 @@ class ServedQueues:
     def banked(self, now_ms: int) -> dict[str, float]:
         """Return queue → GPU-seconds in its bank."""
         assert self.tree is not None
-        return {name: bank.banked for name, bank in self._banks(self.tree, now_ms).items()}
+        return {name: bank.banked for name, bank in self._compute_banks(self.tree, now_ms).items()}
 
     def use(self, now_ms: int) -> dict[str, LeafUse]:
         assert self.tree is not None
@@ -106,18 +108,18 @@ class ServedQueues:
         Raises RequestError for a request that this tree does not accept, or can never serve.
         """
         if self.tree is None:
-            return leaf_name(request, None)
+            return find_charged_leaf(request, None)
         leaf = self.tree.leaf_of(request)
-        if why := never_fits(self.tree, leaf, request):
+        if why := explain_never_fits(self.tree, leaf, request):
             raise RequestError(f"{why}: it could wait for ever", "gang")
         return leaf
 
-    def charged_instead(self, request: PlacementRequest) -> str:
+    def describe_charged_queue(self, request: PlacementRequest) -> str:
         """Return the end of a sentence that names the queue charged in place of an unknown one.
 
         Returns "" if the file names the request's queue.
         """
-        if self.tree is None or not (unknown := self.tree.instead_of(request)):
+        if self.tree is None or not (unknown := self.tree.find_unknown_path(request)):
             return ""
         return f"; there is no queue {unknown!r}, so queue {self.tree.leaf_of(request)!r} is charged"
 
@@ -131,15 +133,15 @@ class ServedQueues:
         leaf = self.tree.leaf_of(request)
         for node in self.tree.path(leaf):
             if node.max_waiting is not None:
-                waiting = [self.tree.known_leaf(entry.request) for entry in self.ledger.queued()]
+                waiting = [self.tree.find_known_leaf(entry.request) for entry in self.ledger.queued()]
                 count = sum(not node.name or is_below(name, node.name) for name in waiting)
                 if count >= node.max_waiting:
-                    said = f"{count_of(count, 'request')} waiting, at most {node.max_waiting:,}"
+                    said = f"{format_count(count, 'request')} waiting, at most {node.max_waiting:,}"
                     return f"queue {node.name!r} has {said}: ask again when some have started"
         return ""
 
     def gone(self, request: PlacementRequest) -> str:
         """Return why a request does not start if the file no longer names its queue. Returns "" otherwise."""
-        if self.tree is None or self.tree.known_leaf(request):
+        if self.tree is None or self.tree.find_known_leaf(request):
             return ""
         return f"queue {request.queue!r} takes no requests any more: it waits until the file names it again"

@@ -1,7 +1,7 @@
 """The shapes of the newest requests, which placements pack for."""
 
 from fleetcast.placement.ledger.ledger import Ledger
-from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, demand_of, member_shape
+from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, make_member_shape, make_shape_demand
 
 MAX_REQUESTS = 2000  # requests that are remembered
 FEWEST = 50  # below it nothing is packed for
@@ -33,7 +33,7 @@ class RecentDemand:
     def _made(self) -> ShapeDemand | None:
         recent = RecentShapes(MAX_REQUESTS)
         waiting = [entry.request for entry in self._ledger.queued()]
-        for request in (*self._ledger.newest_requests(MAX_REQUESTS), *waiting[:MAX_REQUESTS]):
-            recent.add(member_shape(request), request.members.desired)
+        for request in (*self._ledger.read_newest_requests(MAX_REQUESTS), *waiting[:MAX_REQUESTS]):
+            recent.add(make_member_shape(request), request.members.desired)
         self._requests = len(recent)
-        return demand_of(recent.counted(), self._models) if self._requests >= FEWEST else None
+        return make_shape_demand(recent.counted(), self._models) if self._requests >= FEWEST else None

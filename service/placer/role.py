@@ -23,8 +23,8 @@ from fleetcast.placement.ledger.ledger import Ledger, LedgerError
 from fleetcast.service.config import PLACER_HOST, Config
 from fleetcast.service.exit_reason import announce_ready
 from fleetcast.service.http.access import Access, load_access
-from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_to_files
-from fleetcast.service.http.connections import LimitedServer, protocol_of
+from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_limits_to_files
+from fleetcast.service.http.connections import LimitedServer, make_limited_protocol
 from fleetcast.service.http.link_key import link_key
 from fleetcast.service.http.listening import listen
 from fleetcast.service.placer.http import make_app
@@ -112,14 +112,14 @@ class QueueWorker:
         return self.service.end_pass(begun, thought)
 
 
-async def publish_head_daily(service: PlacementService) -> None:
+async def log_audit_head_daily(service: PlacementService) -> None:
     """Log the head of the audit trail now and once a day, so that it exists outside the ledger."""
     while True:
-        publish_head(service)
+        log_audit_head(service)
         await service.clock.sleep(DAY_S)
 
 
-def publish_head(service: PlacementService) -> None:
+def log_audit_head(service: PlacementService) -> None:
     with contextlib.suppress(LedgerError):  # who asks it for anything is told
         head = service.ledger.head
         logger.info("the audit trail's head: %s", head)
@@ -149,11 +149,11 @@ async def serve(config: Config) -> None:
     starts = StartTimeSampler(service)
     app = make_app(service, worker.wake, access, starts)
     pool = ConnectionPool(
-        fit_to_files(ConnectionLimits(), "connections of the placer"), service.metrics.refuse_connection
+        fit_limits_to_files(ConnectionLimits(), "connections of the placer"), service.metrics.refuse_connection
     )
     settings = uvicorn.Config(
         app,
-        http=protocol_of(pool, service.metrics.refuse_connection),
+        http=make_limited_protocol(pool, service.metrics.refuse_connection),
         ws="none",
         lifespan="off",
         access_log=False,
@@ -165,7 +165,7 @@ async def serve(config: Config) -> None:
             started = partial(announce_ready, config.folder, "placer")
             await _serve(LimitedServer(settings, sock, pool, on_started=started), worker, starts, service)
     finally:
-        publish_head(service)
+        log_audit_head(service)
         service.ledger.close()
     logger.info("placer: stopped, %d requests wait", len(service.ledger.queued()))
 
@@ -186,7 +186,7 @@ async def _serve(
     async with asyncio.TaskGroup() as group:
         group.create_task(worker.run())
         group.create_task(starts.run())
-        heads = group.create_task(publish_head_daily(service))
+        heads = group.create_task(log_audit_head_daily(service))
         await server.serve()
         worker.stop()
         starts.stop()

@@ -22,34 +22,34 @@ from fleetcast.fleet.requests import (
     PlacementRequest,
     check_avoided,
     check_request,
-    ignored_facts,
+    list_ignored_facts,
 )
 from fleetcast.placement.ahead.start_time import LEVELS
-from fleetcast.placement.engine import decide, still_holds
+from fleetcast.placement.engine import decide, is_still_valid
 from fleetcast.placement.ledger.ledger import Intent, IntentState, Ledger, QueueEntry
 from fleetcast.placement.machines.options import Filter, Options, Scorer
-from fleetcast.placement.plan.charged import charge_of
+from fleetcast.placement.plan.charged import make_placement_charge
 from fleetcast.placement.plan.claims import Claims
 from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, Waiting
 from fleetcast.placement.plan.timeline import place
 from fleetcast.placement.plan.turns import QueueTurns
 from fleetcast.service.answers.placements import QueueRow, Settled
-from fleetcast.service.board.age import why_stale
+from fleetcast.service.board.age import describe_staleness
 from fleetcast.service.board.board import Board, BoardReader
 from fleetcast.service.board.expiry import Expiry
 from fleetcast.service.config import Config
 from fleetcast.service.placer.charged_clock import STEP_MS
-from fleetcast.service.placer.charging import leaf_name
+from fleetcast.service.placer.charging import find_charged_leaf
 from fleetcast.service.placer.failures import PASS, Failures
 from fleetcast.service.placer.known_names import check_known_names
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
 from fleetcast.service.placer.queue_pass import QueuePass
-from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, queue_row
+from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, make_queue_row
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.recent_demand import RecentDemand
 from fleetcast.service.placer.state_watch import StateWatch
-from fleetcast.service.placer.view import Observed, ViewDecoder, everything_waiting, settled, with_intents
+from fleetcast.service.placer.view import Observed, ViewDecoder, merge_waiting_jobs, settled, with_intents
 from fleetcast.service.plugins import load_functions
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,9 @@ class PlacementService:
         self.own_decisions, self.own_lines = OwnNumbers(ledger, DECISIONS), OwnNumbers(ledger, LINES)
         self._watch = ClockWatch(clock, STEP_MS)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
-        self._inherited = frozenset(row.request_id for row in ledger.active_intents())  # made by an earlier process
+        self._inherited = frozenset(
+            row.request_id for row in ledger.list_active_intents()
+        )  # made by an earlier process
         self._expiry = Expiry(config)
         self.watch = StateWatch(config, clock, ledger)
         metrics.state_doubts.set_function(lambda: len(self.watch.doubts))
@@ -155,13 +157,13 @@ class PlacementService:
         board, base = self._observed
         age_s = (now_ms - board.as_of_ms) / 1000
         self.metrics.view_age_s.set(age_s)
-        if why := why_stale(age_s, self.config.stale_after_s(self.clock)) or base.unknown:
+        if why := describe_staleness(age_s, self.config.stale_after_s(self.clock)) or base.unknown:
             raise StaleError(why)
         promises = self._promises()
         if not self.watch.doubts:
             expired = self._expiry.expired(promises, board, now_ms)
-            self.ledger.end_promises(settled(promises, base, expired), now_ms)
-            self.metrics.show_paused(self._expiry.paused)
+            self.ledger.finish_intents(settled(promises, base, expired), now_ms)
+            self.metrics.set_paused_promises(self._expiry.paused)
             self.queues.follow(board, base)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._add_promises(base)
@@ -179,19 +181,19 @@ class PlacementService:
         An intent that an earlier process made lasts at least until its recorded expiry. That process may have
         seen the clock set forward, and this one only sees it set back.
         """
-        active = self.ledger.active_intents()
-        by_ms = self._watch.set_by_ms()
+        active = self.ledger.list_active_intents()
+        by_ms = self._watch.pop_clock_step_ms()
         if by_ms:
             logger.warning("the clock was set by %+.0f s: promises last as long as before", by_ms / 1000)
-            self._expiry.listening.clock_was_set()
+            self._expiry.listening.disregard_earlier_statement()
             self._postponed_ms.update({row.request_id: by_ms for row in active})  # adds to what is there
         if not self._postponed_ms:
             return active
-        now = [replace(row, expires_ms=row.expires_ms + self._postponement_ms(row.request_id)) for row in active]
+        now = [replace(row, expires_ms=row.expires_ms + self._find_postponement_ms(row.request_id)) for row in active]
         self._postponed_ms = Counter({row.request_id: self._postponed_ms[row.request_id] for row in active})
         return now
 
-    def _postponement_ms(self, request_id: str) -> int:
+    def _find_postponement_ms(self, request_id: str) -> int:
         by_ms = self._postponed_ms[request_id]
         return max(0, by_ms) if request_id in self._inherited else by_ms
 
@@ -200,7 +202,7 @@ class PlacementService:
 
         If promises were only added since the last view, they are added to that one.
         """
-        active = {intent.request_id: intent for intent in self.ledger.active_intents()}
+        active = {intent.request_id: intent for intent in self.ledger.list_active_intents()}
         last = self._view
         if last is None or not last.promised <= active.keys():
             last = _View(0, frozenset(), base)
@@ -229,7 +231,7 @@ class PlacementService:
         check_avoided(request)
         self.refresh()
         self.watch.refuse()
-        if not request.dry_run and (before := self.ledger.stored_reply(request)) is not None:
+        if not request.dry_run and (before := self.ledger.find_stored_reply(request)) is not None:
             return before
         self.check_names(request)
         observed = self.observed()
@@ -247,7 +249,7 @@ class PlacementService:
             return msgspec.json.encode(decision)
         self.metrics.decisions.labels(decision.outcome, "placements").inc()
         action, now_ms = "place" if decision.outcome == "placed" else "refuse", self.clock.now_ms()
-        charge = charge_of(request, decision, leaf, observed.view, observed.run_times, now_ms)
+        charge = make_placement_charge(request, decision, leaf, observed.view, observed.run_times, now_ms)
         return self.ledger.commit(request, decision, now_ms, caller, action, charge)
 
     def enqueue(self, request: PlacementRequest, caller: str) -> bytes:
@@ -257,7 +259,7 @@ class PlacementService:
         if request.dry_run:
             raise RequestError("a dry run cannot wait: send it to /placements", "dry_run")
         self.watch.refuse()
-        if (before := self.ledger.stored_reply(request)) is not None:
+        if (before := self.ledger.find_stored_reply(request)) is not None:
             return before
         self.check_names(request)
         key = (request.job_name, request.attempt)
@@ -280,7 +282,7 @@ class PlacementService:
 
     def _find_promised_attempts(self) -> dict[tuple[str, int], str]:
         """Return (job, attempt) → the request by which it was promised GPUs."""
-        return {(row.job, row.attempt): row.request_id for row in self.ledger.active_intents()}
+        return {(row.job, row.attempt): row.request_id for row in self.ledger.list_active_intents()}
 
     def _taken(self, request: PlacementRequest, observed: Observed, promised: Mapping[tuple[str, int], str]) -> str:
         """Return why this attempt cannot be placed (again), or "".
@@ -317,10 +319,10 @@ class PlacementService:
     def cancel(self, request_id: str, caller: str) -> Settled:
         """Release the GPUs of a placement whose job has not started yet."""
         self.watch.refuse()
-        state = self.ledger.intent_state(request_id)
+        state = self.ledger.read_intent_state(request_id)
         if state is IntentState.ACTIVE:
             self._refuse_if_started(request_id)
-            self.ledger.end_promises([(request_id, IntentState.CANCELLED)], self.clock.now_ms(), caller)
+            self.ledger.finish_intents([(request_id, IntentState.CANCELLED)], self.clock.now_ms(), caller)
         elif state is None:
             if self.ledger.is_queued(request_id):
                 raise ConflictError(f"{request_id!r} still waits: withdraw it with DELETE /queue/{request_id}")
@@ -337,7 +339,7 @@ class PlacementService:
 
         Its GPUs are in use then.
         """
-        intent = next(row for row in self.ledger.active_intents() if row.request_id == request_id)
+        intent = next(row for row in self.ledger.list_active_intents() if row.request_id == request_id)
         if not self._expiry.acknowledged(intent, self.board) <= WAITING:
             raise ConflictError(f"{request_id!r} runs already: end the job")
 
@@ -347,19 +349,19 @@ class PlacementService:
             request_id=request.request_id,
             decision_id=f"d-{request.request_id}-{now_ms}",
             outcome=outcome,  # type: ignore[arg-type]
-            sentence=sentence + self.queues.charged_instead(request),
+            sentence=sentence + self.queues.describe_charged_queue(request),
             board_as_of_ms=self.board.as_of_ms if self.board else 0,
             ignored=self.ignored(request),
         )
 
     def _completed(self, request: PlacementRequest, decision: Decision) -> Decision:
         """Add to a decision of the engine the facts that only the service knows."""
-        sentence = decision.sentence + self.queues.charged_instead(request)
+        sentence = decision.sentence + self.queues.describe_charged_queue(request)
         return msgspec.structs.replace(decision, ignored=self.ignored(request), sentence=sentence)
 
     def ignored(self, request: PlacementRequest) -> tuple[str, ...]:
         """Return the facts of a request that have no effect here."""
-        return ignored_facts(request, HONOURED_BY_QUEUES if self.queues.tree else ())
+        return list_ignored_facts(request, HONOURED_BY_QUEUES if self.queues.tree else ())
 
     # -- the queue
 
@@ -412,7 +414,9 @@ class PlacementService:
         unchanged = observed is begun.observed
         view, promised, turns = observed.view, self._find_promised_attempts(), self.queues.turns(observed)
         placed = lost = 0
-        waits = {wait.entry.request.request_id: wait for wait in (*planned.waiting, *begun.stranded_waits(planned))}
+        waits = {
+            wait.entry.request.request_id: wait for wait in (*planned.waiting, *begun.make_stranded_waits(planned))
+        }
         with self.ledger.transaction():
             for entry, decision in planned.placed:
                 request = entry.request
@@ -420,16 +424,16 @@ class PlacementService:
                     continue
                 if not unchanged and (
                     self._taken(request, observed, promised)
-                    or not still_holds(request, decision, view, begun.options)
+                    or not is_still_valid(request, decision, view, begun.options)
                     or isinstance(turns.allow(request), str)
                 ):
                     lost += 1
                     continue
-                now_ms, leaf = self.clock.now_ms(), leaf_name(request, self.queues.tree)
+                now_ms, leaf = self.clock.now_ms(), find_charged_leaf(request, self.queues.tree)
                 times = observed.run_times
                 queued_ms = self.queues.time.queued_ms(request.request_id, entry.queued_ms)
                 decision = self._completed(request, decision)
-                charge = charge_of(request, decision, leaf, view, times, now_ms, queued_ms)
+                charge = make_placement_charge(request, decision, leaf, view, times, now_ms, queued_ms)
                 self.ledger.commit(request, decision, now_ms, "queue", "place", charge)
                 turns.take(request, decision)
                 self.metrics.decisions.labels("placed", "queue").inc()
@@ -472,32 +476,35 @@ class PlacementService:
 
         They are made in a thread, from the entries that wait now.
         """
-        return await asyncio.to_thread(self._queue_rows, self.ledger.queued(), self.clock.now_ms())
+        return await asyncio.to_thread(self._make_explained_rows, self.ledger.queued(), self.clock.now_ms())
 
-    def _queue_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[QueueRow]:
-        return [self._queue_row(position, entry, now_ms) for position, entry in enumerate(self.in_order(entries), 1)]
+    def _make_explained_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[QueueRow]:
+        return [
+            self._make_explained_row(position, entry, now_ms)
+            for position, entry in enumerate(self.in_order(entries), 1)
+        ]
 
     def in_order(self, entries: Sequence[QueueEntry]) -> list[Waiting]:
         """Return the entries in the order of the last pass."""
         return self.turns.in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
 
-    def all_waiting(self) -> list[Waiting]:
+    def list_waiting_jobs(self) -> list[Waiting]:
         """Return all that waits, each once: requests of our own queue, and jobs that wait according to events."""
-        return everything_waiting(
-            self.board, self.ledger.queued(), [intent.job for intent in self.ledger.active_intents()]
+        return merge_waiting_jobs(
+            self.board, self.ledger.queued(), [intent.job for intent in self.ledger.list_active_intents()]
         )
 
     def start_ms(self, request_id: str, now_ms: int) -> dict[str, int] | None:
         start = self.starts.get(request_id)
         return {name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None
 
-    def _queue_row(self, position: int, entry: Waiting, now_ms: int) -> QueueRow:
+    def _make_explained_row(self, position: int, entry: Waiting, now_ms: int) -> QueueRow:
         request_id = entry.request.request_id
         wait, start_ms = self.waits.get(request_id), self.start_ms(request_id, now_ms)
         start = self.start_notes.sentence(request_id, start_ms, now_ms)
         why = wait.why + (f"; {start}" if start else "") if wait else NOT_LOOKED_AT
         by, ignored = self.start_notes.by.get(request_id), self.ignored(entry.request)
-        return queue_row(position, entry, self.stalled or why, start_ms, ignored, now_ms, by)
+        return make_queue_row(position, entry, self.stalled or why, start_ms, ignored, now_ms, by)
 
 
 @dataclass(frozen=True, slots=True)

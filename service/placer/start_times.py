@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.features.past_runs import shape_of_request
+from fleetcast.features.past_runs import make_request_shape
 from fleetcast.fleet.errors import StaleError
 from fleetcast.fleet.event_wait import wait_for_event
 from fleetcast.fleet.requests import PlacementRequest
@@ -31,24 +31,24 @@ from fleetcast.placement.ahead.start_time import (
     Quantiles,
     RoomForecast,
     StartEstimate,
-    basis_of,
-    blockers_of,
+    choose_start_basis,
+    clip_to_now,
+    describe_unknown_jobs,
     estimate_start,
     is_behind_unknown,
-    not_before,
+    list_blockers,
     room,
     start_times,
-    unknown_sentence,
 )
 from fleetcast.placement.ledger.ledger import Ledger, LedgerError
 from fleetcast.service.answers.placements import AnswersAtAge, FirstAnswers, Queue, QueueRow, StartTimesRecord
 from fleetcast.service.board.board import Board
-from fleetcast.service.board.kind_tables import run_time
-from fleetcast.service.placer.arrivals import arrivals_of
+from fleetcast.service.board.kind_tables import find_expected_run_time
+from fleetcast.service.placer.arrivals import forecast_arrivals
 from fleetcast.service.placer.failures import START_TIMES
 from fleetcast.service.placer.queue_rows import StartNotes
 from fleetcast.service.placer.service import PlacementService
-from fleetcast.service.placer.view import everything_waiting
+from fleetcast.service.placer.view import merge_waiting_jobs
 
 logger = logging.getLogger(__name__)
 
@@ -100,23 +100,23 @@ class StartTimeSampler:
         if self.paths is None or is_due():
             async with self._lock:
                 if self.paths is None or is_due():
-                    return await self._sample()
+                    return await self._sample_paths()
         assert self.paths is not None
         return self.paths
 
-    async def _sample(self) -> Timelines:
+    async def _sample_paths(self) -> Timelines:
         began = time.monotonic()
         observed, options = self.service.observed(), self.service.options()
         seen = self._make_change_stamp()
         ledger, board = self.service.ledger, self.service.board
         own, turns = ledger.queued(), self.service.queues.turns(observed)
         self.follow()
-        promised = [intent.job for intent in ledger.active_intents()]
+        promised = [intent.job for intent in ledger.list_active_intents()]
 
         def sample() -> tuple[Timelines, tuple[JobRelease, ...], StartEstimate]:
-            queue = turns.in_order(everything_waiting(board, own, promised))[:MOST_PLAYED]
+            queue = turns.in_order(merge_waiting_jobs(board, own, promised))[:MOST_PLAYED]
             left_times = RunTimeLookup(board)
-            coming = arrivals_of(board, observed.run_times) if board is not None else None
+            coming = forecast_arrivals(board, observed.run_times) if board is not None else None
             paths = timelines(
                 queue, observed.view, observed.running, observed.run_times, options, left_times, coming, turns
             )
@@ -156,7 +156,7 @@ class StartTimeSampler:
 
         def are_old() -> bool:
             assert self.paths is not None
-            return self.paths.view.generation != generation or (self._is_due() and self._is_old(4 * REFRESH_S))
+            return self.paths.view.generation != generation or (self._is_due() and self._are_paths_old(4 * REFRESH_S))
 
         paths = await self._refresh_paths(are_old)
         now_ms = self.service.clock.now_ms()
@@ -168,7 +168,7 @@ class StartTimeSampler:
             return ()
         now_ms = self.service.clock.now_ms()
         start_ms = self.service.start_ms(request.request_id, now_ms)
-        return blockers_of(request, self.paths, now_ms, start_ms, self._adjust_start_times)
+        return list_blockers(request, self.paths, now_ms, start_ms, self._adjust_start_times)
 
     def _adjust_start_times(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
         """Return the start times that the queue shows for a waiting request.
@@ -235,10 +235,10 @@ class StartTimeSampler:
             reservation=held(claim, planned.view, paths) if claim and planned else None,
             backfill=windows(view, claim) if view else (),
             releases=[
-                replace(row, ends_ms=not_before(now_ms, row.ends_ms)) if row.ends_ms else row for row in self._releases
+                replace(row, ends_ms=clip_to_now(now_ms, row.ends_ms)) if row.ends_ms else row for row in self._releases
             ],
             room=self._room,
-            record=record_of(self.record),
+            record=make_record_answer(self.record),
             starts_as_of_ms=self.service.start_notes.as_of_ms,
         )
 
@@ -249,9 +249,9 @@ class StartTimeSampler:
         """
         if time.monotonic() - self._at_s < self._took_s / SHARE:
             return False
-        return self._is_old(REFRESH_S) or self._make_change_stamp() != self._seen
+        return self._are_paths_old(REFRESH_S) or self._make_change_stamp() != self._seen
 
-    def _is_old(self, most_s: float) -> bool:
+    def _are_paths_old(self, most_s: float) -> bool:
         return abs(self.service.clock.now_ms() - self._at_ms) >= most_s * 1000
 
     def _make_change_stamp(self) -> tuple[Any, ...]:
@@ -263,15 +263,18 @@ class StartTimeSampler:
 
 def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> StartNotes:
     """Return the basis of the start times of a sampling, and why other start times are unknown."""
-    by = {name: basis_of(dict(zip(LEVELS, times, strict=True)), paths, paths.now_ms) for name, times in starts.items()}
+    by = {
+        name: choose_start_basis(dict(zip(LEVELS, times, strict=True)), paths, paths.now_ms)
+        for name, times in starts.items()
+    }
     missing = [one.request for one in paths.entries if one.request.request_id not in starts]
     behind = [one for one in missing if is_behind_unknown(one, paths.starts_s[one.request_id], paths)]
     unknown = set(paths.unknown)
     own = {one.request_id: one.job_name if one.job_name in unknown else "" for one in behind}
-    return StartNotes(paths.now_ms, by, {name: unknown_sentence(paths, job) for name, job in own.items()})
+    return StartNotes(paths.now_ms, by, {name: describe_unknown_jobs(paths, job) for name, job in own.items()})
 
 
-def record_of(record: StartRecord) -> StartTimesRecord:
+def make_record_answer(record: StartRecord) -> StartTimesRecord:
     """Return the record in the form of the API.
 
     It has the mean over all ages, the first answers, and the answers at each age.
@@ -316,5 +319,5 @@ class RunTimeLookup:
         self._board = board
 
     def __call__(self, request: PlacementRequest) -> tuple[float, ...] | None:
-        found = run_time(self._board, shape_of_request(request)) if self._board is not None else None
+        found = find_expected_run_time(self._board, make_request_shape(request)) if self._board is not None else None
         return found.run_s if found is not None and np.isfinite(found.run_s).all() else None

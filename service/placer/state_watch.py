@@ -15,13 +15,13 @@ from fleetcast.service.state_parts import (
     ACCEPTED_HEAD,
     Accepted,
     StateFile,
-    inbox_part,
+    find_missing_head,
     make_identity,
-    missing_head,
     part_of,
     read_identity,
-    seen_of,
-    survey,
+    read_inbox_part,
+    read_seen_mark,
+    read_state_parts,
 )
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class StateWatch:
 
         Raises LedgerError if the ledger's file was replaced, because writes would be lost.
         """
-        self._check_file()
+        self._check_ledger_file()
         if self.doubts:
             raise StaleError(refusal(self.doubts))
 
@@ -68,7 +68,7 @@ class StateWatch:
 
         The ledger gets it only if it has none and no other part has seen a ledger.
         """
-        parts = survey(self._config)
+        parts = read_state_parts(self._config)
         if not parts.identity() and not self._ledger.identity:
             make_identity(self._config.inbox)
         file = read_identity(self._config.inbox)
@@ -77,7 +77,7 @@ class StateWatch:
             self._ledger.set_identity(file.identity)
 
     def _judge(self) -> None:
-        self._check_file()
+        self._check_ledger_file()
         try:
             self._compare()
         except LedgerError as error:  # it cannot be used now, so that nothing is placed anyhow
@@ -88,11 +88,11 @@ class StateWatch:
             self._begin()
         self._accept()
         ledger, marks = self._ledger, self._ledger.marks()
-        lost = missing_head(self._config.placer.expect_head, marks, ledger.hashes)
+        lost = find_missing_head(self._config.placer.expect_head, marks, ledger.hashes)
         standing = self._board.standing if self._board else None
         parts = StateParts(
-            inbox=inbox_part(self._config.inbox),
-            ledger=Part(True, ledger.identity, ledger.position, seen_of(marks), lost=lost),
+            inbox=read_inbox_part(self._config.inbox),
+            ledger=Part(True, ledger.identity, ledger.position, read_seen_mark(marks), lost=lost),
             board=part_of(self._board),
             snapshot=Part(True, folded=standing.inbox, lost=standing.snapshot_lost) if standing else None,
         )
@@ -105,7 +105,7 @@ class StateWatch:
             mark = msgspec.structs.replace(standing.seen, ledger=None, board=self._board.sequence)
             ledger.remember(seen=msgspec.to_builtins(mark))
 
-    def _check_file(self) -> None:
+    def _check_ledger_file(self) -> None:
         if _inode(self._ledger.path) != self._file:
             raise LedgerError(f"{self._ledger.path} was removed or replaced while the placer ran: it starts again")
 

@@ -16,15 +16,15 @@ from fleetcast.fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
 from fleetcast.models.risk.rules import ACTIONS
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.placement.ledger.ledger import Intent, IntentState, QueueEntry
-from fleetcast.placement.machines.slots import HeldParts, less_parts, milli_of
+from fleetcast.placement.machines.slots import HeldParts, convert_to_milli, subtract_held_parts
 from fleetcast.placement.machines.view import Advice, ClusterView, Inventory, RiskByTime
 from fleetcast.placement.plan.queue import Waiting
-from fleetcast.placement.plan.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
+from fleetcast.placement.plan.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, add_placements
 from fleetcast.service.board.board import Board
-from fleetcast.service.board.free import hearing, unknown_use, windowed_nodes
+from fleetcast.service.board.free import find_windowed_nodes, hearing, unknown_use
 from fleetcast.service.board.urgent import AWAY, forbids, struck
 from fleetcast.service.config import PlacerConfig
-from fleetcast.service.pipeline.occupancy import parts_on
+from fleetcast.service.pipeline.occupancy import read_gpu_parts
 
 RISK_HORIZON_S = 3600
 logger = logging.getLogger(__name__)
@@ -68,15 +68,15 @@ class ViewDecoder:
         occupancy, rows = board.json("occupancy"), board.json("jobs.running")
         return Observed(
             view=self._view(board, meta),
-            running=running_of(board, rows),
+            running=read_running_jobs(board, rows),
             run_times=RunTimeQuantiles.of(board.json("durations")),
             seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
             ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
-            astray=frozenset((row["job"], row["attempt"]) for row in rows if self._is_astray(row)),
+            astray=frozenset((row["job"], row["attempt"]) for row in rows if self._has_unknown_node(row)),
             unknown=meta.get("occupancy_unknown", ""),
         )
 
-    def _is_astray(self, row: Mapping[str, Any]) -> bool:
+    def _has_unknown_node(self, row: Mapping[str, Any]) -> bool:
         """Return whether a running job names no node, or one outside the fleet.
 
         A node is outside the fleet if it has neither a place in the topology nor GPUs.
@@ -130,14 +130,14 @@ class ViewDecoder:
         hour = RISK_HORIZONS_S.index(RISK_HORIZON_S)
         return ClusterView(
             topology=self._topology,
-            milli=less_parts(milli_of(usable & (holders < 0)), usable, parts),
+            milli=subtract_held_parts(convert_to_milli(usable & (holders < 0)), usable, parts),
             parts=parts,
             usable=usable,
             state=state,
             p_fail=fail[hour],
             p_slow=slow[hour],
             risk=RiskByTime(RISK_HORIZONS_S, fail, slow, _rows(heat.astype(np.float64), n, np.nan)),
-            usual_run_s=RunTimeQuantiles.of(board.json("durations")).medians_s(),
+            usual_run_s=RunTimeQuantiles.of(board.json("durations")).find_median_run_s(),
             reason=reason,
             holders=holders,
             jobs=board.names("names.job"),
@@ -149,7 +149,7 @@ class ViewDecoder:
             models=tuple((name, str(model)) for name, model in meta["models"].items()),
             unknown_use=in_use,
             hearing=hearing(board, n, self._placer),
-            kept=windowed_nodes(board, n),
+            kept=find_windowed_nodes(board, n),
             inventory=self._inventory,
             advice=_rows(advice, n, Advice.NONE),
         )
@@ -160,12 +160,12 @@ def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
 
     Nodes and GPUs that the view does not know are left out.
     """
-    job, row, gpu, milli = parts_on(board).astype(np.int64).T
+    job, row, gpu, milli = read_gpu_parts(board).astype(np.int64).T
     known = (row < shape[0]) & (gpu < shape[1])
     return HeldParts(job[known], (row * shape[1] + gpu)[known], milli[known])
 
 
-def running_of(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, RunningJob]:
+def read_running_jobs(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, RunningJob]:
     """Return the running jobs, each with a model's estimate of its remaining time, if the board has one."""
     try:
         left_s = board.array("jobs.running.left_s")
@@ -185,7 +185,7 @@ def running_of(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, Run
     }
 
 
-def waiting_of(board: Board, known: Collection[str]) -> list[Waiting]:
+def read_waiting_jobs(board: Board, known: Collection[str]) -> list[Waiting]:
     """Return the jobs that wait according to events: the latest valid attempt of each job not in `known`.
 
     Their request ids are ids that no client may use.
@@ -206,14 +206,14 @@ def waiting_of(board: Board, known: Collection[str]) -> list[Waiting]:
     return list(found.values())
 
 
-def everything_waiting(board: Board | None, own: Sequence[QueueEntry], promised: Sequence[str]) -> list[Waiting]:
+def merge_waiting_jobs(board: Board | None, own: Sequence[QueueEntry], promised: Sequence[str]) -> list[Waiting]:
     """Return all that waits, each once: our own queue, then jobs that wait according to events.
 
     promised: jobs that have been promised GPUs, so that they do not wait.
     """
     found = [Waiting(entry.request, entry.queued_ms) for entry in own]
     known = {*promised, *(entry.request.job_name for entry in found)}
-    return found if board is None else [*found, *waiting_of(board, known)]
+    return found if board is None else [*found, *read_waiting_jobs(board, known)]
 
 
 class _Queued(msgspec.Struct):
@@ -287,7 +287,7 @@ def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
         return observed
     holds = [Hold(intent.job, intent.ranks, intent.cpus, intent.host_memory_gib) for intent in intents]
     promised = {intent.job: RunningJob(intent.created_ms, intent.gpus, intent.limit_s) for intent in intents}
-    return replace(observed, view=occupy(observed.view, holds), running={**observed.running, **promised})
+    return replace(observed, view=add_placements(observed.view, holds), running={**observed.running, **promised})
 
 
 def settled(intents: Sequence[Intent], observed: Observed, expired: Container[str]) -> list[tuple[str, IntentState]]:

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.ahead.start_time import Blocker, time_until
-from fleetcast.placement.machines.words import count_of
+from fleetcast.placement.ahead.start_time import Blocker, format_time_until
+from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.plan.queue import Wait, Waiting
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
 from fleetcast.placement.queues.closed import date_of
 from fleetcast.placement.queues.standing import LENDERS
-from fleetcast.placement.queues.tree import LeafOrder, Window, some_of
+from fleetcast.placement.queues.tree import LeafOrder, Window, format_some_names
 from fleetcast.service.answers.queues import WhyCode, WhyStep, WhyWaiting
 from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes
 
@@ -42,8 +42,8 @@ def why_waiting(
     request = order[position].request
     ladder = [WhyStep("stale", stalled)] if stalled else []
     if isinstance(turns, TreeTurns):
-        leaf = turns.tree.known_leaf(request)
-        mine = [entry for entry in order[:position] if turns.tree.known_leaf(entry.request) == leaf]
+        leaf = turns.tree.find_known_leaf(request)
+        mine = [entry for entry in order[:position] if turns.tree.find_known_leaf(entry.request) == leaf]
         ladder += _describe_own_queue(mine, leaf, turns)
         if isinstance(ordered_by, TreeTurns):
             ladder += _describe_other_queues(order[:position], order[position], leaf, ordered_by)
@@ -65,7 +65,7 @@ def why_waiting(
 
 def _before(entries: Sequence[Waiting], why: str) -> list[WhyStep]:
     names = [entry.request.request_id for entry in entries[-NAMED:]][::-1]
-    return [WhyStep("before", f"{count_of(len(entries), 'request')} {why}", names)] if entries else []
+    return [WhyStep("before", f"{format_count(len(entries), 'request')} {why}", names)] if entries else []
 
 
 def _describe_own_queue(mine: Sequence[Waiting], leaf: str, turns: TreeTurns) -> list[WhyStep]:
@@ -81,17 +81,19 @@ def _describe_other_queues(before: Sequence[Waiting], mine: Waiting, leaf: str, 
     There is one step for the queues of a higher class, and one for each level of the tree at which shares
     decided.
     """
-    others = [entry for entry in before if turns.tree.known_leaf(entry.request) != leaf]
+    others = [entry for entry in before if turns.tree.find_known_leaf(entry.request) != leaf]
     if not leaf:
         yield from _before(others, "before it: those of the file's queues come first")
         return
     own_class = _class_of(mine, turns)
     higher = [entry for entry in others if _class_of(entry, turns) != own_class]
     if higher:
-        names = Counter(turns.tree.known_leaf(entry.request) for entry in higher).most_common(FEW)
-        yield from _before(higher, f"before it from queues of a higher class: {some_of([name for name, _ in names])}")
+        names = Counter(turns.tree.find_known_leaf(entry.request) for entry in higher).most_common(FEW)
+        yield from _before(
+            higher, f"before it from queues of a higher class: {format_some_names([name for name, _ in names])}"
+        )
     levels: dict[str, list[tuple[Waiting, str]]] = {}
-    shares = turns.shares_in_order([*before, mine]) if len(others) > len(higher) else {}
+    shares = turns.compute_deciding_shares([*before, mine]) if len(others) > len(higher) else {}
     own = shares.get(mine.request.request_id, {})
     for entry in others:
         theirs = shares.get(entry.request.request_id, {}) if _class_of(entry, turns) == own_class else {}
@@ -122,17 +124,17 @@ def _describe_queue_shares(
 
 def _class_of(entry: Waiting, turns: TreeTurns) -> int | None:
     """Return the priority of the class of its queue. None for a request without a queue."""
-    leaf = turns.tree.known_leaf(entry.request)
+    leaf = turns.tree.find_known_leaf(entry.request)
     return turns.tree.path(leaf)[0].priority if leaf else None
 
 
 def _describe_limits(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhyStep]:
     """Return the steps about its queue's limits, and about nodes that are closed to it now."""
-    found = [WhyStep("window", _window(window, nodes)) for window, nodes in turns.barred_by(request)]
+    found = [WhyStep("window", _window(window, nodes)) for window, nodes in turns.list_barring_windows(request)]
     allowed = turns.allow(request)
     if isinstance(allowed, str):
         amounts = turns.standing.wanted(request, request.members.min)
-        lent_out = turns.standing.refused_by(leaf, amounts) == LENDERS
+        lent_out = turns.standing.find_refusing_queue(leaf, amounts) == LENDERS
         found.insert(0, WhyStep("lent_out" if lent_out else "limit", allowed))
     return found
 
@@ -144,7 +146,7 @@ def _window(window: Window, nodes: int) -> str:
     """
     whose = f"for queue {window.queue!r}" if window.queue else "free"
     times = f"from {date_of(window.from_ms)} until {date_of(window.to_ms)} UTC"
-    return f"{window.name!r} keeps {count_of(nodes, 'node')} {whose} {times}"
+    return f"{window.name!r} keeps {format_count(nodes, 'node')} {whose} {times}"
 
 
 def _ends(blockers: Sequence[Blocker], now_ms: int) -> list[WhyStep]:
@@ -158,4 +160,4 @@ def _ends(blockers: Sequence[Blocker], now_ms: int) -> list[WhyStep]:
     more = f" and {len(blockers) - FEW:,} more" if len(blockers) > FEW else ""
     last_ms = max((one.ends_ms for one in blockers), key=lambda ends_ms: ends_ms["p50"])
     has = "has" if len(blockers) == 1 else "have"
-    return [WhyStep("ends", f"starts once {jobs}{more} {has} ended: {time_until(last_ms, now_ms)}")]
+    return [WhyStep("ends", f"starts once {jobs}{more} {has} ended: {format_time_until(last_ms, now_ms)}")]

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from fleetcast.clients.kube_api import KubeAccount, KubeApi
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import ConfigError, RequestError, SourceError
 from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
 from fleetcast.schedulers.buffers import PREFIX, REPLICAS, THEIRS, CapacityBuffers, asked, least
 from fleetcast.service.plugins import read_options
-from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server, write_by_key
+from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server_address, write_by_key
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class BuffersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def buffers(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `buffers`. Raises ConfigError."""
     given = read_options(options, BuffersOptions)
-    check_server(given.server)
+    check_server_address(given.server)
     if not NAMESPACE.fullmatch(given.namespace):
         raise ConfigError(f"options.namespace = {given.namespace!r}: must be the name of one, or empty for all")
     account = KubeAccount(given.server, given.token_file, given.ca_file)
@@ -86,12 +86,12 @@ class AnnotatedBuffer:
     mistake: str
 
 
-def annotated_buffer(body: bytes | msgspec.Raw) -> AnnotatedBuffer:
+def decode_annotated_buffer(body: bytes | msgspec.Raw) -> AnnotatedBuffer:
     """Decode a CapacityBuffer. Raises SourceError."""
     try:
         buffer = _decode_buffer(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"a buffer that is none: {explain_bytes(error, _decode_buffer, body)}") from None
+        raise SourceError(f"a buffer that is none: {explain_decode_error(error, _decode_buffer, body)}") from None
     meta, replicas = buffer.metadata, buffer.spec.replicas
     holders = {(row.manager, row.operation) for row in meta.managed_fields or () if _holds_replicas(row.fields_v1)}
     others = tuple(sorted(manager for manager, _ in holders - {(MANAGER, "Apply")}))
@@ -132,7 +132,7 @@ class BuffersPort:
 
     def __init__(self, api: KubeApi, namespace: str = "") -> None:
         self._api = api
-        self._buffers: KubeObjects[AnnotatedBuffer] = KubeObjects(api, self._path, annotated_buffer)
+        self._buffers: KubeObjects[AnnotatedBuffer] = KubeObjects(api, self._path, decode_annotated_buffer)
         self._namespace = namespace
         self._reported: dict[str, str] = {}  # mistakes by key
 

@@ -204,7 +204,7 @@ def under(fields: Mapping[str, object], *path: str) -> Mapping[str, object]:
     return fields
 
 
-def check_server(server: str) -> None:
+def check_server_address(server: str) -> None:
     """Check the address of a server. Raises ConfigError."""
     if server and not server.startswith(("https://", "http://127.0.0.1", "http://localhost")):
         raise ConfigError(f"options.server = {server!r}: must be like https://HOST:6443")

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from fleetcast.clients.kube_api import KubeAccount, KubeApi, KubeRefused
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.topology import DOMAIN_LEVELS
 from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
 from fleetcast.schedulers.kueue import ACTIVE, CHECK, HOLD, NOTE, PENDING, RETRY, GateRule, WorkloadChecks
 from fleetcast.service.plugins import read_options
-from fleetcast.service.ports.kube_objects import KubeObjects, check_server, write_by_key
-from fleetcast.service.ports.kueue_objects import KueueCheck, KueueWorkload, kueue_check, kueue_workload
+from fleetcast.service.ports.kube_objects import KubeObjects, check_server_address, write_by_key
+from fleetcast.service.ports.kueue_objects import KueueCheck, KueueWorkload, decode_kueue_check, decode_kueue_workload
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class KueueOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def kueue(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `kueue`. Raises ConfigError."""
     given = read_options(options, KueueOptions)
-    check_server(given.server)
+    check_server_address(given.server)
     for key, value, ok, wanted in (
         ("controller", given.controller, "/" in given.controller, f"like {CONTROLLER}"),
         ("max_risk", given.max_risk, 0 < given.max_risk <= 1, "above 0 and at most 1"),
@@ -83,9 +83,11 @@ class KueuePort:
     def __init__(self, api: KubeApi, controller: str) -> None:
         self._api, self._controller = api, controller
         self._workloads: KubeObjects[KueueWorkload] = KubeObjects(
-            api, self._make_path_reader("workloads"), kueue_workload
+            api, self._make_path_reader("workloads"), decode_kueue_workload
         )
-        self._checks: KubeObjects[KueueCheck] = KubeObjects(api, self._make_path_reader("admissionchecks"), kueue_check)
+        self._checks: KubeObjects[KueueCheck] = KubeObjects(
+            api, self._make_path_reader("admissionchecks"), decode_kueue_check
+        )
         self._ours: frozenset[str] = frozenset()
 
     def news(self) -> int:
@@ -123,7 +125,7 @@ class KueuePort:
             except KubeRefused as error:
                 raise SourceError(f"Kueue is not installed: {error}") from None
             except msgspec.DecodeError as error:
-                raise SourceError(f"an API server does not answer like that: {explain_json(error)}") from None
+                raise SourceError(f"an API server does not answer like that: {explain_json_error(error)}") from None
             version = next((version for version in VERSIONS if version in served), None)
             if version is None:
                 raise SourceError(f"Kueue serves {sorted(served)}, and we speak {' and '.join(VERSIONS)}")
@@ -166,18 +168,18 @@ class KueuePort:
         for _ in range(TRIES):
             if workload is None or workload.values(self._ours).get(write.field) != write.seen:
                 return None
-            steps = answer_steps(workload, self._ours, write)
+            steps = make_answer_patch(workload, self._ours, write)
             try:
-                return await self._api.json_patch(f"{path}/status", steps, MANAGER)
+                return await self._api.send_json_patch(f"{path}/status", steps, MANAGER)
             except KubeRefused as error:
-                newest = kueue_workload(await self._api.get(path))
+                newest = decode_kueue_workload(await self._api.get(path))
                 if error.status not in (409, 422) or newest.version == workload.version:
                     raise
                 workload = newest
         raise SourceError(f"somebody else changes it all the time: {TRIES} tries")
 
 
-def answer_steps(workload: KueueWorkload, ours: frozenset[str], write: Write) -> list[dict[str, Any]]:
+def make_answer_patch(workload: KueueWorkload, ours: frozenset[str], write: Write) -> list[dict[str, Any]]:
     """Return a JSON patch (RFC 6902) that changes those of our checks that wait for an answer.
 
     It leaves all other checks unchanged.

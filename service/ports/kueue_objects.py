@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import SourceError
 from fleetcast.schedulers.kueue import FORECAST, GPUS, HELD, HOLD, JOB, NODES, NOTE, PENDING, RETRY, WAITS
 
@@ -179,7 +179,7 @@ class KueueCheck:
     active: str | None
 
 
-def kueue_workload(body: bytes | msgspec.Raw) -> KueueWorkload:
+def decode_kueue_workload(body: bytes | msgspec.Raw) -> KueueWorkload:
     """Decode a Workload. Raises SourceError."""
     found = _decoded(_decode_workload, body)
     meta, status = found.metadata, found.status
@@ -196,7 +196,7 @@ def kueue_workload(body: bytes | msgspec.Raw) -> KueueWorkload:
     )
 
 
-def kueue_check(body: bytes | msgspec.Raw) -> KueueCheck:
+def decode_kueue_check(body: bytes | msgspec.Raw) -> KueueCheck:
     """Decode an AdmissionCheck. Raises SourceError."""
     found = _decoded(_decode_check, body)
     active = next((f"{row.status} {row.reason}" for row in found.status.conditions or () if row.type == "Active"), None)
@@ -208,7 +208,7 @@ def _decoded(decode: Any, body: bytes | msgspec.Raw) -> Any:
     try:
         return decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"an object of Kueue that is none: {explain_bytes(error, decode, body)}") from None
+        raise SourceError(f"an object of Kueue that is none: {explain_decode_error(error, decode, body)}") from None
 
 
 def _context(found: _Workload) -> dict[str, str]:

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from fleetcast.clients.kube_api import KubeAccount, KubeApi, KubeRefused
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.nodes import FAILURE_EXPECTED
 from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
 from fleetcast.schedulers.nodes import CONDITION, EFFECTS, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS, NodeMarks
 from fleetcast.service.plugins import read_options
-from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server, under, write_by_key
+from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server_address, under, write_by_key
 
 NODES = "/api/v1/nodes"
 MANAGER, SLINKY_MANAGER = "fleetcast", "fleetcast-slinky"
@@ -46,7 +46,7 @@ def nodes(options: Mapping[str, Any]) -> Door:
     given = read_options(options, NodesOptions)
     if given.taint not in EFFECTS:
         raise ConfigError(f"options.taint = {given.taint!r}: must be empty, PreferNoSchedule or NoSchedule")
-    check_server(given.server)
+    check_server_address(given.server)
     account = KubeAccount(given.server, given.token_file, given.ca_file)
     return Door(NodeMarks(given.taint, given.slinky), NodesPort(KubeApi(account)))
 
@@ -100,12 +100,12 @@ class MarkedNode:
     taints: Sequence[str]  # keys of all, in order
 
 
-def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
+def decode_node_marks(body: bytes | msgspec.Raw) -> MarkedNode:
     """Decode a v1.Node. Raises SourceError."""
     try:
         node = _decode_node(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"a node that is none: {explain_bytes(error, _decode_node, body)}") from None
+        raise SourceError(f"a node that is none: {explain_decode_error(error, _decode_node, body)}") from None
     meta, taints = node.metadata, node.spec.taints or ()
     ours = [row.fields_v1 for row in meta.managed_fields or () if (row.manager, row.operation) == (MANAGER, "Apply")]
     values: dict[str, str] = {}
@@ -134,7 +134,7 @@ class NodesPort:
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        self._nodes = KubeObjects(api, _path, marked_node)
+        self._nodes = KubeObjects(api, _path, decode_node_marks)
 
     async def read(self) -> Seen:
         return {name: node.values for name, node in (await self._nodes.all()).items()}
@@ -171,7 +171,7 @@ class NodesPort:
             thing["metadata"]["annotations"] = {} if write.value is None else {SLINKY: write.value}
             return await self._api.apply(path, thing, SLINKY_MANAGER)
         if write.field == CONDITION:
-            thing["status"] = {"conditions": [] if write.value is None else [_condition(write)]}
+            thing["status"] = {"conditions": [] if write.value is None else [_make_node_condition(write)]}
             return await self._api.apply(f"{path}/status", thing, MANAGER)
         return await self._change_taint(write, node)
 
@@ -186,11 +186,11 @@ class NodesPort:
             if node.values.get(TAINT) != write.seen:
                 return None  # somebody else changed it
             try:
-                return await self._api.json_patch(path, taint_steps(node, write.value), MANAGER)
+                return await self._api.send_json_patch(path, make_taint_patch(node, write.value), MANAGER)
             except KubeRefused as error:
                 if error.status not in (409, 422):
                     raise
-            node = marked_node(await self._api.get(path))
+            node = decode_node_marks(await self._api.get(path))
         raise SourceError(f"somebody else changes it all the time: {TRIES} tries")
 
 
@@ -198,7 +198,7 @@ async def _path() -> str:
     return NODES
 
 
-def taint_steps(node: MarkedNode, value: str | None) -> list[dict[str, Any]]:
+def make_taint_patch(node: MarkedNode, value: str | None) -> list[dict[str, Any]]:
     """Return a JSON patch (RFC 6902) that sets or removes our taint and leaves all others unchanged."""
     steps: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": node.version}]
     held = [number for number, key in enumerate(node.taints) if key == MARK]
@@ -211,7 +211,7 @@ def taint_steps(node: MarkedNode, value: str | None) -> list[dict[str, Any]]:
     return steps
 
 
-def _condition(write: Write) -> dict[str, str]:
+def _make_node_condition(write: Write) -> dict[str, str]:
     status, _, reason = (write.value or "").partition(" ")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     times = {"lastHeartbeatTime": now, "lastTransitionTime": now}  # it is written when its status changes

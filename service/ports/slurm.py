@@ -120,9 +120,9 @@ class _Snapshot:
         """Return the values, as in Seen. None if Slurm has no such node or job."""
         if key.startswith(JOB):
             job = self.jobs.get(key.removeprefix(JOB))
-            return job_values(job) if job else None
+            return read_job_fields(job) if job else None
         node = self.nodes.get(key)
-        return node_values(node) if node else None
+        return read_node_fields(node) if node else None
 
     def allows(self, write: Write) -> bool:
         """Return whether everything is still as the adapter saw it."""
@@ -147,8 +147,8 @@ class SlurmPort:
     async def read(self) -> Seen:
         shot = await self._read_slurm(self._with_jobs)
         return {
-            **{name: node_values(node) for name, node in shot.nodes.items()},
-            **{JOB + name: job_values(job) for name, job in shot.jobs.items()},
+            **{name: read_node_fields(node) for name, node in shot.nodes.items()},
+            **{JOB + name: read_job_fields(job) for name, job in shot.jobs.items()},
         }
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
@@ -157,13 +157,13 @@ class SlurmPort:
         ends_s = asyncio.get_running_loop().time() + MOST_S
         try:
             while due and asyncio.get_running_loop().time() < ends_s:
-                outcomes |= await self._write_some(due)
+                outcomes |= await self._write_while_fresh(due)
                 due = {at: write for at, write in due.items() if at not in outcomes}
         except SourceError:
             pass  # what is not done is tried again later
         return [outcomes.get(at, WriteOutcome.UNREACHABLE) for at in range(len(batch))]
 
-    async def _write_some(self, due: Mapping[int, Write]) -> dict[int, WriteOutcome]:
+    async def _write_while_fresh(self, due: Mapping[int, Write]) -> dict[int, WriteOutcome]:
         """Write as many as possible while the snapshot is fresh, at least one. Returns their outcomes.
 
         After a failed call the remaining writes are left for later. Raises SourceError if Slurm cannot be read.
@@ -173,7 +173,7 @@ class SlurmPort:
         ends_s = asyncio.get_running_loop().time() + FRESH_S
         for call in _calls({at: write for at, write in due.items() if at not in outcomes}, shot.nodes):
             try:
-                outcomes |= dict.fromkeys(call.places, await self._execute(call))
+                outcomes |= dict.fromkeys(call.places, await self._execute_call(call))
             except SourceError as error:
                 self._fail(error)
                 break
@@ -206,7 +206,7 @@ class SlurmPort:
         self._failures += 1
         self._until_s = asyncio.get_running_loop().time() + pause_s
 
-    async def _execute(self, call: "_Call") -> WriteOutcome:
+    async def _execute_call(self, call: "_Call") -> WriteOutcome:
         """Make a call, and return its outcome. Raises SourceError."""
         try:
             if call.change is not None:
@@ -236,12 +236,12 @@ class SlurmPort:
         elif write.field == REQUEUE:
             await self._control.change_job(job, admin_comment=f"{OURS} requeue off {write.value}")
             await self._control.requeue_held(job)
-            await self._release(job, str(write.value))
+            await self._release_job_from_node(job, str(write.value))
         elif write.field == HOLD:
-            await self._release(job, str(write.seen), is_held=now.is_held)
+            await self._release_job_from_node(job, str(write.seen), is_held=now.is_held)
         return WriteOutcome.DONE
 
-    async def _release(self, job: str, node: str, *, is_held: bool = True) -> None:
+    async def _release_job_from_node(self, job: str, node: str, *, is_held: bool = True) -> None:
         if is_held:
             await self._control.release_without(job, node)
         await self._control.change_job(job, admin_comment=f"{OURS} requeued off {node}")
@@ -288,15 +288,15 @@ def _change(write: Write, node: ControlledNode) -> NodeChange:
         ours = (write.value,) if write.value else ()
         others = [tuple(name for name in held if name not in FEATURES) for held in (node.available, node.active)]
         return NodeChange(available=(*others[0], *ours), active=(*others[1], *ours))
-    return NodeChange(extra=_with_risk(node.extra, write.value))
+    return NodeChange(extra=_set_risk_in_extra(node.extra, write.value))
 
 
-def node_values(node: ControlledNode) -> dict[str, str]:
+def read_node_fields(node: ControlledNode) -> dict[str, str]:
     """Return the values of a node.
 
-    >>> node_values(ControlledNode("n1", True, "[fleetcast] p", ("a", "risk_low"), ("risk_low",), '{"risk_level": 0}'))
+    >>> read_node_fields(ControlledNode("n1", True, "[fleetcast] p", ("a", "risk_low"), ("risk_low",), '{"risk_level": 0}'))
     {'drain': '[fleetcast] p', 'feature': 'risk_low', 'extra': '0'}
-    >>> node_values(ControlledNode("n2", True, "fan 3", ("risk_low", "risk_high"), (), "rack 7"))
+    >>> read_node_fields(ControlledNode("n2", True, "fan 3", ("risk_low", "risk_high"), (), "rack 7"))
     {'theirs: drain': 'fan 3', 'feature': 'risk_low,risk_high only available', 'theirs: extra': 'rack 7'}
     """
     values: dict[str, str] = {}
@@ -309,11 +309,11 @@ def node_values(node: ControlledNode) -> dict[str, str]:
     active = [name for name in node.active if name in FEATURES]
     if held or active:
         values[FEATURE] = ",".join(held) + ("" if held == active else " only available")
-    values.update(_extra_values(node.extra))
+    values.update(_read_extra_fields(node.extra))
     return values
 
 
-def _extra_values(extra: str) -> dict[str, str]:
+def _read_extra_fields(extra: str) -> dict[str, str]:
     if not extra:
         return {}
     held = _object(extra)
@@ -330,10 +330,10 @@ def _object(extra: str) -> dict[str, Any] | None:
     return held if isinstance(held, dict) else None
 
 
-def _with_risk(extra: str, risk: str | None) -> str:
+def _set_risk_in_extra(extra: str, risk: str | None) -> str:
     """Return the JSON of Extra with another risk.
 
-    >>> _with_risk('{"rack": 7}', "2"), _with_risk('{"rack": 7, "risk_level": 2}', None)
+    >>> _set_risk_in_extra('{"rack": 7}', "2"), _set_risk_in_extra('{"rack": 7, "risk_level": 2}', None)
     ('{"rack": 7, "risk_level": 2}', '{"rack": 7}')
     """
     held = {key: value for key, value in (_object(extra) or {}).items() if key != RISK}
@@ -341,14 +341,14 @@ def _with_risk(extra: str, risk: str | None) -> str:
     return json.dumps(values_of) if values_of else ""
 
 
-def job_values(job: ControlledJob) -> dict[str, str]:
+def read_job_fields(job: ControlledJob) -> dict[str, str]:
     """Return the values of a job.
 
-    >>> job_values(ControlledJob("7", "PENDING", comment="[fleetcast] start 2026-11-24T10:05"))
+    >>> read_job_fields(ControlledJob("7", "PENDING", comment="[fleetcast] start 2026-11-24T10:05"))
     {'comment': '[fleetcast] start 2026-11-24T10:05', 'pending': 'yes'}
-    >>> job_values(ControlledJob("7", "PENDING", 1, True, True, "mine", "[fleetcast] requeue off n2"))
+    >>> read_job_fields(ControlledJob("7", "PENDING", 1, True, True, "mine", "[fleetcast] requeue off n2"))
     {'theirs: comment': 'mine', 'pending': 'yes', 'requeue': 'n2', 'hold': 'n2'}
-    >>> job_values(ControlledJob("7", "RUNNING", 0, False, True))
+    >>> read_job_fields(ControlledJob("7", "RUNNING", 0, False, True))
     {'may requeue': 'yes'}
     """
     values: dict[str, str] = {}

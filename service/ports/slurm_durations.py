@@ -39,10 +39,10 @@ def slurm_durations(options: Mapping[str, Any]) -> Door:
     return Door(JobDurations(), port, batch=BATCH)
 
 
-def bucket_of(key: str) -> str:
+def compute_bucket_name(key: str) -> str:
     """Return the name of the file for a user and job name, computed as in the Lua script.
 
-    >>> bucket_of("ada train"), bucket_of("")
+    >>> compute_bucket_name("ada train"), compute_bucket_name("")
     ('61', '00')
     """
     number = 0
@@ -87,7 +87,7 @@ class DurationsPort:
         outcomes: dict[int, WriteOutcome] = {}
         by_file: dict[str, list[int]] = {}
         for at, write in enumerate(batch):
-            by_file.setdefault(UNTIL if write.field == UNTIL else bucket_of(write.key), []).append(at)
+            by_file.setdefault(UNTIL if write.field == UNTIL else compute_bucket_name(write.key), []).append(at)
         withdrawn = any(write.field == UNTIL and write.value is None for write in batch)
         for name in sorted(by_file, key=lambda name: (name == UNTIL) != withdrawn):
             held = {FILE: until} if name == UNTIL and (until := self._text(UNTIL).strip()) else {}

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from fleetcast.clients.kube_api import KubeAccount, KubeApi
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.topology import DOMAIN_LEVELS
 from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
 from fleetcast.schedulers.nodes import THEIRS
 from fleetcast.schedulers.topology import LABELS, TopologyLabels, field_of
 from fleetcast.service.plugins import read_options
-from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server, under, write_by_key
+from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server_address, under, write_by_key
 from fleetcast.service.ports.nodes import NODES
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class TopologyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def topology(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `topology`. Raises ConfigError."""
     given = read_options(options, TopologyOptions)
-    check_server(given.server)
+    check_server_address(given.server)
     for level, key in given.labels.items():
         if level not in DOMAIN_LEVELS:
             known = ", ".join(DOMAIN_LEVELS)
@@ -84,12 +84,12 @@ class LabelledNode:
     values: Mapping[str, str]  # as in Seen
 
 
-def labelled_node(body: bytes | msgspec.Raw, labels: Sequence[str]) -> LabelledNode:
+def decode_labelled_node(body: bytes | msgspec.Raw, labels: Sequence[str]) -> LabelledNode:
     """Decode a v1.Node. Raises SourceError."""
     try:
         meta = _decode(body).metadata
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"a node that is none: {explain_bytes(error, _decode, body)}") from None
+        raise SourceError(f"a node that is none: {explain_decode_error(error, _decode, body)}") from None
     ours: set[str] = set()
     for row in meta.managed_fields or ():
         if (row.manager, row.operation) == (MANAGER, "Apply"):
@@ -124,7 +124,7 @@ class TopologyPort:
         return NODES
 
     def _decoded(self, body: bytes | msgspec.Raw) -> LabelledNode:
-        return labelled_node(body, self._labels)
+        return decode_labelled_node(body, self._labels)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
         return [await self._nodes.written(writes[0].key, self._sent(writes))] * len(writes)

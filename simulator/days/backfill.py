@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.simulator.days.traces import TraceJob, gang_shape
+from fleetcast.simulator.days.traces import TraceJob, choose_gang_shape
 
 FIRST_ESTIMATE_S = 3600.0
 SAMPLES_WANTED = 5
@@ -56,7 +56,7 @@ class BackfilledJob:
     estimate_s: float
     held: tuple[tuple[int, tuple[int, ...]], ...]
 
-    def expected_end_ms(self, now_ms: int) -> int:
+    def estimate_end_ms(self, now_ms: int) -> int:
         """Return when the job should end. An estimate that has passed is doubled until it lies in the future."""
         run_ms = self.estimate_s * 1000
         while self.started_ms + run_ms <= now_ms:
@@ -148,7 +148,7 @@ class BackfillQueue:
         self.run_times.add(row.job.gpus, row.job.run_s)
         return row
 
-    def start_ready(self, now_ms: int) -> list[BackfilledJob]:
+    def start_ready_jobs(self, now_ms: int) -> list[BackfilledJob]:
         """Start the head as long as it fits, then backfill behind it. Returns the started jobs, in order."""
         started = []
         while self.queue and (nodes := self._fit(self.queue[0], self.pool.count)) is not None:
@@ -158,12 +158,12 @@ class BackfillQueue:
         return started
 
     def _fit(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
-        members, each = gang_shape(job.gpus, self.gpus_per_node)
+        members, each = choose_gang_shape(job.gpus, self.gpus_per_node)
         nodes = choose_nodes(count, self.pool.rack, members, each)
         return nodes if nodes is None or self.chooser is None else self.chooser(job, count)
 
     def _start(self, job: TraceJob, nodes: list[int], now_ms: int) -> BackfilledJob:
-        _, each = gang_shape(job.gpus, self.gpus_per_node)
+        _, each = choose_gang_shape(job.gpus, self.gpus_per_node)
         end_ms = now_ms + int(job.run_s * 1000)
         row = BackfilledJob(job, now_ms, end_ms, self.run_times.p90_s(job.gpus), self.pool.take(nodes, each))
         self.running[job.job] = row
@@ -184,16 +184,16 @@ class BackfillQueue:
                 continue
             started.append(self._start(job, nodes, now_ms))
             if not ends_before:
-                np.subtract.at(spare, nodes, gang_shape(job.gpus, self.gpus_per_node)[1])
+                np.subtract.at(spare, nodes, choose_gang_shape(job.gpus, self.gpus_per_node)[1])
         self.queue = waiting
         return started
 
     def _find_reservation(self, head: TraceJob, now_ms: int) -> tuple[int, NDArray[np.int64]]:
         """Return when the head fits by the estimates, and the free GPUs (n,) of each node that it leaves then."""
-        members, each = gang_shape(head.gpus, self.gpus_per_node)
+        members, each = choose_gang_shape(head.gpus, self.gpus_per_node)
         count = self.pool.count.copy()
         missing = members - int((count // each).sum())
-        for end_ms, row in sorted(((row.expected_end_ms(now_ms), row) for row in self.running.values()), key=_first):
+        for end_ms, row in sorted(((row.estimate_end_ms(now_ms), row) for row in self.running.values()), key=_first):
             for node, gpus in row.held:
                 missing += int(count[node] // each)
                 count[node] += len(gpus)

@@ -36,10 +36,10 @@ from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Topology
 from fleetcast.placement.engine import decide
-from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView, Inventory
 from fleetcast.simulator.days.backfill import BackfilledJob, BackfillQueue
-from fleetcast.simulator.days.traces import TraceJob, gang_shape
+from fleetcast.simulator.days.traces import TraceJob, choose_gang_shape
 from fleetcast.simulator.faults.detection import Sighting
 
 CHECKPOINT_S = 1800.0
@@ -152,7 +152,7 @@ class Day:
         self.cluster.chooser = self._choose
         self.end_ms = end_ms
         self.losses = Losses()
-        self._view = _empty_view(topology)
+        self._view = _make_empty_view(topology)
         self._arm = arm
         self._memo = memo
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
@@ -164,7 +164,7 @@ class Day:
         self._restarting: dict[str, float] = {}  # job -> remaining seconds of its next attempt
         for work in self._work.values():
             self._schedule_end(work)
-        self._at(begin_ms, self._count_idle)
+        self._at(begin_ms, self._count_idle_gpus)
 
     def run(self, arrivals: Iterable[TraceJob], faults: Sequence[DayFault], alarms: Sequence[FalseAlarm]) -> Losses:
         """Simulate the day and return its losses."""
@@ -178,7 +178,7 @@ class Day:
         while self._events and self._events[0][0] < self.end_ms:
             now_ms, _, act = heapq.heappop(self._events)
             act(now_ms)
-            for row in self.cluster.start_ready(now_ms):
+            for row in self.cluster.start_ready_jobs(now_ms):
                 self._started(row, now_ms)
         for work in self._work.values():
             self._update_progress(work, self.end_ms)
@@ -204,7 +204,7 @@ class Day:
         for node, gpus in row.held:
             for fault in self._active.get(node, ()):
                 if fault.gpu < 0 or fault.gpu in gpus:
-                    self._expose(work, fault, now_ms)
+                    self._expose_job(work, fault, now_ms)
         self._schedule_end(work)
 
     def _update_progress(self, work: _Work, now_ms: int) -> None:
@@ -272,10 +272,10 @@ class Day:
         for work in list(self._work.values()):
             if any(node == fault.node and (fault.gpu < 0 or fault.gpu in gpus) for node, gpus in work.row.held):
                 self._update_progress(work, now_ms)
-                self._expose(work, fault, now_ms)
+                self._expose_job(work, fault, now_ms)
                 self._schedule_end(work)
 
-    def _expose(self, work: _Work, fault: DayFault, now_ms: int) -> None:
+    def _expose_job(self, work: _Work, fault: DayFault, now_ms: int) -> None:
         """Expose a job to a fault: the job is slowed, or will die of it."""
         work.faults.append(fault)
         self._schedule_flag(fault, now_ms)
@@ -336,14 +336,14 @@ class Day:
 
     def _flag(self, flag: "_Flag", until_ms: int, now_ms: int) -> None:
         self._flags.append(flag)
-        self._set_risk(flag.node)
-        self._at(until_ms, partial(self._unflag, flag))
+        self._update_node_risk(flag.node)
+        self._at(until_ms, partial(self._remove_flag, flag))
 
-    def _unflag(self, flag: "_Flag", now_ms: int) -> None:
+    def _remove_flag(self, flag: "_Flag", now_ms: int) -> None:
         self._flags.remove(flag)
-        self._set_risk(flag.node)
+        self._update_node_risk(flag.node)
 
-    def _set_risk(self, node: int) -> None:
+    def _update_node_risk(self, node: int) -> None:
         """Set the risk of a node to the highest of its flags, 0 without one."""
         here = [flag for flag in self._flags if flag.node == node]
         p_fail, p_slow = self._view.p_fail.copy(), self._view.p_slow.copy()
@@ -353,25 +353,25 @@ class Day:
 
     def _drain(self, fault: DayFault, now_ms: int) -> None:
         if fault in self._active.get(fault.node, ()):
-            self._set_state(fault.node, NodeState.DRAINED)
-            self._at(fault.end_ms, partial(self._undrain, fault.node))
+            self._set_node_state(fault.node, NodeState.DRAINED)
+            self._at(fault.end_ms, partial(self._undrain_node, fault.node))
 
-    def _undrain(self, node: int, now_ms: int) -> None:
-        self._set_state(node, NodeState.IN_SERVICE)
+    def _undrain_node(self, node: int, now_ms: int) -> None:
+        self._set_node_state(node, NodeState.IN_SERVICE)
 
-    def _set_state(self, node: int, state: NodeState) -> None:
+    def _set_node_state(self, node: int, state: NodeState) -> None:
         changed = self._view.state.copy()  # the view's memo made its arrays read-only
         changed[node] = state
         self._view = replace(self._view, state=changed)
 
-    def _count_idle(self, now_ms: int) -> None:
+    def _count_idle_gpus(self, now_ms: int) -> None:
         """Count the GPUs that are idle on avoided or drained nodes while jobs queue for them."""
         risk = np.fmax(self._view.p_fail, self._view.p_slow)
         out = (self._view.state != NodeState.IN_SERVICE) | (risk > 0)
         wanted = sum(job.gpus for job in self.cluster.queue)
         idle = min(int(self.cluster.pool.count[out].sum()), wanted)
         self.losses.idle += idle * CHECK_INTERVAL_MS / 3_600_000
-        self._at(now_ms + CHECK_INTERVAL_MS, self._count_idle)
+        self._at(now_ms + CHECK_INTERVAL_MS, self._count_idle_gpus)
 
     # Placement
 
@@ -383,18 +383,18 @@ class Day:
         view = self._view
         key = (job.gpus, free.tobytes(), view.p_fail.tobytes(), view.p_slow.tobytes(), view.state.tobytes())
         if key not in self._memo:
-            self._memo[key] = self._decide(job, free)
+            self._memo[key] = self._place_job(job, free)
         return self._memo[key]
 
-    def _decide(self, job: TraceJob, free: NDArray[np.bool_]) -> list[int] | None:
-        members, each = gang_shape(job.gpus, free.shape[1])
+    def _place_job(self, job: TraceJob, free: NDArray[np.bool_]) -> list[int] | None:
+        members, each = choose_gang_shape(job.gpus, free.shape[1])
         request = PlacementRequest(request_id=job.job, gang=members, gpus_per_node=each)
-        decision = decide(request, replace(self._view, milli=milli_of(free)))
+        decision = decide(request, replace(self._view, milli=convert_to_milli(free)))
         rows = self._view.inventory.row
         return [rows[rank.node] for rank in decision.ranks] if decision.outcome == "placed" else None
 
 
-def _empty_view(topology: Topology) -> ClusterView:
+def _make_empty_view(topology: Topology) -> ClusterView:
     """Return the view of a scheduler without telemetry: no node is riskier than another."""
     nodes, width = len(topology), int(topology.gpus.max(initial=1))
     unknown = np.full(nodes, np.nan)

@@ -50,7 +50,7 @@ class TraceReplay:
         return sum(job.gpus for job in self.queue)
 
 
-def fast_forward(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> TraceReplay:
+def fast_forward_trace(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> TraceReplay:
     """Simulate the trace up to `trace.start_ms` on the nodes of `topology`.
 
     Only jobs that reach into the last `weeks` are simulated.
@@ -58,10 +58,10 @@ def fast_forward(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> Trac
     begin_ms = trace.start_ms - weeks * WEEK_MS
     reaches = trace.submit_ms + (trace.run_s * 1000).astype(np.int64) >= begin_ms
     jobs = trace.rows(reaches & (trace.submit_ms < trace.start_ms))
-    cluster = BackfillQueue(_empty_pool(topology))
-    ended = _run_until(cluster, jobs, trace.start_ms)
+    cluster = BackfillQueue(_make_free_pool(topology))
+    ended = _simulate_jobs(cluster, jobs, trace.start_ms)
     names = topology.names
-    history = [event for row in ended for event in _past_events(row, names, cluster.gpus_per_node)]
+    history = [event for row in ended for event in _make_past_events(row, names, cluster.gpus_per_node)]
     history.sort(key=lambda event: event.time_ms)
     ongoing = tuple(
         OngoingJob(row.job, row.started_ms, (row.end_ms - trace.start_ms) / 1000, ranks_of(row, names))
@@ -70,13 +70,13 @@ def fast_forward(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> Trac
     return TraceReplay(trace.start_ms, tuple(history), ongoing, tuple(cluster.queue), cluster)
 
 
-def _empty_pool(topology: Topology) -> GpuPool:
+def _make_free_pool(topology: Topology) -> GpuPool:
     width = int(topology.gpus.max(initial=1))
     free = np.arange(width)[None, :] < topology.gpus[:, None]
     return GpuPool(free, topology.domain[Level.RACK])
 
 
-def _run_until(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: int) -> list[BackfilledJob]:
+def _simulate_jobs(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: int) -> list[BackfilledJob]:
     """Process arrivals and ends in order of time, up to `stop_ms`.
 
     Returns the jobs that ended, in that order.
@@ -95,7 +95,7 @@ def _run_until(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: int) -
         while job and job.submit_ms <= now_ms:
             cluster.queue.append(job)
             job = next(arrivals, None)
-        for row in cluster.start_ready(now_ms):
+        for row in cluster.start_ready_jobs(now_ms):
             heapq.heappush(ends, (row.end_ms, row.job.job))
 
 
@@ -104,16 +104,19 @@ def ranks_of(row: BackfilledJob, names: Sequence[str]) -> tuple[RankPlacement, .
     return tuple(RankPlacement(rank, names[node], gpus) for rank, (node, gpus) in enumerate(row.held))
 
 
-def _past_events(row: BackfilledJob, names: Sequence[str], gpus_per_node: int) -> tuple[JobEvent, ...]:
+def _make_past_events(row: BackfilledJob, names: Sequence[str], gpus_per_node: int) -> tuple[JobEvent, ...]:
     ranks = ranks_of(row, names)
-    return (*opening_events(row.job, gpus_per_node, started_ms=row.started_ms, ranks=ranks), _make_finished_event(row))
+    return (
+        *make_opening_events(row.job, gpus_per_node, started_ms=row.started_ms, ranks=ranks),
+        _make_finished_event(row),
+    )
 
 
 def _make_finished_event(row: BackfilledJob) -> Finished:
     return Finished(job=row.job.job, sequence=2, time_ms=row.end_ms)
 
 
-def opening_events(
+def make_opening_events(
     job: TraceJob,
     gpus_per_node: int,
     *,

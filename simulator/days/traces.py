@@ -45,7 +45,7 @@ class TraceJob:
 
     def shape(self, gpus_per_node: int) -> tuple[int, int]:
         """Return (members, GPUs of each)."""
-        return gang_shape(self.gpus, gpus_per_node)
+        return choose_gang_shape(self.gpus, gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ class JobTrace:
         return [self.row(int(index)) for index in np.flatnonzero(mask)]
 
 
-def gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
+def choose_gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
     """Return (members, GPUs of each): the fewest equal members that fit on nodes of `gpus_per_node`.
 
-    >>> gang_shape(4, 8), gang_shape(64, 8), gang_shape(12, 8)
+    >>> choose_gang_shape(4, 8), choose_gang_shape(64, 8), choose_gang_shape(12, 8)
     ((1, 4), (8, 8), (2, 6))
     """
     members = -(-gpus // gpus_per_node)
@@ -111,7 +111,7 @@ def load_trace(
     fleet, so generated jobs are added to it. Raises ValueError for a bad `at`.
     """
     at_ms = parse_time_ms(at)
-    start_ms = shifted_start_ms(at_ms, now_ms)
+    start_ms = shift_start_ms(at_ms, now_ms)
     path = data / VENUS
     capacity = nodes * gpus_per_node
     if path.is_file():
@@ -120,7 +120,7 @@ def load_trace(
     else:
         note = f"FLEETCAST_DATA not found at {data}: using the seeded generator"
         trace = replace(generate_trace(capacity, start_ms=start_ms, seed=seed, rush_h=rush_h), note=note)
-    return fit_to_fleet(trace, nodes=nodes, gpus_per_node=gpus_per_node)
+    return drop_oversized_jobs(trace, nodes=nodes, gpus_per_node=gpus_per_node)
 
 
 def parse_time_ms(text: str) -> int:
@@ -129,18 +129,18 @@ def parse_time_ms(text: str) -> int:
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def shifted_start_ms(at_ms: int, now_ms: int) -> int:
+def shift_start_ms(at_ms: int, now_ms: int) -> int:
     """Return the latest instant not after now that lies whole weeks from `at_ms`.
 
-    >>> (shifted_start_ms(1000, WEEK_MS * 3 + 999) - 1000) // WEEK_MS
+    >>> (shift_start_ms(1000, WEEK_MS * 3 + 999) - 1000) // WEEK_MS
     2
     """
     return at_ms + (now_ms - at_ms) // WEEK_MS * WEEK_MS
 
 
-def fit_to_fleet(trace: JobTrace, *, nodes: int, gpus_per_node: int) -> JobTrace:
+def drop_oversized_jobs(trace: JobTrace, *, nodes: int, gpus_per_node: int) -> JobTrace:
     """Return the trace without jobs that this fleet can never hold. `skipped` counts them."""
-    shapes = {gpus: gang_shape(gpus, gpus_per_node)[0] for gpus in np.unique(trace.gpus).tolist()}
+    shapes = {gpus: choose_gang_shape(gpus, gpus_per_node)[0] for gpus in np.unique(trace.gpus).tolist()}
     fits = np.array([shapes[gpus] <= nodes for gpus in trace.gpus.tolist()], bool)
     if bool(fits.all()):
         return trace

@@ -287,20 +287,20 @@ class CpuContention(Passing):
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             return False
-        share = self._gust_share(age_s, dt_s)
+        share = self._compute_gust_share(age_s, dt_s)
         effects.host_slow[node] = 1.0 + (self.slow - 1.0) * share
         effects.util_drop[node] = self.util_drop * share
         effects.steal[node] = self.steal_share * share
         return bool(load.busy[node].any())
 
-    def _gust_share(self, age_s: float, dt_s: float) -> float:
+    def _compute_gust_share(self, age_s: float, dt_s: float) -> float:
         """Return the share of the last `dt_s` seconds within gusts."""
         span = self.gust_s + self.calm_s
 
-        def pressed_s(until_s: float) -> float:
+        def compute_gust_s(until_s: float) -> float:
             whole, within_s = divmod(max(until_s, 0.0), span)
             return float(whole * self.gust_s + min(within_s, self.gust_s))
 
         if dt_s <= 0:
             return float(age_s % span < self.gust_s)
-        return (pressed_s(age_s) - pressed_s(age_s - dt_s)) / dt_s
+        return (compute_gust_s(age_s) - compute_gust_s(age_s - dt_s)) / dt_s

@@ -13,7 +13,7 @@ import msgspec
 
 from fleetcast.fleet.decode_faults import explain
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.fleet.toml_lines import line_at, lines_of
+from fleetcast.fleet.toml_lines import find_key_lines, find_nearest_line
 from fleetcast.fleet.toml_text import read_toml
 from fleetcast.simulator.faults.faults import FaultSettings
 from fleetcast.simulator.faults.magnitudes import DECOY_KINDS, FAULT_KINDS, FaultKind, Magnitudes, Span
@@ -170,7 +170,7 @@ def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
         file = msgspec.convert(whole, FaultFile)
     except msgspec.ValidationError as error:
         fault = explain(error, FaultFile, whole, toml=True)
-        line = f"line {line_at(lines_of(text), fault.path)}: "
+        line = f"line {find_nearest_line(find_key_lines(text), fault.path)}: "
         raise ConfigError(f"{name}: {line}{fault.sentence}; --print-config shows every key") from None
     problem = _problem(file)
     if problem:
@@ -209,7 +209,7 @@ def _problem(file: FaultFile) -> str:
     return next((f"{key} = {value:g}: must be greater than 0" for key, value in positive.items() if not value > 0), "")
 
 
-def to_toml(file: FaultFile) -> str:
+def format_fault_file(file: FaultFile) -> str:
     """Return the file as TOML. `parse_fault_file` reads the same settings back."""
     tables = msgspec.to_builtins(file)
     kinds = tables.pop("kinds")

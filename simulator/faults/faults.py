@@ -163,7 +163,7 @@ class FaultPlan:
         """Return every incident that is planned or in progress."""
         return self._incidents
 
-    def faulty_nodes(self) -> set[str]:
+    def list_faulty_nodes(self) -> set[str]:
         """Return the nodes with a planned or active fault that is not benign."""
         return {self._names[incident.node] for incident in self._incidents if not incident.benign}
 

@@ -223,13 +223,13 @@ def scaled(kinds: Magnitudes, times: float) -> Magnitudes:
         low, high = (max(rest + (end - rest) * times, LEAST_LEFT * rest) for end in span)
         return round(low, 6), round(high, 6)
 
-    def kind_scaled(row: Kind) -> Kind:
+    def scale_kind(row: Kind) -> Kind:
         if isinstance(row, Decoy):
             return row
         own = [name for name in row.__struct_fields__ if name in NEUTRAL]
         return msgspec.structs.replace(row, **{name: moved(name, getattr(row, name)) for name in own})
 
-    return msgspec.structs.replace(kinds, **{kind: kind_scaled(row) for kind, row in kinds.items()})
+    return msgspec.structs.replace(kinds, **{kind: scale_kind(row) for kind, row in kinds.items()})
 
 
 USUAL = Magnitudes()

@@ -30,7 +30,7 @@ from fleetcast.simulator.hardware.h100 import (
     load_recorded_fleet,
 )
 from fleetcast.simulator.hardware.workload import CONTEXT_POWER_W, PHASE_LEVELS, POWER_BY_CLOCK, JobPhase
-from fleetcast.simulator.instrument import Say, TruthRecorder, finish_folder, make_folder, start_of, write_events
+from fleetcast.simulator.instrument import Say, TruthRecorder, make_folder, start_of, write_events, write_truth_file
 
 RECORDED = Path("faults") / "recorded"
 FAULTS = ("thermal_throttle", "power_brake", "gpu_off_bus", "cpu_contention", "slow_nic", "ib_flap", "node_lost")
@@ -59,7 +59,7 @@ def inject_faults(file: FaultFile, data: Path, out: Path, say: Say = lambda _: N
     folder = make_folder(out / RECORDED, file, file.recorded.interval_s)
     (folder / "topology.toml").write_text(_topology([run.node for run in runs]), encoding="utf-8")
     player = RecordingPlayer(runs, file)
-    recorder = TruthRecorder(player.plan, player.job_and_factor)
+    recorder = TruthRecorder(player.plan, player.find_job_and_factor)
     files, repairs = Files(folder / "samples", player), Repairs(player.plan, player.names)
     start_ms, step_ms = start_of(file), round(file.recorded.interval_s * 1000)
     with (folder / "events.jsonl").open("wb") as events, (folder / "node_events.jsonl").open("wb") as node_events:
@@ -72,7 +72,7 @@ def inject_faults(file: FaultFile, data: Path, out: Path, say: Say = lambda _: N
                 write_events(node_events, repairs.step(now_ms))
             files.take(now_ms)
     files.close()
-    return finish_folder(folder, recorder.truths(), say)
+    return write_truth_file(folder, recorder.truths(), say)
 
 
 def _topology(names: list[str]) -> str:
@@ -185,7 +185,7 @@ class RecordingPlayer:
             ]
         return events
 
-    def job_and_factor(self, node: int, unit: int) -> tuple[str, float] | None:
+    def find_job_and_factor(self, node: int, unit: int) -> tuple[str, float] | None:
         """Return the job on a node, and how many times as long its steps take."""
         return self.jobs[node], float(self.factor[self.slot[node, 0]])
 
@@ -211,7 +211,7 @@ class RecordingPlayer:
         """
         effects, slots = self.effects, self.slot.ravel()
         speed, transfer = np.full(len(self.factor), np.inf), np.ones(len(self.factor))
-        np.minimum.at(speed, slots, physics.own_speed(effects).ravel())
+        np.minimum.at(speed, slots, physics.compute_own_speed(effects).ravel())
         sends = self._port_rate > NETWORKED_BYTES_PER_S
         np.maximum.at(transfer, slots, np.where(sends, effects.port_slow, 1.0).ravel())
         share = self.table.communication_share

@@ -59,15 +59,15 @@ class FleetSpec:
         width = max(3, len(str(self.nodes)))
         return tuple(f"n{number:0{width}d}" for number in range(1, self.nodes + 1))
 
-    def topology_toml(self) -> str:
+    def format_topology_toml(self) -> str:
         """Return the topology file of this fleet, with one [[rack]] for each rack."""
         racks = math.ceil(self.nodes / self.rack_nodes)
-        return "\n".join(self._rack_toml(rack, racks) for rack in range(racks))
+        return "\n".join(self._format_rack_toml(rack, racks) for rack in range(racks))
 
     def write_topology(self, path: Path) -> None:
-        path.write_text(self.topology_toml(), encoding="utf-8")
+        path.write_text(self.format_topology_toml(), encoding="utf-8")
 
-    def _rack_toml(self, rack: int, racks: int) -> str:
+    def _format_rack_toml(self, rack: int, racks: int) -> str:
         names = self.names[rack * self.rack_nodes : (rack + 1) * self.rack_nodes]
         listed = ", ".join(f'"{name}"' for name in names)
         return (
@@ -157,14 +157,16 @@ class SimulatedFleet:
         The job must not hang.
         """
         levels = self.effects.levels.get(gang.slot, ActivityLevels())
-        step_s = gang.profile.step_s * levels.step * self._slowdown(gang) * float(self._rng.lognormal(0.0, 0.01))
+        step_s = (
+            gang.profile.step_s * levels.step * self._find_gang_slowdown(gang) * float(self._rng.lognormal(0.0, 0.01))
+        )
         if self.phase(gang.job) == "checkpoint":
             return step_s, gang.profile.checkpoint_s
         if self._rng.random() < 0.005:
             return step_s, step_s * (self._rng.uniform(1.5, 3.0) - 1)
         return step_s, 0.0
 
-    def member_steps(self, job: str) -> list[MemberStep]:
+    def draw_member_steps(self, job: str) -> list[MemberStep]:
         """Return the current step by rank: a slow rank computes long, and the others wait for it.
 
         The list is empty if the job does not step.
@@ -176,7 +178,7 @@ class SimulatedFleet:
         own_s = gang.profile.step_s * self.effects.levels.get(gang.slot, ActivityLevels()).step
         own_s *= 1 - gang.profile.communication_share
         slowest = np.full(int(gang.rank_of.max()) + 1, np.inf)
-        np.minimum.at(slowest, gang.rank_of, physics.own_speed(self.effects)[gang.node, gang.gpu])
+        np.minimum.at(slowest, gang.rank_of, physics.compute_own_speed(self.effects)[gang.node, gang.gpu])
         heaviest = np.zeros(len(slowest))
         np.maximum.at(heaviest, gang.rank_of, self.effects.load[gang.node, gang.gpu])
         heavy = heaviest.tolist()
@@ -196,8 +198,8 @@ class SimulatedFleet:
         if gang is None or not math.isfinite(step_s):
             return None
         usual_s = gang.profile.step_s * self.effects.levels.get(gang.slot, ActivityLevels()).step
-        waits_s = max(0.0, step_s - WAITS_RATIO * usual_s * self._slowdown(gang))
-        slowest = float(physics.own_speed(self.effects)[gang.node, gang.gpu].min())
+        waits_s = max(0.0, step_s - WAITS_RATIO * usual_s * self._find_gang_slowdown(gang))
+        slowest = float(physics.compute_own_speed(self.effects)[gang.node, gang.gpu].min())
         own_s = min(usual_s * (1 - gang.profile.communication_share) / slowest, step_s - waits_s)
         loads_s = LOADER_SHARE * own_s
         is_saving = self.phase(job) == "checkpoint"
@@ -208,10 +210,10 @@ class SimulatedFleet:
             other=round(waits_s if is_saving else 0.0, 4),
         )
 
-    def slowdown_of(self, job: str) -> float:
+    def find_job_slowdown(self, job: str) -> float:
         """Return how many times as long a job's steps take because of its worst member. 1 if it does not run."""
         gang = self.gangs.by_job.get(job)
-        return 1.0 if gang is None else self._slowdown(gang)
+        return 1.0 if gang is None else self._find_gang_slowdown(gang)
 
     def phase(self, job: str) -> str:
         """Return the phase as job events name it.
@@ -246,7 +248,7 @@ class SimulatedFleet:
         row = self.rows[node]
         ahead_s = 0.0 if now_ms is None or self.time_ms is None else max(0, now_ms - self.time_ms) / 1000
         if exporter == "node":
-            return self._node_pages[node].write(*self.sensors.host_values(row, ahead_s))
+            return self._node_pages[node].write(*self.sensors.extrapolate_host_values(row, ahead_s))
         if self.effects.frozen[row] and node in self._frozen:
             return self._frozen[node]
         if self.effects.renamed[row] and not self._pages[node].renamed:
@@ -290,7 +292,7 @@ class SimulatedFleet:
         return HardwareLoad(
             slot=slot,
             busy=hot[slot],
-            networked=works[slot] & (physics.port_bytes_per_s(self.gangs) > 0),
+            networked=works[slot] & (physics.compute_port_traffic(self.gangs) > 0),
             asks_w=self.gangs.level("power_w")[slot],
             size=self.gangs.size,
             age_s=self.gangs.age_s(self.time_ms),
@@ -304,10 +306,10 @@ class SimulatedFleet:
             for slot in np.unique(self.gangs.slot[death.node, cells]).tolist():
                 self._fail(slot, death.category, death.node, death.message)
         for node, gpu in np.argwhere(self.effects.hung & (self.gangs.slot > 0)).tolist():
-            self._hang(int(self.gangs.slot[node, gpu]), node)
+            self._hang_job(int(self.gangs.slot[node, gpu]), node)
         self._factor = physics.slowdown(self.gangs, self.effects)
 
-    def _hang(self, slot: int, node: int) -> None:
+    def _hang_job(self, slot: int, node: int) -> None:
         assert self.time_ms is not None
         since_ms = self.gangs.hung_since_ms[slot]
         if np.isnan(since_ms):
@@ -323,5 +325,5 @@ class SimulatedFleet:
             self._phase[slot] = JobPhase.EMPTY
             self._failed.append((gang.job, category, self.names[node], message))
 
-    def _slowdown(self, gang: RunningGang) -> float:
+    def _find_gang_slowdown(self, gang: RunningGang) -> float:
         return float(self._factor[gang.slot]) if gang.slot < len(self._factor) else 1.0

@@ -77,7 +77,7 @@ _HOST_LABELS = {"chip": "platform_power_meter", "sensor": "power1"}
 _CPU_FIELD = Field("node_cpu_seconds_total", "counter", "", "%f")
 
 
-def _cpu_columns() -> tuple[tuple[str, int], ...]:
+def _list_cpu_columns() -> tuple[tuple[str, int], ...]:
     """Return (metric, row of CPU_MODES) of the modes that are metrics."""
     found = []
     for row, mode in enumerate(CPU_MODES):
@@ -112,7 +112,7 @@ class Recorder:
         self._gpu = Columns.of(GPU_FIELDS, {"gpu": "0"}, EntityKind.GPU)
         self._port = Columns.of(PORT_FIELDS, _PORT_LABELS, EntityKind.PORT)
         self._host = Columns.of(HOST_FIELDS, _HOST_LABELS, EntityKind.NODE)
-        self._cpu = _cpu_columns()
+        self._cpu = _list_cpu_columns()
         node_names = (*SCRAPE_METRICS, *self._host.names, *(name for name, _ in self._cpu))
         names = dict(zip(KINDS, (self._gpu.names, self._port.names, node_names), strict=True))
         self._writers = {kind: SampleFile(self.folder, kind, self.fleet.names, names[kind]) for kind in KINDS}

@@ -105,7 +105,7 @@ class RecordedFleet:
         self.runs = {run.node: run for run in runs}
         self._start_ms: int | None = None
         self._dcgm = {run.node: DcgmPage(run.node, run.gpus.values.shape[2], DCGM_FIELDS) for run in runs if run.gpus}
-        self._node = {run.node: _node_page(run) for run in runs if run.ports or run.power}
+        self._node = {run.node: _make_node_page(run) for run in runs if run.ports or run.power}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class RecordedFleet:
         return 0.0
 
 
-def _node_page(run: RecordedRun) -> NodePage:
+def _make_node_page(run: RecordedRun) -> NodePage:
     ports = PORTS if run.ports else 0
     return NodePage(run.node, ports, RECORDED_PORT_FIELDS if ports else (), NODE_FIELDS if run.power else (), cpus=0)
 

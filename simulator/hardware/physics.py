@@ -76,13 +76,13 @@ class Activity:
     pcie: NDArray[np.float64]
 
 
-def pcie_bytes_per_s(effects: Effects) -> NDArray[np.float64]:
+def compute_pcie_capacity(effects: Effects) -> NDArray[np.float64]:
     """Return (n, g) the capacity of each GPU's PCIe link."""
     per_lane: NDArray[np.float64] = PCIE_LANE_BYTES_PER_S[effects.link_gen.astype(int)]
     return per_lane * effects.link_width
 
 
-def port_bytes_per_s(gangs: RunningGangs) -> NDArray[np.float64]:
+def compute_port_traffic(gangs: RunningGangs) -> NDArray[np.float64]:
     """Return (n, g) what a healthy, steady gang that spans nodes sends through each GPU's port."""
     ports = np.maximum(gangs.level("ib_ports"), 1.0)
     per_port = np.where(gangs.spans_nodes, gangs.level("ib_bytes_per_s") / ports, 0.0)
@@ -96,12 +96,12 @@ def slowdown(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
     1 is healthy.
     """
     cells = gangs.slot.ravel()
-    sends = port_bytes_per_s(gangs)
+    sends = compute_port_traffic(gangs)
     speed = np.ones(len(gangs.size))
     fastest = np.full(len(gangs.size), np.inf)
-    np.minimum.at(fastest, cells, own_speed(effects).ravel())
+    np.minimum.at(fastest, cells, compute_own_speed(effects).ravel())
     speed = np.where(np.isfinite(fastest), fastest, speed)
-    through_pcie = (gangs.level("pcie_rx_bytes_per_s")[gangs.slot] + sends) * BURST / pcie_bytes_per_s(effects)
+    through_pcie = (gangs.level("pcie_rx_bytes_per_s")[gangs.slot] + sends) * BURST / compute_pcie_capacity(effects)
     transfer = np.maximum(np.where(sends > 0, effects.port_slow, 1.0), through_pcie)
     worst = np.ones(len(gangs.size))
     np.maximum.at(worst, cells, transfer.ravel())
@@ -119,11 +119,11 @@ def stalled(gangs: RunningGangs, effects: Effects) -> NDArray[np.int32]:
 
     None of their members exchanges data.
     """
-    waiting: NDArray[np.int32] = np.unique(gangs.slot[effects.port_down & (port_bytes_per_s(gangs) > 0)])
+    waiting: NDArray[np.int32] = np.unique(gangs.slot[effects.port_down & (compute_port_traffic(gangs) > 0)])
     return waiting
 
 
-def own_speed(effects: Effects) -> NDArray[np.float64]:
+def compute_own_speed(effects: Effects) -> NDArray[np.float64]:
     """Return (n, g) how fast each GPU does its own part of a step. 1 is usual."""
     return effects.clock_ratio / (effects.load * effects.host_slow)
 
@@ -173,7 +173,7 @@ def clock_mhz(gangs: RunningGangs, body: Body, effects: Effects) -> NDArray[np.f
     return np.where(gangs.slot > 0, running, 345.0)
 
 
-def event_reasons(gangs: RunningGangs, power: NDArray[np.float64], effects: Effects) -> NDArray[np.int64]:
+def compute_event_reasons(gangs: RunningGangs, power: NDArray[np.float64], effects: Effects) -> NDArray[np.int64]:
     """Return (n, g) clock event reason bits of idle GPUs, the software power cap, and faults.
 
     The software power cap is normal near the limit.

@@ -57,7 +57,9 @@ class Likeness:
 
     @classmethod
     def of(cls, run: str, quantity: str, real: Values, simulated: Values) -> "Likeness":
-        return cls(run, quantity, ks_distance(real, simulated), _compute_quantiles(real), _compute_quantiles(simulated))
+        return cls(
+            run, quantity, compute_ks_distance(real, simulated), _compute_quantiles(real), _compute_quantiles(simulated)
+        )
 
     def line(self) -> str:
         sides = [" ".join(f"{value:9.4g}" for value in side) for side in (self.real, self.simulated)]
@@ -67,10 +69,10 @@ class Likeness:
 HEADER = f"{'run':10} {'quantity':14} {'KS':>6}   {'real p10, p50, p90':>29}   {'simulated p10, p50, p90':>29}"
 
 
-def ks_distance(one: Values, other: Values) -> float:
+def compute_ks_distance(one: Values, other: Values) -> float:
     """Return the largest gap between the two empirical distribution functions.
 
-    >>> ks_distance(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    >>> compute_ks_distance(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
     1.0
     """
     both = np.sort(np.concatenate([one, other]))
@@ -91,23 +93,23 @@ def compare_with_recordings(data: Path, seed: int = 1) -> Iterator[Likeness]:
     for run, kind in KIND_OF.items():
         path = data / FOLDER / f"{run}_telemetry.csv.gz"
         if path.exists():
-            real, made = recorded_gpus(path), simulated_gpus(kind, seed)
+            real, made = read_recorded_gpus(path), simulate_gpus(kind, seed)
             for quantity in real:
                 yield Likeness.of(run, quantity, real[quantity], made[quantity])
     for run, kind in NETWORK_OF.items():
         path = data / FOLDER / f"{run}_ib.csv.gz"
-        if path.exists() and len(real_ports := recorded_ports(path)):
-            yield Likeness.of(run, "port equality", real_ports, simulated_ports(kind, seed))
+        if path.exists() and len(real_ports := read_recorded_ports(path)):
+            yield Likeness.of(run, "port equality", real_ports, simulate_ports(kind, seed))
 
 
-def recorded_gpus(path: Path) -> dict[str, Values]:
+def read_recorded_gpus(path: Path) -> dict[str, Values]:
     """Return the quantities of the steady phase, over GPUs and seconds."""
     names = ["power_w", "temp_c"]
     table = _steady(path, ["gpu", *names])
     second = (table["timestamp"] - table["timestamp"].min()).astype(int)
     means = table.groupby([table["gpu"], second])[names].mean().dropna()
     grids = [means[name].unstack(0).dropna().to_numpy(np.float64) for name in names]
-    return _quantities(*grids)
+    return _compute_quantities(*grids)
 
 
 def _steady(path: Path, names: list[str]) -> "DataFrame":
@@ -123,7 +125,7 @@ def _steady(path: Path, names: list[str]) -> "DataFrame":
     return steady
 
 
-def simulated_gpus(kind: str, seed: int) -> dict[str, Values]:
+def simulate_gpus(kind: str, seed: int) -> dict[str, Values]:
     """Return the quantities of gangs of one node each, every second after their warm-up."""
     fleet = _fleet(kind, seed, nodes_a_job=1)
     rows = [GPU_ROW["DCGM_FI_DEV_POWER_USAGE"], GPU_ROW["DCGM_FI_DEV_GPU_TEMP"]]
@@ -132,10 +134,10 @@ def simulated_gpus(kind: str, seed: int) -> dict[str, Values]:
         fleet.advance(second * 1000)
         seen.append(fleet.sensors.gpu[rows].reshape(len(rows), -1).copy())
     power, temp = np.stack(seen, axis=1)[:, SETTLED_S:]
-    return _quantities(power, np.trunc(temp))
+    return _compute_quantities(power, np.trunc(temp))
 
 
-def _quantities(power: Values, temp: Values) -> dict[str, Values]:
+def _compute_quantities(power: Values, temp: Values) -> dict[str, Values]:
     """Return the quantities of power and temperature, grids (second, GPU)."""
     return {
         "power shape": (power - np.median(power, axis=0)).ravel(),
@@ -143,24 +145,24 @@ def _quantities(power: Values, temp: Values) -> dict[str, Values]:
     }
 
 
-def recorded_ports(path: Path) -> Values:
+def read_recorded_ports(path: Path) -> Values:
     names = [f"ib{port}_tx_bytes_s" for port in range(GPUS)]
     table = _steady(path, names)
     second = (table["timestamp"] - table["timestamp"].min()).astype(int)
-    return _largest_over_mean(table.groupby(second)[names].mean().to_numpy(np.float64))
+    return _compute_peak_ratios(table.groupby(second)[names].mean().to_numpy(np.float64))
 
 
-def simulated_ports(kind: str, seed: int) -> Values:
+def simulate_ports(kind: str, seed: int) -> Values:
     fleet = _fleet(kind, seed, nodes_a_job=2)
     counts = []
     for second in range(SECONDS):
         fleet.advance(second * 1000)
         counts.append(fleet.sensors.port[PORT_ROW["port_data_transmitted_bytes_total"]].copy())
     rates = np.diff(np.stack(counts), axis=0)
-    return np.concatenate([_largest_over_mean(rates[:, row]) for row in range(rates.shape[1])])
+    return np.concatenate([_compute_peak_ratios(rates[:, row]) for row in range(rates.shape[1])])
 
 
-def _largest_over_mean(rates: Values) -> Values:
+def _compute_peak_ratios(rates: Values) -> Values:
     """Return the busiest port's traffic divided by the mean of the ports, for each second with traffic.
 
     Ports without traffic are left out. rates: (second, port).

@@ -139,12 +139,12 @@ def render_steps(
 
 def _runs(data: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
     if (data / BYTEDANCE).exists():
-        yield bytedance_run(data / BYTEDANCE)
+        yield read_bytedance_run(data / BYTEDANCE)
     if (data / MEGATRON).exists():
-        yield from megatron_runs(data / MEGATRON, series, rng)
+        yield from read_megatron_runs(data / MEGATRON, series, rng)
 
 
-def pattern_stretches(durations_s: Values, pattern: str) -> Stretches:
+def make_pattern_stretches(durations_s: Values, pattern: str) -> Stretches:
     """Fill every step with the pattern. The time beyond 1.5 medians is a stall."""
     parts = PATTERNS[pattern]
     usual = np.minimum(durations_s, STALL_RATIO * np.median(durations_s))
@@ -154,7 +154,7 @@ def pattern_stretches(durations_s: Values, pattern: str) -> Stretches:
     return Stretches(np.cumsum(lengths.ravel()), np.tile(levels, (len(durations_s), 1)))
 
 
-def megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
+def read_megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
     """Yield up to `series` runs, evenly over the logarithm of their step times.
 
     They are repeated or cut to about ten minutes.
@@ -170,7 +170,7 @@ def megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Iterator
     for number, row in enumerate(chosen.astype(int).tolist()):
         durations_s = _fitted(runs[row])
         pattern = str(rng.choice(list(PATTERNS)))
-        stretches = pattern_stretches(durations_s, pattern)
+        stretches = make_pattern_stretches(durations_s, pattern)
         yield Run("megatron", f"{number:03d}", pattern, durations_s, (stretches,) * GPUS)
 
 
@@ -190,7 +190,7 @@ def _fitted(durations_s: Values) -> Values:
     return many[:enough]
 
 
-def bytedance_run(path: Path) -> Run:
+def read_bytedance_run(path: Path) -> Run:
     """Return a run of each worker's own operations, with one step after the other."""
     names = ["dp_rank", "stage", "step", "optype", "start_ts", "duration"]
     trace = _table(path, names).to_pandas()
@@ -229,7 +229,7 @@ def _worker(rows: "object", total_s: float) -> Stretches:
 def _write(folder: Path, run: Run, interval_s: float, seed: int, rng: np.random.Generator) -> Path:
     """Write one run at one interval, and return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(render(run, interval_s, rng), folder / "telemetry.parquet", compression="zstd")
+    pq.write_table(render_run(run, interval_s, rng), folder / "telemetry.parquet", compression="zstd")
     starts_s = np.cumsum(run.durations_s) - run.durations_s
     period_s = float(np.median(run.durations_s))
     truth = RenderedTruth(
@@ -251,7 +251,7 @@ def _write(folder: Path, run: Run, interval_s: float, seed: int, rng: np.random.
     return folder
 
 
-def render(run: Run, interval_s: float, rng: np.random.Generator) -> pa.Table:
+def render_run(run: Run, interval_s: float, rng: np.random.Generator) -> pa.Table:
     """Return a table of all GPUs of a run in order of time, with one row for each GPU and interval.
 
     Names and units are those of the recorded H100 runs.

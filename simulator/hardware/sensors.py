@@ -119,7 +119,7 @@ class Sensors:
         """Return (field, GPU) of one node, with counters extrapolated by `ahead_s`."""
         return self.gpu[:, node] + self._gpu_rate[:, node] * ahead_s
 
-    def host_values(self, node: int, ahead_s: float) -> tuple[Values, Values, Values]:
+    def extrapolate_host_values(self, node: int, ahead_s: float) -> tuple[Values, Values, Values]:
         """Return (field, port), (mode,) and (field,) of one node's host.
 
         Counters are extrapolated by `ahead_s`.
@@ -132,14 +132,14 @@ class Sensors:
 
     def _fill_constants(self, rng: np.random.Generator) -> None:
         shape = self._noise.shape
-        self._set("DCGM_FI_DEV_MEM_CLOCK", 2619.0)
-        self._set("DCGM_FI_DEV_PCIE_MAX_LINK_GEN", 5.0)
-        self._set("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH", 16.0)
-        self._set("DCGM_FI_DEV_FB_RESERVED", FB_RESERVED_MIB)
-        self._set("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", rng.uniform(1e12, 3e12, shape))
-        self._set("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", rng.poisson(0.3, shape))
-        self._set("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", rng.poisson(0.2, shape))
-        self._set("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", rng.random(shape) < 0.02)
+        self._set_gpu_values("DCGM_FI_DEV_MEM_CLOCK", 2619.0)
+        self._set_gpu_values("DCGM_FI_DEV_PCIE_MAX_LINK_GEN", 5.0)
+        self._set_gpu_values("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH", 16.0)
+        self._set_gpu_values("DCGM_FI_DEV_FB_RESERVED", FB_RESERVED_MIB)
+        self._set_gpu_values("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", rng.uniform(1e12, 3e12, shape))
+        self._set_gpu_values("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", rng.poisson(0.3, shape))
+        self._set_gpu_values("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", rng.poisson(0.2, shape))
+        self._set_gpu_values("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", rng.random(shape) < 0.02)
         for name, mean in (("link_downed_total", 1.0), ("symbol_error_total", 0.5)):
             self.port[PORT_ROW[name]] = rng.poisson(mean, shape)
         self.port[PORT_ROW["excessive_buffer_overrun_errors_total"]] = np.where(rng.random(shape) < 0.2, 15, 0)
@@ -150,7 +150,7 @@ class Sensors:
         self.cpu[:] = rng.uniform(1e3, 1e5, self.cpu.shape)
         self.host[HOST_ROW["node_memory_MemTotal_bytes"]] = HOST_MEMORY_BYTES
 
-    def _set(self, name: str, value: NDArray[Any] | float) -> None:
+    def _set_gpu_values(self, name: str, value: NDArray[Any] | float) -> None:
         self.gpu[GPU_ROW[name]] = value
 
     def _rate(self, name: str, value: Values) -> None:
@@ -164,14 +164,14 @@ class Sensors:
 
     def _update_gpu_state(self, gangs: RunningGangs, power: Values, effects: Effects) -> None:
         """Set clocks, temperatures, power, throttling, the PCIe link and errors."""
-        self._set("DCGM_FI_DEV_SM_CLOCK", physics.clock_mhz(gangs, self.body, effects))
-        self._set("DCGM_FI_DEV_GPU_TEMP", self._temp_c)
-        self._set("DCGM_FI_DEV_MEMORY_TEMP", self._temp_c + 4.0 + 0.01 * power)
-        self._set("DCGM_FI_DEV_POWER_USAGE", power)
-        self._set("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", effects.power_limit_w)
-        self._set("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", physics.event_reasons(gangs, power, effects))
-        self._set("DCGM_FI_DEV_PCIE_LINK_GEN", np.where(gangs.slot > 0, effects.link_gen, 1.0))
-        self._set("DCGM_FI_DEV_PCIE_LINK_WIDTH", effects.link_width)
+        self._set_gpu_values("DCGM_FI_DEV_SM_CLOCK", physics.clock_mhz(gangs, self.body, effects))
+        self._set_gpu_values("DCGM_FI_DEV_GPU_TEMP", self._temp_c)
+        self._set_gpu_values("DCGM_FI_DEV_MEMORY_TEMP", self._temp_c + 4.0 + 0.01 * power)
+        self._set_gpu_values("DCGM_FI_DEV_POWER_USAGE", power)
+        self._set_gpu_values("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", effects.power_limit_w)
+        self._set_gpu_values("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", physics.compute_event_reasons(gangs, power, effects))
+        self._set_gpu_values("DCGM_FI_DEV_PCIE_LINK_GEN", np.where(gangs.slot > 0, effects.link_gen, 1.0))
+        self._set_gpu_values("DCGM_FI_DEV_PCIE_LINK_WIDTH", effects.link_width)
         self._rate("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", power * 1000.0)
         self._rate("DCGM_FI_DEV_POWER_VIOLATION", effects.power_share * 1e9)
         self._rate("DCGM_FI_DEV_THERMAL_VIOLATION", effects.thermal_share * 1e9)
@@ -190,25 +190,27 @@ class Sensors:
             ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", gangs.level("tensor_active")[slot] * activity.busy * wobble),
             ("DCGM_FI_PROF_DRAM_ACTIVE", gangs.level("dram_active")[slot] * activity.work * wobble),
         ):
-            self._set(name, np.clip(source, 0.0, 1.0))
-        self._set("DCGM_FI_DEV_GPU_UTIL", np.round(100 * np.clip(activity.util * (1 + 0.01 * self._noise), 0, 1)))
+            self._set_gpu_values(name, np.clip(source, 0.0, 1.0))
+        self._set_gpu_values(
+            "DCGM_FI_DEV_GPU_UTIL", np.round(100 * np.clip(activity.util * (1 + 0.01 * self._noise), 0, 1))
+        )
         dram = self.gpu[GPU_ROW["DCGM_FI_PROF_DRAM_ACTIVE"]]
-        self._set("DCGM_FI_DEV_MEM_COPY_UTIL", np.minimum(np.round(129 * dram), 100))
+        self._set_gpu_values("DCGM_FI_DEV_MEM_COPY_UTIL", np.minimum(np.round(129 * dram), 100))
         nvlink = gangs.level("nvlink_bytes_per_s")[slot] * activity.nvlink * wobble
-        self._set("DCGM_FI_PROF_NVLINK_TX_BYTES", nvlink)
-        self._set("DCGM_FI_PROF_NVLINK_RX_BYTES", nvlink)
-        link = physics.pcie_bytes_per_s(effects)
+        self._set_gpu_values("DCGM_FI_PROF_NVLINK_TX_BYTES", nvlink)
+        self._set_gpu_values("DCGM_FI_PROF_NVLINK_RX_BYTES", nvlink)
+        link = physics.compute_pcie_capacity(effects)
         for name, level in (("TX", "pcie_tx_bytes_per_s"), ("RX", "pcie_rx_bytes_per_s")):
             asked = 6e5 + gangs.level(level)[slot] * activity.pcie * wobble + sent
-            self._set(f"DCGM_FI_PROF_PCIE_{name}_BYTES", np.minimum(asked, link))
+            self._set_gpu_values(f"DCGM_FI_PROF_PCIE_{name}_BYTES", np.minimum(asked, link))
         self._update_gpu_memory(gangs, activity, now_ms)
 
     def _update_gpu_memory(self, gangs: RunningGangs, activity: physics.Activity, now_ms: int) -> None:
         loaded = np.clip(gangs.age_s(now_ms) / np.maximum(gangs.level("loading_s"), 1.0), 0.02, 1.0)
         held = (gangs.level("memory_mib") * loaded)[gangs.slot]
         used = np.where(activity.phase == JobPhase.EMPTY, self.body.idle_mib, held)
-        self._set("DCGM_FI_DEV_FB_USED", used)
-        self._set("DCGM_FI_DEV_FB_FREE", FB_TOTAL_MIB - FB_RESERVED_MIB - used)
+        self._set_gpu_values("DCGM_FI_DEV_FB_USED", used)
+        self._set_gpu_values("DCGM_FI_DEV_FB_FREE", FB_TOTAL_MIB - FB_RESERVED_MIB - used)
 
     def _update_port_rates(
         self, gangs: RunningGangs, activity: physics.Activity, factor: Values, effects: Effects
@@ -218,7 +220,7 @@ class Sensors:
         A step exchanges the same bytes through each port of a gang, however slow one of them is.
         """
         wobble = self.body.port_skew * (1 + 0.002 * self._noise)
-        sent = physics.port_bytes_per_s(gangs) * activity.ib * wobble
+        sent = physics.compute_port_traffic(gangs) * activity.ib * wobble
         sent = np.where(np.isin(gangs.slot, physics.stalled(gangs, effects)), 0.0, sent)
         waits = np.minimum(0.01 + 0.2 * (1 - 1 / factor[gangs.slot]) + effects.port_wait, 0.95)
         self._port_rate[PORT_ROW["port_transmit_wait_total"]] = (

@@ -178,7 +178,9 @@ class DcgmPage:
     def __init__(self, node: str, gpus: int, fields: Sequence[Field] = GPU_FIELDS, renamed: bool = False) -> None:
         self.renamed = renamed
         self._xid_row = next((row for row, field in enumerate(fields) if field.name == XID_FIELD), -1)
-        self._fields = [replace(field, name=_new_name(field.name)) for field in fields] if renamed else fields
+        self._fields = (
+            [replace(field, name=_translate_field_name(field.name)) for field in fields] if renamed else fields
+        )
         self._labels = [gpu_labels(node, gpu) for gpu in range(gpus)]
         if renamed:
             self._labels = [labels.replace("Hostname=", "hostname=") for labels in self._labels]
@@ -201,17 +203,17 @@ class DcgmPage:
         for row, field in enumerate(self._fields):
             parts.append(field.header.replace("%", "%%"))
             for gpu in gpus:
-                labels = self._labels[gpu] + (_xid_labels(int(xids[gpu])) if row == self._xid_row else "")
+                labels = self._labels[gpu] + (_format_xid_labels(int(xids[gpu])) if row == self._xid_row else "")
                 parts.append(f"{field.name}{{{labels}}} {field.format}\n")
         return "".join(parts).encode()
 
 
-def _new_name(name: str) -> str:
+def _translate_field_name(name: str) -> str:
     short = name.removeprefix("DCGM_FI_")
     return f"DCGM_FI_{NAMES_OF_4_6.get(short, short)}"
 
 
-def _xid_labels(xid: int) -> str:
+def _format_xid_labels(xid: int) -> str:
     return f',err_code="{xid}",err_msg="{XID_MESSAGES.get(xid, "Unknown Error")}"'
 
 
@@ -230,15 +232,15 @@ class NodePage:
         cpus: int = SHOWN_CPUS,
     ) -> None:
         self._cpus = cpus
-        parts = [field.header + _port_lines(field, ports) for field in port_fields]
+        parts = [field.header + _format_port_lines(field, ports) for field in port_fields]
         parts.append(
             "# HELP node_infiniband_info Non-numeric data from /sys/class/infiniband/<device>, value is always 1.\n"
             "# TYPE node_infiniband_info gauge\n"
         )
         info = 'board_id="MT_0000000838",firmware_version="28.42.1000",hca_type="MT4129"'
         parts += [f'node_infiniband_info{{{info},device="mlx5_{port}"}} 1\n' for port in range(ports)]
-        parts += [_cpu_lines(cpus)] if cpus else []
-        parts += [field.header + _host_line(field) for field in host_fields]
+        parts += [_format_cpu_lines(cpus)] if cpus else []
+        parts += [field.header + _format_host_line(field) for field in host_fields]
         parts.append(
             "# HELP node_uname_info Labeled system information as provided by the uname system call.\n"
             "# TYPE node_uname_info gauge\n"
@@ -252,17 +254,17 @@ class NodePage:
         return self._template % (*ports.ravel().tolist(), *cpu_seconds.tolist() * self._cpus, *host.tolist())
 
 
-def _port_lines(field: Field, ports: int) -> str:
+def _format_port_lines(field: Field, ports: int) -> str:
     return "".join(f'{field.name}{{device="mlx5_{port}",port="1"}} {field.format}\n' for port in range(ports))
 
 
-def _cpu_lines(cpus: int) -> str:
+def _format_cpu_lines(cpus: int) -> str:
     head = "# HELP node_cpu_seconds_total Seconds the CPUs spent in each mode.\n# TYPE node_cpu_seconds_total counter\n"
     return head + "".join(
         f'node_cpu_seconds_total{{cpu="{cpu}",mode="{mode}"}} %.2f\n' for cpu in range(cpus) for mode in CPU_MODES
     )
 
 
-def _host_line(field: Field) -> str:
+def _format_host_line(field: Field) -> str:
     labels = '{chip="platform_power_meter",sensor="power1"}' if "hwmon" in field.name else ""
     return f"{field.name}{labels} {field.format}\n"

@@ -93,7 +93,7 @@ class WorkloadProfile:
         """Tokens per step, estimated from the usual step time and the activity of the tensor cores."""
         return round(USEFUL_SHARE * self.tensor_active * PEAK_FLOPS * self.step_s / FLOPS_PER_TOKEN_GPU)
 
-    def checkpoints_before(self, started_ms: int, now_ms: int, most: int) -> list[tuple[int, int]]:
+    def find_past_checkpoints(self, started_ms: int, now_ms: int, most: int) -> list[tuple[int, int]]:
         """Return (begin, end) of a job's last checkpoints that were over by `now_ms`.
 
         This assumes an undisturbed job.

@@ -12,7 +12,7 @@ from fleetcast.schedulers.adapter import Write
 from fleetcast.service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
 from fleetcast.service.config import GRPC_SERVICES, load_config
 from fleetcast.service.doors import ANSWERERS, open_doors
-from fleetcast.service.state_folder import role_lock
+from fleetcast.service.state_folder import lock_role
 
 OWN_PORTS = {"external_metrics", *GRPC_SERVICES}  # they are closed
 ALWAYS = [name for name in ANSWERERS if name not in OWN_PORTS]
@@ -109,7 +109,7 @@ def test_withdraw_says_when_not_all_is_taken_back(config: Path) -> None:
 def test_withdraw_leaves_it_to_a_service_that_runs(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, loaded = marked(config), load_config(config)
     records = AdapterRecords(loaded.folder)
-    with role_lock(loaded, "adapters"):
+    with lock_role(loaded, "adapters"):
         monkeypatch.setattr(adapters, "TAKES_S", 0.0)
         row = AdapterStatus(name="band_file", use="band_file", mode="write", withdrawn=True)
         records.keep(AdaptersStatus(1, adapters=[row]))  # an earlier withdrawal, undone since

@@ -16,7 +16,7 @@ from fleetcast.cli.history import app
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.events import Finished
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.archive.archive import Archive
@@ -24,7 +24,7 @@ from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles
 
 NOW_MS = time.time_ns() // 1_000_000
 T0 = NOW_MS // DAY_MS * DAY_MS - 9 * DAY_MS  # a day begins
-METRICS = tuple(metric_row(EntityKind.GPU, name) for name in ("power_w", "gpu_temp_c"))
+METRICS = tuple(find_metric_row(EntityKind.GPU, name) for name in ("power_w", "gpu_temp_c"))
 GUIDE = Path(__file__).resolve().parents[2] / "docs/archive.md"
 
 

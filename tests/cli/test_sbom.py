@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleetcast.cli.sbom import NO_SPDX_ID, Pin, document, licence_of, of_folder, pins_of
+from fleetcast.cli.sbom import NO_SPDX_ID, Pin, document, find_licence, make_folder_sbom, parse_pins
 
 ROOT = Path(__file__).resolve().parents[2]
 PERMISSIVE = frozenset(
@@ -36,7 +36,7 @@ other==2 \\
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, Any]:
-    return of_folder(ROOT)
+    return make_folder_sbom(ROOT)
 
 
 def licences_of(component: dict[str, Any]) -> set[str]:
@@ -49,11 +49,11 @@ def licences_of(component: dict[str, Any]) -> set[str]:
 
 
 def test_a_lock_is_read_with_markers_and_hashes() -> None:
-    assert list(pins_of(LOCK)) == [
+    assert list(parse_pins(LOCK)) == [
         Pin("Some_Name", "1.2.post1", "sys_platform == 'win32'", ("a" * 64, "b" * 64)),
         Pin("other", "2", "", ("a" * 64,)),
     ]
-    assert next(pins_of(LOCK)).purl == "pkg:pypi/some-name@1.2.post1"
+    assert next(parse_pins(LOCK)).purl == "pkg:pypi/some-name@1.2.post1"
 
 
 def test_it_lists_what_the_lock_files_pin_and_nothing_else(whole: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def test_the_strict_copyleft_is_never_shipped(whole: dict[str, Any]) -> None:
 
 
 def test_what_declares_nothing_is_told_as_unknown() -> None:
-    assert licence_of("no-such-package-anywhere") == "unknown"
+    assert find_licence("no-such-package-anywhere") == "unknown"
     (row,) = document([Pin("no-such-package-anywhere", "1", "", ("a" * 64,))], [], {"name": "x", "version": "1"} | MIT)[
         "components"
     ]

@@ -14,12 +14,12 @@ from fleetcast.clients.slurm_control import (
     NodeChange,
     ScontrolCommands,
     SlurmRefused,
-    hostlists,
+    format_hostlists,
     job_rows,
-    node_lines,
+    parse_node_lines,
 )
 from fleetcast.fleet.errors import SourceError
-from fleetcast.ingest.slurm.jobs import node_list
+from fleetcast.ingest.slurm.jobs import expand_node_list
 from fleetcast.schedulers.adapter import Write, WriteOutcome
 from fleetcast.schedulers.slurm import HOLD, SlurmAims, SlurmMarks
 from fleetcast.service.ports.slurm import SlurmPort
@@ -44,7 +44,7 @@ Reason=Not responding [slurm@2026-11-24T10:00:00]
 
 
 def test_nodes_of_each_version_are_read_whatever_people_write_into_them() -> None:
-    assert node_lines(V22_05) == [
+    assert parse_node_lines(V22_05) == [
         ControlledNode(
             "n1",
             True,
@@ -55,11 +55,11 @@ def test_nodes_of_each_version_are_read_whatever_people_write_into_them() -> Non
         ),
         ControlledNode("n2", False),
     ]
-    assert node_lines(V24_05) == [
+    assert parse_node_lines(V24_05) == [
         ControlledNode("gpu01", True, "NHC: GPU 3 fell [off] the bus", ("h100",), ("h100",), '{"rack":7}'),
         ControlledNode("gpu02", False, "Not responding"),
     ]
-    assert node_lines("Node n9 not found\n\nNodeName=\n") == []
+    assert parse_node_lines("Node n9 not found\n\nNodeName=\n") == []
 
 
 def test_jobs_are_read_and_lines_of_another_form_skipped() -> None:
@@ -73,14 +73,14 @@ def test_jobs_are_read_and_lines_of_another_form_skipped() -> None:
 
 def test_lists_of_nodes_are_short_and_name_the_same_nodes() -> None:
     names = [f"gpu{n:04}" for n in range(1, 1001)] + ["login", "n9", "n10", "n12", "rack1-n1"]
-    (text,) = hostlists(names)
+    (text,) = format_hostlists(names)
     assert len(text) < 80
-    assert sorted(node_list(text)) == sorted(names)
+    assert sorted(expand_node_list(text)) == sorted(names)
     scattered = [f"host{n * 7 % 99_991:05}" for n in range(0, 40_000, 2)]
-    parts = hostlists(scattered)
+    parts = format_hostlists(scattered)
     assert max(map(len, parts)) <= 60_000
-    assert sorted(name for part in parts for name in node_list(part)) == sorted(scattered)
-    assert hostlists([]) == []
+    assert sorted(name for part in parts for name in expand_node_list(part)) == sorted(scattered)
+    assert format_hostlists([]) == []
 
 
 class Script:

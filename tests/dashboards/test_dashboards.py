@@ -10,7 +10,7 @@ import yaml
 
 from fleetcast.models.versions.drift import Drift, Recent
 from fleetcast.service.answers.fitted_models import ShadowModel
-from fleetcast.service.pipeline.model_monitor import drift_page
+from fleetcast.service.pipeline.model_monitor import make_drift_page
 from tests.dashboards.grafana import (
     DASHBOARDS,
     FOLDER,
@@ -133,7 +133,7 @@ def test_a_legend_names_labels_that_the_query_keeps(path: Path) -> None:
 
 def test_all_that_is_told_of_fitted_models_is_on_a_panel() -> None:
     drift = Drift("demand", "0001", 0, 3.0, 0.8, Recent(0.9, 0.8, 1), {})
-    page = drift_page([drift], [ShadowModel("demand", "0002", 0.8, 0.9, 1)]).decode()
+    page = make_drift_page([drift], [ShadowModel("demand", "0002", 0.8, 0.9, 1)]).decode()
     told = set(re.findall(r"^fleetcast_model_\w+", page, re.MULTILINE))
     assert len(told) == 6
     shown = {name for query in queries(load(FOLDER / "grafana" / "demand.json")) for name in told if name in query.expr}

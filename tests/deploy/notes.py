@@ -8,10 +8,10 @@ import yaml
 from fleetcast.features.request_series import RequestSeries
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.schedulers.demand_value import row_of
-from fleetcast.schedulers.external_metrics import METRIC, selected
+from fleetcast.schedulers.external_metrics import METRIC, add_selector_defaults
 from fleetcast.schedulers.keda import Trigger, read_trigger
 from fleetcast.schedulers.weather import DemandKey, Weather
-from fleetcast.service.pipeline.demand.histories import read_requests
+from fleetcast.service.pipeline.demand.histories import read_request_rates
 from tests.schedulers.small_demand import row
 from tests.schedulers.small_fleet import NOW_MS
 
@@ -36,7 +36,9 @@ def asked_by(snippet: str) -> DemandKey:
     """The series that the autoscaler asks about, through the selector as the API server writes it."""
     (metric,) = (row["external"]["metric"] for row in things(snippet)["HorizontalPodAutoscaler"]["spec"]["metrics"])
     assert metric["name"] == METRIC
-    labels = selected(",".join(f"{name}={value}" for name, value in metric["selector"]["matchLabels"].items()))
+    labels = add_selector_defaults(
+        ",".join(f"{name}={value}" for name, value in metric["selector"]["matchLabels"].items())
+    )
     return DemandKey(labels["queue"], labels["class"], labels["group"], labels["target"], labels["pool"])
 
 
@@ -45,7 +47,7 @@ def forecast_of(key: DemandKey) -> DemandRow:
     has."""
     requests = RequestSeries()
     requests.record(NOW_MS, {("serve", "served"): (5.0, 1)})
-    found = read_requests(requests, NOW_MS).keys
+    found = read_request_rates(requests, NOW_MS).keys
     keys = [DemandKey(one.queue, one.class_, one.group, "request_rate", one.pool) for one in found]
     demand = {one: row(one, 5.0, [[5.0, 5.0, 5.0]] * 3) for one in keys}
     return row_of(Weather(1, NOW_MS, NOW_MS, demand=demand), key)

@@ -12,7 +12,7 @@ from fleetcast.features.counters import SATURATES_AT, WRAPS_AT
 from fleetcast.features.layout import BUCKET_MS
 from fleetcast.features.ring import Ring
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.metrics import METRICS, find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 
 GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
@@ -41,7 +41,9 @@ def whole(ring: Ring, name: str) -> NDArray[Any]:
 
 
 def batch(kind: EntityKind, rows: list[Row]) -> SampleBatch:
-    return SampleBatch.of(kind, [(metric_row(kind, name), entity, time, value) for name, entity, time, value in rows])
+    return SampleBatch.of(
+        kind, [(find_metric_row(kind, name), entity, time, value) for name, entity, time, value in rows]
+    )
 
 
 @dataclass

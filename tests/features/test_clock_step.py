@@ -45,7 +45,7 @@ def test_a_store_that_moved_with_the_clock_is_one_that_was_always_right(by_ms: i
         for name, gpu, time_ms, value in scrapes(T0, 80)
     ]
     moved, straight = run(WindowStore(fleet()), ahead), run(WindowStore(fleet()), right)
-    assert moved.clock_went_back(T0 + 2385 * SECOND + 1000, by_ms)
+    assert moved.move_times_back(T0 + 2385 * SECOND + 1000, by_ms)
     for store in (moved, straight):
         run(store, after)
     end = T0 + 3600 * SECOND
@@ -58,7 +58,7 @@ def test_a_store_that_moved_with_the_clock_is_one_that_was_always_right(by_ms: i
 
 def test_what_another_clock_said_is_not_moved() -> None:
     store = run(WindowStore(fleet()), scrapes(T0, 10))
-    assert not store.clock_went_back(T0 + 200 * SECOND, HOUR)
+    assert not store.move_times_back(T0 + 200 * SECOND, HOUR)
     assert store.ring(GPU).time_ms.max() == T0 + 135 * SECOND
 
 
@@ -67,7 +67,7 @@ def test_a_step_in_the_middle_of_a_save_ends_it_and_the_next_holds_everything(tm
     store.save(tmp_path / "1")
     works = store.saving(tmp_path / "2")
     next(works)()
-    store.clock_went_back(T0 + 150 * SECOND, HOUR)
+    store.move_times_back(T0 + 150 * SECOND, HOUR)
     with pytest.raises(OSError, match="clock was set back"):
         next(works)
     store.save(tmp_path / "3")
@@ -86,7 +86,7 @@ def test_silence_counts_only_while_somebody_listens() -> None:
     rows = [row for row in scrapes(T0, 10) if row[1] < 2 or row[2] == T0]
     store = run(WindowStore(fleet()), rows)
     deaf_until = T0 + 135 * SECOND + HOUR
-    store.was_deaf(deaf_until, HOUR)
+    store.record_downtime(deaf_until, HOUR)
     assert ages(store, deaf_until + 10 * SECOND) == [10, 10, 145]
     store.write(batch(GPU, [("power_w", 0, deaf_until + 12 * SECOND, 400.0)]), deaf_until + 12 * SECOND)
     assert ages(store, deaf_until + 20 * SECOND) == [8, 20, 155]
@@ -94,15 +94,15 @@ def test_silence_counts_only_while_somebody_listens() -> None:
 
 def test_several_gaps_add_up_and_a_late_sample_ends_none() -> None:
     store = run(WindowStore(fleet()), scrapes(T0, 1))
-    store.was_deaf(T0 + 2 * HOUR, 2 * HOUR)
-    store.was_deaf(T0 + 4 * HOUR, HOUR)
+    store.record_downtime(T0 + 2 * HOUR, 2 * HOUR)
+    store.record_downtime(T0 + 4 * HOUR, HOUR)
     assert ages(store, T0 + 4 * HOUR) == [3600, 3600, 3600]
 
 
 def test_a_gpu_is_not_missing_because_nobody_listened() -> None:
     store = run(WindowStore(fleet()), scrapes(T0, 10))
     back = T0 + 135 * SECOND + HOUR
-    store.was_deaf(back, HOUR)
+    store.record_downtime(back, HOUR)
     rows: list[Row] = [("power_w", gpu, back + 5 * SECOND, 400.0) for gpu in (0, 1)]
     for row in rows:
         store.write(batch(EntityKind.GPU, [row]), back + 5 * SECOND)
@@ -121,7 +121,7 @@ def test_a_step_moves_each_open_slot_and_touches_no_other(scrape_count: int, slo
     for name, cells in unopened.items():
         getattr(ring, name)[:, cells] = np.arange(1, 1 + len(cells))[:, None]
     was_bucket = ring.newest_bucket
-    assert store.clock_went_back(T0, by_ms)
+    assert store.move_times_back(T0, by_ms)
     steps = {"fine": slots, "events": slots, "coarse": was_bucket - ring.newest_bucket}
     for name, array in before.items():
         np.testing.assert_array_equal(whole(ring, name), np.roll(array, -steps[name], axis=1), err_msg=name)

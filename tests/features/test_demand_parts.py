@@ -8,7 +8,7 @@ import pytest
 from fleetcast.features import job_records
 from fleetcast.features.gpu_residency import GpuResidency
 from fleetcast.features.job_records import JobRecords
-from fleetcast.features.request_series import MINUTE_MS, RequestSeries, ServingCapacity, request_rates
+from fleetcast.features.request_series import MINUTE_MS, RequestSeries, ServingCapacity, sum_request_rates
 from fleetcast.features.serving import ServedInstance
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Phase, Started, Step, Submitted
 from fleetcast.fleet.jobs import JobTable
@@ -128,7 +128,7 @@ def served(instance: str, rate: float | None, model: str = "llama", pool: str = 
 
 
 def test_rates_of_a_model_are_sums_over_its_instances() -> None:
-    rates = request_rates([served("1", 2.0), served("2", 3.0), served("3", None), served("4", 7.0, "other")])
+    rates = sum_request_rates([served("1", 2.0), served("2", 3.0), served("3", None), served("4", 7.0, "other")])
     assert rates == {("q", "llama"): (5.0, 2), ("q", "other"): (7.0, 1)}
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetcast.features.contribution import allowed_pools, over_quota
+from fleetcast.features.contribution import find_allowed_pools, over_quota
 from fleetcast.features.demand_series import TARGETS, DemandScope, DemandSeries
 from fleetcast.features.pool_inventory import UNASSIGNED, PoolInventory, divide
 from fleetcast.fleet.events import Finished, Gang, JobEvent, Queued, Started, Submitted
@@ -40,7 +40,7 @@ def start(job: str, minute: float, *nodes: str) -> Started:
 
 def demand_of(*events: JobEvent, inventory: PoolInventory = INVENTORY) -> tuple[DemandSeries, JobTable]:
     jobs, demand = JobTable(), DemandSeries()
-    demand.use_inventory(inventory, ())
+    demand.apply_inventory(inventory, ())
     for event in events:
         jobs.apply(event)
         attempt = jobs.get(event.job, event.attempt)
@@ -94,13 +94,13 @@ def test_what_waits_for_a_quota_is_demand_of_its_queue_and_of_no_pool_until_it_r
 
 def test_a_queue_may_use_the_pools_that_its_jobs_ask_for() -> None:
     demand, _ = demand_of(ask("a", pool="h100"), ask("b", queue="both", pool="h100"), ask("c", queue="both"))
-    assert allowed_pools(demand.known()) == {"q": {"h100"}}
+    assert find_allowed_pools(demand.known()) == {"q": {"h100"}}
 
 
 def test_demand_follows_a_node_to_another_pool() -> None:
     demand, jobs = demand_of(ask("a"), start("a", 5, "h0"))
     moved = [NodeSpec("h0", gpus=8, gpu_model="H100", pool="lab"), *NODES[1:]]
-    demand.use_inventory(PoolInventory.of(Topology.build(moved)), jobs)
+    demand.apply_inventory(PoolInventory.of(Topology.build(moved)), jobs)
     assert levels(demand) == {"lab": 8}
 
 
@@ -133,7 +133,7 @@ def test_a_snapshot_of_an_older_version_loads_with_its_queues() -> None:
         for scope in ({}, {"class_": "batch"}, {"group": "g"}):
             read, was = (one.series("q", target, at(30), 60, 40, **scope) for one in (again, demand))
             np.testing.assert_array_equal(read, was)
-    again.use_inventory(INVENTORY, jobs)
+    again.apply_inventory(INVENTORY, jobs)
     assert levels(again) == levels(demand) == {"a100": 8, "h100": 8}
 
 
@@ -163,7 +163,7 @@ def test_pools_add_up_to_all_in_any_order_and_after_a_snapshot(events, random, i
     shuffled = [*events, *events]
     random.shuffle(shuffled)
     demand, jobs = demand_of(*shuffled, inventory=PoolInventory() if is_late else INVENTORY)
-    demand.use_inventory(INVENTORY, jobs)
+    demand.apply_inventory(INVENTORY, jobs)
     demand.count_unknown_use(at(12), 5, {"h100": 2, UNASSIGNED: 3})
     about, arrays = demand.dump()
     again = DemandSeries()
@@ -225,7 +225,7 @@ def test_a_request_that_comes_to_its_quota_and_leaves_it_is_counted_as_it_is_now
 def test_a_request_follows_the_inventory() -> None:
     demand = DemandSeries()
     demand.count_requests([request()], {}, at(1))
-    demand.use_inventory(PoolInventory({"n": "train"}, {"train": ["h100"]}, {"train": 8}), [], at(1))
+    demand.apply_inventory(PoolInventory({"n": "train"}, {"train": ["h100"]}, {"train": 8}), [], at(1))
     demand.count_requests([request()], {}, at(1))
     assert demand.series("all", "queued", at(2), 60, 1, pool="train")[-1] == 8
 
@@ -257,6 +257,6 @@ def test_nothing_is_known_of_pools_before_the_first_inventory() -> None:
         )
         demand.update(row)
         demand.forget(row)
-    demand.use_inventory(PoolInventory({"n": "train"}, {"train": ["h100"]}, {"train": 8}), [], at(180))
+    demand.apply_inventory(PoolInventory({"n": "train"}, {"train": ["h100"]}, {"train": 8}), [], at(180))
     assert demand.series("all", "running", at(179), 600, 12).tolist() == [8] * 12
     assert np.isnan(demand.series("all", "running", at(179), 600, 12, pool="train")).all()

@@ -91,7 +91,7 @@ def test_beyond_the_bound_groups_are_other_until_they_are_clearly_larger(monkeyp
         tell(demand, submitted(f"j{n}", n, gpus, group=f"g{n}"), jobs=jobs)
     assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["g0", "g1"]
     assert read(demand, "a", "queued", group=OTHER)[-1] == 68
-    demand.rank_groups(NOW)
+    demand.replace_small_groups(NOW)
     assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["g0", "g3"]
     assert read(demand, "a", "queued", group="g3")[-1] == 64
     assert np.isnan(read(demand, "a", "queued", group="g3")[:-1]).all()  # what it wanted before is in "other"
@@ -99,7 +99,7 @@ def test_beyond_the_bound_groups_are_other_until_they_are_clearly_larger(monkeyp
     again = DemandSeries()
     again.load(*demand.dump())
     np.testing.assert_array_equal(read(again, "a", "queued", group="g3"), read(demand, "a", "queued", group="g3"))
-    demand.rank_groups(NOW)
+    demand.replace_small_groups(NOW)
     assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["g0", "g3"]
 
 
@@ -125,10 +125,10 @@ def test_a_group_that_lost_its_place_and_gets_it_again_counts_what_it_has(monkey
     monkeypatch.setitem(demand_series.MOST, "group", 2)
     demand, jobs = DemandSeries(), JobTable()
     tell(demand, submitted("j0", 1, 2, group="g0"), submitted("j1", 2, 8, group="g1"), jobs=jobs)
-    demand.rank_groups(NOW)
+    demand.replace_small_groups(NOW)
     assert {scope.group for scope in demand.scopes("group")} == {"g1"}
     tell(demand, submitted("j2", 3, 64, group="g0"), jobs=jobs)
-    demand.rank_groups(NOW)
+    demand.replace_small_groups(NOW)
     assert {scope.group for scope in demand.scopes("group")} == {"g0"}
     tell(
         demand,
@@ -146,7 +146,7 @@ def test_a_few_groups_a_call_change_places(monkeypatch: pytest.MonkeyPatch) -> N
     demand = tell(DemandSeries(), *small, *(submitted(f"l{n}", n, 9 - n, group=f"l{n}") for n in range(3)))
     listed = []
     for _ in range(3):
-        demand.rank_groups(NOW)
+        demand.replace_small_groups(NOW)
         listed.append({scope.group for scope in demand.scopes("group") if scope.queue == "all"} & {"l0", "l1", "l2"})
     assert listed == [{"l0"}, {"l0", "l1"}, {"l0", "l1", "l2"}]
 

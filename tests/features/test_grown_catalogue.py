@@ -9,7 +9,7 @@ from fleetcast.features import layout
 from fleetcast.features.extract import extract
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.metrics import METRICS, find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 
 PORT, NODE = EntityKind.PORT, EntityKind.NODE
@@ -32,9 +32,9 @@ def test_a_save_with_fewer_metrics_loads_and_the_new_ones_are_unknown(
     for step in range(3):
         time_ms = T0 + 15_000 * step
         told = {"link_downed": float(step), "state": 4.0}
-        rows = [(metric_row(PORT, name), port, time_ms, value) for name, value in told.items()]
+        rows = [(find_metric_row(PORT, name), port, time_ms, value) for name, value in told.items()]
         store.write(SampleBatch.of(PORT, rows), time_ms)
-        store.write(SampleBatch.of(NODE, [(metric_row(NODE, "scrape_up"), 0, time_ms, 1.0)]), time_ms)
+        store.write(SampleBatch.of(NODE, [(find_metric_row(NODE, "scrape_up"), 0, time_ms, 1.0)]), time_ms)
     store.save(tmp_path)
 
     monkeypatch.undo()
@@ -46,6 +46,6 @@ def test_a_save_with_fewer_metrics_loads_and_the_new_ones_are_unknown(
     assert frame.column("state")[0] == 4.0
     assert frame.column("link_downed_count_30m")[0] == 2.0
     assert np.isnan(frame.column("cnp_sent_per_s")[0])
-    later = [(metric_row(PORT, "cnp_sent"), port, time_ms + 15_000 * step, 30.0 * step) for step in (1, 2)]
+    later = [(find_metric_row(PORT, "cnp_sent"), port, time_ms + 15_000 * step, 30.0 * step) for step in (1, 2)]
     assert loaded.write(SampleBatch.of(PORT, later), time_ms + 30_000).applied == 2
     assert extract(loaded, time_ms + 30_000).port.column("cnp_sent_per_s")[0] == 2.0

@@ -46,7 +46,7 @@ def start(job: str, minute: float, *ranks: RankPlacement) -> Started:
 
 def demand_of(*events: JobEvent) -> tuple[DemandSeries, JobTable]:
     jobs, demand = JobTable(), DemandSeries()
-    demand.use_inventory(INVENTORY, [])
+    demand.apply_inventory(INVENTORY, [])
     for event in events:
         attempt = jobs.apply(event)
         assert attempt is not None
@@ -160,7 +160,7 @@ def test_the_first_inventory_makes_parts_of_parts_that_a_dump_counts_whole(
     demand, _ = old
     before = level(demand, "queued")
     submission = Submitted(job="part", sequence=1, time_ms=at(11), gpus_per_node=1, gpu_share=250, queue="train")
-    demand.use_inventory(INVENTORY, [JobAttempt("part", 1, submission=submission)])
+    demand.apply_inventory(INVENTORY, [JobAttempt("part", 1, submission=submission)])
     assert level(demand, "queued") == before - 0.75
 
 

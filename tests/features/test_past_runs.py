@@ -75,13 +75,13 @@ def test_features_of_a_submission_know_what_was_told_before_it_and_not_the_job_i
     history.submitted("now", 1, now)
     run(history, "later", 6_000, 9_000)
     assert history.submitted("now", 1, now) is None  # told again
-    taken, running = history.taken("now", 1), history.features_of("now", 1, 20_000 * S)
+    taken, running = history.taken("now", 1), history.compute_job_features("now", 1, 20_000 * S)
     assert taken is not None
     assert running is not None
     np.testing.assert_array_equal(taken, then)
     assert history.taken("now", 1) is None
     assert running[COLUMN["user_last"]] == pytest.approx(math.log(9_000), abs=1e-3)
-    assert history.features_of("later", 1, 0) is None
+    assert history.compute_job_features("later", 1, 0) is None
 
 
 def test_what_ended_is_handed_over_once_with_the_features_nobody_took() -> None:
@@ -137,7 +137,7 @@ def test_quantiles_back_off_to_the_group_and_to_all() -> None:
     stranger = JobShape(user="eve", group="art", gpus=1)
     assert value(history, "backed_by", shape=stranger) == 5
     assert value(history, "empirical_0.5", shape=stranger) == pytest.approx(math.log(50), abs=1e-3)
-    assert history.group_runs(stranger) is not None
+    assert history.find_group_runs(stranger) is not None
 
 
 def test_the_last_twenty_forget_what_the_last_two_hundred_keep() -> None:

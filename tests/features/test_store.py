@@ -178,7 +178,7 @@ def test_a_ring_hands_out_memory_only_for_slots_that_it_has_opened() -> None:
     for minutes in (0, 1, 3):
         store.write(batch(GPU, [("power_w", 0, T0 + minutes * 60_000, 500.0)]), T0 + minutes * 60_000)
     ring = store.ring(GPU)
-    opened = ring.opened_slots(0, ring.head)
+    opened = ring.list_open_slots(0, ring.head)
     assert opened.tolist() == list(range(T0 // INTERVAL_MS, T0 // INTERVAL_MS + 13))
     untouched = np.delete(ring.fine, opened % ring.span.slots, axis=1)
     assert not untouched.any()

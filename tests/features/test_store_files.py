@@ -77,7 +77,7 @@ def test_a_later_save_writes_only_what_is_new(tmp_path: Path) -> None:
     files = sorted((tmp_path / "24").glob("*.slots"))
     slots = [max(len(rows["slot_numbers"]) for _, rows in read_parts(path) if rows) for path in files]
     assert len(slots) == 25
-    assert len(store.ring(GPU).opened_slots(0, store.ring(GPU).head)) == 100
+    assert len(store.ring(GPU).list_open_slots(0, store.ring(GPU).head)) == 100
     assert max(slots) <= 8  # those of a minute, and what is still being written
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fleetcast.features.episodes import Episode, episodes
-from fleetcast.fleet.checkpoint_edges import MAX_EDGES, Edges, keep_edge
+from fleetcast.fleet.checkpoint_edges import MAX_EDGES, Edges, fold_edge
 from fleetcast.fleet.events import Checkpoint
 from fleetcast.fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
 
@@ -43,7 +43,7 @@ def test_what_is_kept_is_the_newest_by_time_in_any_order_of_arrival() -> None:
     for _ in range(3):
         kept: list[Edges] = []
         for at in rng.permutation(len(events)).tolist():
-            keep_edge(kept, events[at])
+            fold_edge(kept, events[at])
         found.append(kept)
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == MAX_EDGES
@@ -63,7 +63,7 @@ def test_within_a_second_they_lie_by_time_and_what_was_dropped_does_not_come_bac
         for _ in range(4):
             kept: list[Edges] = []
             for at in rng.permutation(most).tolist():
-                keep_edge(kept, events[at])
+                fold_edge(kept, events[at])
             found.append(kept)
     assert all(kept == found[0] for kept in found[:4])
     assert all(kept == found[4] for kept in found[4:])

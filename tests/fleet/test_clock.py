@@ -6,7 +6,7 @@ from fleetcast.fleet.clock import ClockWatch, ManualClock, ScaledClock, SystemCl
 @pytest.mark.parametrize("clock", [SystemClock(), ScaledClock(1_000_000, 0, 15.0)], ids=["system", "scaled"])
 def test_a_clock_that_runs_was_not_set(clock: SystemClock | ScaledClock) -> None:
     watch = ClockWatch(clock)
-    assert abs(watch.set_by_ms()) < 1000
+    assert abs(watch.pop_clock_step_ms()) < 1000
 
 
 def test_a_step_is_told_once_and_time_that_passes_is_none() -> None:
@@ -14,10 +14,10 @@ def test_a_step_is_told_once_and_time_that_passes_is_none() -> None:
     watch = ClockWatch(clock)
     clock.advance(3600)
     clock.time_ms -= 90_000
-    assert [watch.set_by_ms(), watch.set_by_ms()] == [-90_000, 0]
+    assert [watch.pop_clock_step_ms(), watch.pop_clock_step_ms()] == [-90_000, 0]
     clock.time_ms += 7_200_000
     clock.advance(5)
-    assert watch.set_by_ms() == 7_200_000
+    assert watch.pop_clock_step_ms() == 7_200_000
 
 
 def test_small_steps_are_added_up_until_they_are_large_enough() -> None:
@@ -27,7 +27,7 @@ def test_small_steps_are_added_up_until_they_are_large_enough() -> None:
     for _ in range(4):
         clock.time_ms += 2000
         clock.advance(5)
-        found.append(watch.set_by_ms())
+        found.append(watch.pop_clock_step_ms())
     assert found == [0, 0, 6000, 0]
 
 
@@ -48,8 +48,8 @@ def test_a_thread_that_was_made_to_wait_is_no_step(times: int) -> None:
     clock = Hesitant(10_000)
     watch = ClockWatch(clock)
     clock.hesitates = times
-    assert watch.set_by_ms() == 0
+    assert watch.pop_clock_step_ms() == 0
     clock.hesitates = 0
-    assert watch.set_by_ms() == 0
+    assert watch.pop_clock_step_ms() == 0
     clock.time_ms -= 90_000
-    assert watch.set_by_ms() == -90_000
+    assert watch.pop_clock_step_ms() == -90_000

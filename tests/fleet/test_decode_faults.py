@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetcast.fleet.decode_faults import Fault, explain_json, fault_in, faults_of
+from fleetcast.fleet.decode_faults import Fault, explain_json_error, find_document_faults, find_first_json_fault
 from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.service.config import Config
@@ -57,18 +57,20 @@ KEYS = st.sampled_from(sorted({
     ],
 )  # fmt: skip
 def test_a_fault_names_the_place_the_value_and_what_is_allowed(kind: type, document: object, sentence: str) -> None:
-    assert next(faults_of(kind, document)).sentence == sentence
+    assert next(find_document_faults(kind, document)).sentence == sentence
 
 
 def test_an_unknown_type_of_event_lists_the_types() -> None:
-    (fault,) = faults_of(JobEvent, {"job": "a", "sequence": 1, "time_ms": 5, "type": "finish"})
+    (fault,) = find_document_faults(JobEvent, {"job": "a", "sequence": 1, "time_ms": 5, "type": "finish"})
     assert fault.why.startswith("is 'finish', must be one of ")
     assert "submitted" in fault.why
     assert fault.why.endswith("did you mean finished?")
 
 
 def test_every_unknown_key_is_found() -> None:
-    found = faults_of(PlacementRequest, {"request_id": "a", "x": 1, "y": 2, "gang": {"min": 1, "desired": 1, "z": 3}})
+    found = find_document_faults(
+        PlacementRequest, {"request_id": "a", "x": 1, "y": 2, "gang": {"min": 1, "desired": 1, "z": 3}}
+    )
     assert [fault.field for fault in found] == ["x", "y", "gang.z"]
 
 
@@ -76,12 +78,12 @@ def test_every_unknown_key_is_found() -> None:
 @given(st.sampled_from(KINDS), st.dictionaries(KEYS, VALUES, max_size=5) | VALUES)
 def test_a_document_has_a_fault_if_and_only_if_the_decoder_refuses_it(kind: type, document: object) -> None:
     data = msgspec.json.encode(document)
-    found = list(faults_of(kind, msgspec.json.decode(data)))
+    found = list(find_document_faults(kind, msgspec.json.decode(data)))
     try:
         msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         assert found
-        fault = fault_in(error, kind, data)
+        fault = find_first_json_fault(error, kind, data)
         assert isinstance(fault, Fault)
         check_words(fault.sentence.encode())
     else:
@@ -92,7 +94,7 @@ def test_a_document_has_a_fault_if_and_only_if_the_decoder_refuses_it(kind: type
 def test_no_json_is_explained_without_the_words_of_a_library(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError) as caught:
         msgspec.json.decode(data)
-    check_words(explain_json(caught.value).encode())
+    check_words(explain_json_error(caught.value).encode())
 
 
 def test_a_check_of_the_struct_itself_speaks_with_its_own_words() -> None:
@@ -105,14 +107,14 @@ def test_a_check_of_the_struct_itself_speaks_with_its_own_words() -> None:
 
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(b'{"number": 3}', type=Even)
-    assert fault_in(caught.value, Even, b'{"number": 3}').sentence == "3 is odd"
+    assert find_first_json_fault(caught.value, Even, b'{"number": 3}').sentence == "3 is odd"
 
 
 def test_a_number_that_no_reader_can_hold_is_out_of_range() -> None:
     data = b'{"request_id": "a", "attempt": ' + b"9" * 6_000 + b"}"
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(data, type=PlacementRequest)
-    assert fault_in(caught.value, PlacementRequest, data).label == "out_of_range"
+    assert find_first_json_fault(caught.value, PlacementRequest, data).label == "out_of_range"
 
 
 ROOT = Path(__file__).parents[2]

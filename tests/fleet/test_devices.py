@@ -2,17 +2,17 @@
 
 import pytest
 
-from fleetcast.fleet.devices import MOST_PER_NODE, GpuDevices, device_name
+from fleetcast.fleet.devices import MOST_PER_NODE, GpuDevices, normalise_device_name
 
 
 @pytest.mark.parametrize("stated", ["00000000:9B:00.0", "0000:9b:00", "0000:9B:00.0", "PCI:0000:9b:00"])
 def test_one_address_has_one_spelling(stated: str) -> None:
-    assert device_name(stated) == "0000:9b:00"
+    assert normalise_device_name(stated) == "0000:9b:00"
 
 
 def test_domains_differ() -> None:
-    assert device_name("00000009:01:00.0") == "0009:01:00"
-    assert device_name("mlx5_0/1") == "mlx5_0/1"
+    assert normalise_device_name("00000009:01:00.0") == "0009:01:00"
+    assert normalise_device_name("mlx5_0/1") == "mlx5_0/1"
 
 
 def test_a_board_that_moved_is_where_it_was_last_seen() -> None:

@@ -42,7 +42,7 @@ def test_a_replacement_without_sync_is_a_rename_alone(tmp_path: Path, points: li
 
 def test_a_full_disk_leaves_the_old_file_and_no_half(tmp_path: Path) -> None:
     files.replace_file(tmp_path / "mark", [b"old"], "mark")
-    failpoints.arm(failpoints.rules_of("mark.before_sync=error"))
+    failpoints.arm(failpoints.parse_failpoints("mark.before_sync=error"))
     try:
         with pytest.raises(OSError, match=r"No space left on device \(failpoint mark\.before_sync\)") as caught:
             files.replace_file(tmp_path / "mark", [b"new"], "mark")
@@ -63,7 +63,7 @@ def test_a_write_that_breaks_off_says_how_far_it_came(tmp_path: Path, monkeypatc
         room[0] -= written
         return written
 
-    file = files.create_appended(tmp_path / "api-1.seg", "inbox")
+    file = files.create_append_only_file(tmp_path / "api-1.seg", "inbox")
     monkeypatch.setattr(os, "write", limited)
     with pytest.raises(files.ShortWrite) as caught:
         file.write(b"123456")
@@ -142,7 +142,7 @@ def test_what_is_not_there_has_no_size_and_no_names(tmp_path: Path) -> None:
 )
 def test_a_setting_that_would_never_act_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no failpoint"):
-        failpoints.rules_of(text)
+        failpoints.parse_failpoints(text)
 
 
 PROGRAM = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.fleet.import_names import ROOT, full_names
+from fleetcast.fleet.import_names import ROOT, find_full_module_names
 from fleetcast.service.plugins import load
 from fleetcast.training.judges.own_forecasters import make
 
@@ -23,14 +23,14 @@ from fleetcast.training.judges.own_forecasters import make
     ],
 )
 def test_an_old_path_of_ours_has_a_full_name(old: str, new: str) -> None:
-    assert full_names(old) == (new,)
+    assert find_full_module_names(old) == (new,)
 
 
 @pytest.mark.parametrize(
     "module", ["json", "json.decoder", "models", "models.mine", "mine.filters", "fleetcast.fleet", ""]
 )
 def test_any_other_path_has_none(module: str) -> None:
-    assert full_names(module) == ()
+    assert find_full_module_names(module) == ()
 
 
 def test_a_module_of_the_users_own_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_a_module_of_the_users_own_is_not_taken_for_ours(tmp_path: Path, monkeyp
     folder.mkdir()
     (folder / "filters.py").write_text("mine = True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert full_names("dashboards_of_users.filters") == ()
+    assert find_full_module_names("dashboards_of_users.filters") == ()
     assert load("placer.filters", "dashboards_of_users.filters:mine") is True
 
 

@@ -177,7 +177,7 @@ def test_forgetting_drops_what_ended_long_ago_only() -> None:
     table = JobTable()
     for event in (submitted(), started(), finished(), submitted("b"), finished("b", time_ms=200), submitted("c")):
         table.apply(event)
-    assert table.forget_ended_before(100) == 1
+    assert table.drop_ended_before(100) == 1
     assert [row.job for row in table] == ["b", "c"]
     assert table.get("a") is None
 
@@ -186,7 +186,7 @@ def test_forgetting_the_latest_attempt_leaves_the_one_before_as_the_latest() -> 
     table = JobTable()
     table.apply(submitted(attempt=1))
     table.apply(finished(attempt=2, time_ms=5))
-    table.forget_ended_before(100)
+    table.drop_ended_before(100)
     latest = table.get("a")
     assert latest is not None
     assert latest.attempt == 1
@@ -242,7 +242,7 @@ def test_jobs_at_rest_are_forgotten_too() -> None:
     for event in (submitted(), started(), finished(), submitted("b"), started("b"), finished("b", time_ms=200)):
         table.apply(event)
     table.rest(300)
-    assert table.forget_ended_before(100) == 1
+    assert table.drop_ended_before(100) == 1
     assert [row.job for row in table] == ["b"]
 
 
@@ -560,7 +560,7 @@ def test_an_end_that_is_told_late_counts_more_than_the_next_start() -> None:
     first = table.get("a", 1)
     assert first is not None
     assert (first.state, first.over_ms) == ("finished", 35)
-    assert table.forget_ended_before(50) == 1
+    assert table.drop_ended_before(50) == 1
     assert table.before(table.attempts["a", 2]) is None
 
 

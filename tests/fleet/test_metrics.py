@@ -1,6 +1,6 @@
 import pytest
 
-from fleetcast.fleet.metrics import COUNTER, GAUGE, METRICS, dcgm_row, metric_row
+from fleetcast.fleet.metrics import COUNTER, GAUGE, METRICS, find_dcgm_row, find_metric_row
 from fleetcast.fleet.samples import EntityKind
 
 
@@ -8,9 +8,9 @@ def test_every_metric_stands_at_its_row_under_its_kind() -> None:
     for kind, metrics in METRICS.items():
         for row, metric in enumerate(metrics):
             assert metric.kind is kind
-            assert metric_row(kind, metric.name) == row
+            assert find_metric_row(kind, metric.name) == row
             if metric.dcgm_id is not None:
-                assert dcgm_row(kind, metric.dcgm_id) == row
+                assert find_dcgm_row(kind, metric.dcgm_id) == row
 
 
 def test_names_and_field_ids_are_unique_within_a_kind() -> None:
@@ -47,7 +47,7 @@ def test_instances_report_what_belongs_to_a_slice() -> None:
 
 
 def test_what_the_catalogue_does_not_hold_has_no_row() -> None:
-    assert dcgm_row(EntityKind.GPU, 9999) is None
-    assert dcgm_row(EntityKind.GPU_INSTANCE, 150) is None
+    assert find_dcgm_row(EntityKind.GPU, 9999) is None
+    assert find_dcgm_row(EntityKind.GPU_INSTANCE, 150) is None
     with pytest.raises(KeyError):
-        metric_row(EntityKind.PORT, "power_w")
+        find_metric_row(EntityKind.PORT, "power_w")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetcast.fleet.redaction import redacted
+from fleetcast.fleet.redaction import redact_secrets
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,10 @@ from fleetcast.fleet.redaction import redacted
     ],
 )
 def test_secrets_are_struck_out(text: str, shown: str) -> None:
-    assert redacted(text) == shown
+    assert redact_secrets(text) == shown
 
 
 def test_a_text_made_to_be_slow_is_read_in_one_go() -> None:
     for text in ("://" * 20_000, "?" * 100_000, "a?=" * 100_000, "/" * 200_000 + "?"):
-        shown = redacted(f"{text} http://me:s3cret@host")  # a regular expression that goes back would take hours
+        shown = redact_secrets(f"{text} http://me:s3cret@host")  # a regular expression that goes back would take hours
         assert shown.endswith(" http://***@host")

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from fleetcast.fleet.errors import RequestError
-from fleetcast.fleet.requests import Decision, Gang, PlacementRequest, check_request, ignored_facts
+from fleetcast.fleet.requests import Decision, Gang, PlacementRequest, check_request, list_ignored_facts
 
 
 def test_a_plain_request_passes() -> None:
@@ -78,14 +78,14 @@ STATED: dict[str, Any] = {
 
 def test_facts_that_change_nothing_are_named_as_the_request_spells_them_and_sorted() -> None:
     request = msgspec.convert({"request_id": "a", **STATED}, PlacementRequest)
-    assert ignored_facts(request) == ("checkpoint_cost_s", "class", "preemptible", "queue", "tenant")
-    assert ignored_facts(request, used=("queue",)) == ("checkpoint_cost_s", "class", "preemptible", "tenant")
+    assert list_ignored_facts(request) == ("checkpoint_cost_s", "class", "preemptible", "queue", "tenant")
+    assert list_ignored_facts(request, used=("queue",)) == ("checkpoint_cost_s", "class", "preemptible", "tenant")
 
 
 def test_a_default_states_nothing_written_out_or_not() -> None:
     written = {"preemptible": False, "queue": "default", "tenant": "", "class": "training", "checkpoint_cost_s": None}
-    assert ignored_facts(msgspec.convert({"request_id": "a", **written}, PlacementRequest)) == ()
-    assert ignored_facts(PlacementRequest(request_id="a")) == ()
+    assert list_ignored_facts(msgspec.convert({"request_id": "a", **written}, PlacementRequest)) == ()
+    assert list_ignored_facts(PlacementRequest(request_id="a")) == ()
 
 
 def test_a_decision_that_was_stored_without_what_it_ignored_is_read() -> None:

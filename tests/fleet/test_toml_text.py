@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.toml_text import DEEPEST, MOST_CHARACTERS, MOST_PARTS, read_toml
-from fleetcast.ingest.topology.load import parse_toml
+from fleetcast.ingest.topology.load import parse_toml_nodes
 from fleetcast.service.config import load_config
 from fleetcast.simulator.faults.fault_file import parse_fault_file
 
@@ -40,7 +40,7 @@ def test_what_costs_too_much_is_refused_by_every_reader(name: str, tmp_path: Pat
     with pytest.raises(ValueError, match=why):
         read_toml(text)
     with pytest.raises(ConfigError, match=why):
-        parse_toml(text)
+        parse_toml_nodes(text)
     with pytest.raises(ConfigError, match=why):
         parse_fault_file(text)
     (tmp_path / "config.toml").write_text(text)

@@ -29,7 +29,7 @@ def test_a_node_named_twice_is_refused() -> None:
 
 def test_unplaced_nodes_are_appended_and_belong_nowhere() -> None:
     topology = Topology.build([node("n1", "r1")])
-    wider = topology.with_unplaced(["x1", "x2"])
+    wider = topology.add_unplaced_nodes(["x1", "x2"])
     assert wider.names == ("n1", "x1", "x2")
     assert wider.placed.tolist() == [True, False, False]
     assert all(wider.domain[level][1:].tolist() == [-1, -1] for level in DOMAIN_LEVELS)
@@ -38,8 +38,8 @@ def test_unplaced_nodes_are_appended_and_belong_nowhere() -> None:
 
 
 def test_an_exporter_fills_what_is_unknown_and_wins_over_a_larger_stated_number() -> None:
-    topology = Topology.build([node("n1", gpus=8, gpu_model="H100"), node("n2", gpus=0)]).with_unplaced(["x1"])
-    learnt = topology.with_gpus({"n1": 4, "n2": 8, "x1": 2}, {"n1": "A100", "n2": "H200"})
+    topology = Topology.build([node("n1", gpus=8, gpu_model="H100"), node("n2", gpus=0)]).add_unplaced_nodes(["x1"])
+    learnt = topology.update_gpu_counts({"n1": 4, "n2": 8, "x1": 2}, {"n1": "A100", "n2": "H200"})
     assert learnt.gpus.tolist() == [4, 8, 2]
     assert learnt.stated_gpus.tolist() == [8, 8, 2], "four boards that a file states are missing"
     assert [spec.gpu_model for spec in learnt.nodes] == ["H100", "H200", ""]
@@ -55,4 +55,4 @@ def test_levels_run_from_the_tightest_to_the_widest() -> None:
 def test_an_empty_topology_is_a_topology() -> None:
     topology = Topology.build([])
     assert len(topology) == 0
-    assert topology.with_unplaced(["x1"]).names == ("x1",)
+    assert topology.add_unplaced_nodes(["x1"]).names == ("x1",)

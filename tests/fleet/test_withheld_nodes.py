@@ -38,7 +38,7 @@ def record_of(*events: NodeEvent) -> NodeRecord:
 def test_each_reason_withholds_a_node_until_it_is_released(check: str, state: NodeState) -> None:
     withheld = event("withhold", check, message="until noon")
     record = record_of(withheld)
-    assert (record.state, record.withheld_for) == (state, "until noon")
+    assert (record.state, record.withheld_reason) == (state, "until noon")
     assert record_of(withheld, event("release", check, 2, 20)).state is NodeState.IN_SERVICE
 
 

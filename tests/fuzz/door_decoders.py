@@ -19,7 +19,7 @@ from fleetcast.ingest.inbox.segments import Record, RecordKind
 from fleetcast.ingest.pages.exporters import ExporterResolver
 from fleetcast.ingest.pages.text import PageDecoder, Target
 from fleetcast.ingest.source import Batch
-from fleetcast.service.http.access import parse_tokens, presented
+from fleetcast.service.http.access import parse_presented_token, parse_tokens
 from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.request_body import inflate
 from fleetcast.service.pipeline.state import FleetState
@@ -236,7 +236,7 @@ TOKENS_TEXT = (
 
 
 def decode_tokens(text: bytes) -> None:
-    presented(text)
+    parse_presented_token(text)
     try:
         callers = parse_tokens(text.decode("utf-8", "surrogateescape"), "here")
     except ConfigError as error:

@@ -9,7 +9,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeTable
-from fleetcast.ingest.health.gpud import Known, _checked, decode_events, decode_states, state_events, xid_events
+from fleetcast.ingest.health.gpud import Known, _checked, decode_events, decode_states, make_xid_events, state_events
 from fleetcast.ingest.health.nvsentinel import TYPE, decode
 from fleetcast.ingest.health.ufm import UfmSource, decode_alerts
 from fleetcast.ingest.kernel_log.events import KernelReader
@@ -71,7 +71,7 @@ UFM = b"""[{"alert_id":1,"timestamp":"2025-01-21 04:41:44","node_guid":"0x1","no
 def _gpud(body: bytes) -> None:
     """Either answer of a daemon: told once, and not again."""
     with contextlib.suppress(RecordError):
-        _checked(list(xid_events("n1", decode_events(body), NOW_MS)), NOW_MS)
+        _checked(list(make_xid_events("n1", decode_events(body), NOW_MS)), NOW_MS)
     known: Known = {}
     with contextlib.suppress(RecordError):
         states = decode_states(body)

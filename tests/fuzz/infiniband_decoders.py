@@ -11,7 +11,7 @@ from fleetcast.ingest.pages.exporters import ExporterResolver
 from fleetcast.ingest.pages.text import PageDecoder, Target
 from fleetcast.ingest.ports.perfquery import parse_counters
 from fleetcast.ingest.ports.rows import PortRows
-from fleetcast.ingest.ports.sysfs import parse_number
+from fleetcast.ingest.ports.sysfs import parse_leading_number
 from fleetcast.ingest.topology.ibnetdiscover import parse_ibnetdiscover
 from fleetcast.ingest.topology.load import load_topology
 from tests.fuzz.bounds import MIB
@@ -21,7 +21,7 @@ from tests.fuzz.text_decoders import file_of
 
 def decode_number(data: bytes) -> None:
     with contextlib.suppress(RecordError):
-        value = parse_number(data)
+        value = parse_leading_number(data)
         assert value is None or (np.isfinite(value) and value >= 0)
 
 
@@ -90,7 +90,7 @@ def decode_wiring(data: bytes) -> None:
     """As a file of a topology, and as a fabric that perfquery's ports are looked up in."""
 
     def read(path: Path) -> None:
-        topology = load_topology(path).with_unplaced(["n-x"])
+        topology = load_topology(path).add_unplaced_nodes(["n-x"])
         for row in range(min(len(topology), 50)):
             assert all(device.rail >= -1 for device in topology.devices(row))
 

@@ -15,8 +15,8 @@ from fleetcast.ingest.kafka.columnar import (
     ColumnarRecord,
     Header,
     RecordNames,
-    encode_binary,
-    encode_json,
+    encode_binary_record,
+    encode_json_record,
 )
 from fleetcast.ingest.kafka.payload import Decoded, PayloadDecoder
 from tests.fuzz.bounds import MIB
@@ -77,7 +77,14 @@ def _check_samples(samples: SampleBatch, entities: Entities) -> None:
 VALUES_OF_KAFKA = Decoder(
     decode_value,
     (
-        *(encode_binary(RECORD), encode_json(RECORD), encode_binary(ODD), encode_json(ODD), PAGE, PAGE + PORTS),
+        *(
+            encode_binary_record(RECORD),
+            encode_json_record(RECORD),
+            encode_binary_record(ODD),
+            encode_json_record(ODD),
+            PAGE,
+            PAGE + PORTS,
+        ),
         *(STARTED, b"[" + DRAIN + b"]", WRAPPED, b"", MAGIC, b"{}"),
     ),
     (

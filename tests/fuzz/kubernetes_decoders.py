@@ -11,7 +11,7 @@ from fleetcast.fleet.errors import SourceError
 from fleetcast.ingest.health.torchelastic import Sender, decode
 from fleetcast.ingest.kubernetes.source import KINDS, KubernetesSource
 from fleetcast.schedulers.nodes import MARK
-from fleetcast.service.ports.nodes import marked_node, taint_steps
+from fleetcast.service.ports.nodes import decode_node_marks, make_taint_patch
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import FUTURE_MS, NOW_MS, take
@@ -62,11 +62,11 @@ def _fold(source: KubernetesSource, changes: Changes) -> None:
 def decode_marked_node(body: bytes) -> None:
     """Whatever a server tells of a node, a patch of our taint leaves as many others as there are."""
     try:
-        node = marked_node(body)
+        node = decode_node_marks(body)
     except SourceError:
         return
     others = [key for key in node.taints if key != MARK]
-    test, *steps = taint_steps(node, "high:NoSchedule")
+    test, *steps = make_taint_patch(node, "high:NoSchedule")
     assert test["op"] == "test"
     assert len([step for step in steps if step["op"] == "remove"]) == len(node.taints) - len(others)
 

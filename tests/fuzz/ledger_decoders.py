@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import Decision, PlacementRequest, RankPlacement
-from fleetcast.placement.ledger.chain import CHECKSUMS, encode, line_hash
-from fleetcast.placement.ledger.file import peek
+from fleetcast.placement.ledger.chain import CHECKSUMS, encode, hash_line
+from fleetcast.placement.ledger.file import read_ledger_identity
 from fleetcast.placement.ledger.ledger import IntentState, Ledger, LedgerError
 from fleetcast.placement.ledger.verify import verify
 from tests.fuzz.bounds import MIB
@@ -42,7 +42,7 @@ FILE = _file()
 
 def use(path: Path) -> None:
     """Everything that the placer does with a ledger, and what looks at its file from outside."""
-    for look in (peek, verify):
+    for look in (read_ledger_identity, verify):
         with contextlib.suppress(LedgerError):
             look(path)
     try:
@@ -51,15 +51,15 @@ def use(path: Path) -> None:
         return
     with contextlib.closing(ledger):
         for ask in (
-            lambda: [intent.gpus for intent in ledger.active_intents()],
+            lambda: [intent.gpus for intent in ledger.list_active_intents()],
             lambda: [entry.request.members for entry in ledger.queued()],
-            lambda: [ledger.stored_reply(request) for request in (PLACED, WAITING, NEW)],
+            lambda: [ledger.find_stored_reply(request) for request in (PLACED, WAITING, NEW)],
             lambda: ledger.find("placed"),
             lambda: ledger.decisions_after(0, 10),
-            lambda: ledger.intent_state("placed"),
+            lambda: ledger.read_intent_state("placed"),
             lambda: ledger.audit(10),
             lambda: ledger.audit(10, after=0, request_id="placed"),
-            lambda: ledger.end_promises([("placed", IntentState.CANCELLED)], 3_000),
+            lambda: ledger.finish_intents([("placed", IntentState.CANCELLED)], 3_000),
             lambda: ledger.commit(WAITING, _decision(WAITING, "placed"), 4_000, "queue", "place"),
             lambda: ledger.enqueue(NEW, _decision(NEW, "queued"), 5_000, "ada"),
         ):
@@ -98,7 +98,7 @@ def seal(db: sqlite3.Connection) -> None:
             db.execute(f"UPDATE {table} SET checksum = ? WHERE rowid = ?", [checksum(row), rowid])
     *line, _ = db.execute("SELECT * FROM audit ORDER BY audit_id DESC LIMIT 1").fetchone()
     db.execute("DROP TRIGGER audit_is_not_updated")
-    db.execute("UPDATE audit SET hash = ? WHERE audit_id = ?", [line_hash(line), line[0]])
+    db.execute("UPDATE audit SET hash = ? WHERE audit_id = ?", [hash_line(line), line[0]])
 
 
 def decode_rows(value: bytes) -> None:

@@ -69,7 +69,7 @@ def _nodes(read: Callable[[bytes], slurm_json.Read[SlurmNode]], body: bytes) -> 
 
 SLURM = {
     "slurm queue": Decoder(
-        functools.partial(_jobs, slurm_json.read_queue),
+        functools.partial(_jobs, slurm_json.decode_queued_jobs),
         (
             queue(old_job(), old_job(8, "FAILED", comment="Xid 79"), old_job(9, "PENDING", array_job_id=9)),
             queue(new_job(), new_job(8, ("COMPLETED", "COMPLETING")), new_job(9, ("PENDING",))),
@@ -80,7 +80,7 @@ SLURM = {
         times=300,
     ),
     "slurm accounts": Decoder(
-        functools.partial(_jobs, slurm_json.read_accounting),
+        functools.partial(_jobs, slurm_json.decode_accounted_jobs),
         (b'{"jobs": [{"job_id": 7, "state": {"current": "FAILED"}, "time": {"submission": 1760000000, "end": 5}}]}',),
         WORDS,
         base_bytes=8 * MIB,

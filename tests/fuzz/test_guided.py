@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleetcast.fleet.devices import device_name
+from fleetcast.fleet.devices import normalise_device_name
 from tests.fuzz.decoder import Decoder
 
 pytest.importorskip("atheris", reason="atheris has no wheel for this platform")
@@ -24,7 +24,7 @@ def _planted(body: bytes) -> None:
 
 
 def _name_device(body: bytes) -> None:
-    device_name(body.decode(errors="replace"))
+    normalise_device_name(body.decode(errors="replace"))
 
 
 PLANTED = Decoder(_planted, (b"sunshine",))

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.hot_path import hot_protocol
+from fleetcast.service.api.hot_path import make_hot_protocol
 from fleetcast.service.api.routes.all import ROWS
 from fleetcast.service.http.access import Access
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
-from fleetcast.service.http.connections import protocol_of
+from fleetcast.service.http.connections import make_limited_protocol
 from fleetcast.service.http.problems import MEDIA_TYPE
 from fleetcast.service.http.table import Param, Row
 from tests.fuzz.bounds import examples, prompt
@@ -29,7 +29,7 @@ from tests.fuzz.wire import Door, door
 from tests.service.api_world import NOW_MS, config, publish
 from tests.service.placer_world import World
 
-PLAIN = protocol_of(ConnectionPool(ConnectionLimits()))
+PLAIN = make_limited_protocol(ConnectionPool(ConnectionLimits()))
 PROBE = "/healthz"
 
 
@@ -50,7 +50,7 @@ def api(folder: Path) -> Iterator[Door]:
 @pytest.fixture(scope="module")
 def hot(folder: Path) -> Iterator[Door]:
     app = create_app(config(folder), ManualClock(NOW_MS + 7_900), writer="hot", access=Access())
-    with door(app, hot_protocol(app.state.context, PLAIN)) as opened:
+    with door(app, make_hot_protocol(app.state.context, PLAIN)) as opened:
         yield opened
 
 

@@ -16,7 +16,7 @@ from fleetcast.ingest.pages.recorded import PageReplay, ReplaySpeed
 from fleetcast.ingest.pages.targets import TargetList
 from fleetcast.ingest.pages.text import MAX_BAD_LINES
 from fleetcast.ingest.topology.load import load_topology
-from fleetcast.models.risk.node_risk import load_fit
+from fleetcast.models.risk.node_risk import load_risk_fit
 from fleetcast.service.config import load_config
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
@@ -144,7 +144,7 @@ TARGET_LISTS = Decoder(
 FIT = b"""{"version": 1, "kinds": {"fail": {"intercept": -3.5, "weights": {"hot": 1.2}, "isotonic_x": [0.0, 0.5],
  "isotonic_y": [0.0, 1.0]}}, "notes": {"seed": 7}}"""
 FITS = Decoder(
-    lambda data: file_of(data, "node_risk.json", lambda path: load_fit(path.parent)),
+    lambda data: file_of(data, "node_risk.json", lambda path: load_risk_fit(path.parent)),
     (FIT, b"{}"),
     (b'"kinds": {', b'"weights": {', b'"isotonic_x": [', b"1e400"),
 )

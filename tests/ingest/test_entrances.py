@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, RecordError, RequestError
-from fleetcast.fleet.node_names import is_node_name, node_name_fault
+from fleetcast.fleet.node_names import explain_node_name_fault, is_node_name
 from fleetcast.fleet.requests import PlacementRequest, check_avoided
 from fleetcast.ingest.inbox.job_events import decode_event
 from fleetcast.ingest.kernel_log.events import KernelReader
 from fleetcast.ingest.node_names import check_name, expand_nodes, node_name
 from fleetcast.ingest.pages.target_spec import parse_target
-from fleetcast.ingest.slurm.jobs import node_list
+from fleetcast.ingest.slurm.jobs import expand_node_list
 from fleetcast.ingest.topology.load import parse_topology
 from fleetcast.placement.queues.queues_file import read_queues
 
@@ -67,7 +67,7 @@ ENTRANCES: dict[str, Callable[[str], bool]] = {
     "configuration": lambda name: check_name(name) == name,
     "kernel log": by_kernel_log,
     "lists": lambda name: expand_nodes(name) == [name],
-    "slurm": lambda name: node_list(name) == (name,),
+    "slurm": lambda name: expand_node_list(name) == (name,),
     "targets": lambda name: bool(name) and parse_target(f"http://h:9400 {name}").node == name,
     "topology as TOML": lambda name: by_topology(f'[[rack]]\nname = "r"\nnodes = {json.dumps(name)}\n', name),
     "topology as labels": lambda name: by_topology(json.dumps({name: {}}), name),
@@ -98,6 +98,6 @@ def test_the_sets_of_all_entrances_are_equal(name: str) -> None:
 
 
 def test_a_refused_name_is_quoted_with_what_is_allowed() -> None:
-    assert node_name_fault("n001") == ""
-    assert node_name_fault(" n005 high").startswith("' n005 high' is no name of a node: 1 to 253 ASCII letters")
-    assert len(node_name_fault("n" * 100_000)) < 400
+    assert explain_node_name_fault("n001") == ""
+    assert explain_node_name_fault(" n005 high").startswith("' n005 high' is no name of a node: 1 to 253 ASCII letters")
+    assert len(explain_node_name_fault("n" * 100_000)) < 400

@@ -2,19 +2,21 @@
 
 import pytest
 
-from fleetcast.ingest.gpu_labels import host_pod, job_label, owner_of
+from fleetcast.ingest.gpu_labels import host_pod, owner_of, parse_job_label
 
 OWN = {"pod": "nvidia-dcgm-exporter-x8k2p", "namespace": "gpu-operator", "container": "nvidia-dcgm-exporter"}
 
 
 def test_a_pod_names_its_job_and_its_queue() -> None:
-    found = job_label({"pod": "train-42-worker-0", "namespace": "ml", "container": "torch"})
+    found = parse_job_label({"pod": "train-42-worker-0", "namespace": "ml", "container": "torch"})
     assert found is not None
     assert (found.job, found.queue, found.pod, found.class_) == ("ml/train-42", "ml", "train-42-worker-0", "training")
 
 
 def test_a_prometheus_that_keeps_its_own_labels_renames_the_pods() -> None:
-    found = job_label({**OWN, "exported_pod": "bert-x7k2p", "exported_namespace": "nlp", "exported_container": "main"})
+    found = parse_job_label(
+        {**OWN, "exported_pod": "bert-x7k2p", "exported_namespace": "nlp", "exported_container": "main"}
+    )
     assert found is not None
     assert (found.job, found.queue) == ("nlp/bert", "nlp")
 
@@ -23,17 +25,17 @@ def test_a_prometheus_that_keeps_its_own_labels_renames_the_pods() -> None:
 @pytest.mark.parametrize("prefix", ["", "exported_"])
 def test_the_worker_of_another_scheduler_is_a_host_and_no_job(container: str, prefix: str) -> None:
     stated = {f"{prefix}{key}": value for key, value in (("pod", "w-0"), ("namespace", "a"), ("container", container))}
-    assert (job_label(stated), host_pod(stated)) == (None, ("w-0", "a"))
+    assert (parse_job_label(stated), host_pod(stated)) == (None, ("w-0", "a"))
 
 
 @pytest.mark.parametrize("container", ["torch", "worker", "dask-worker-image-job", "notebook", "main"])
 def test_other_containers_are_jobs(container: str) -> None:
     stated = {"pod": "w-0", "namespace": "a", "container": container}
-    assert (job_label(stated) is None, host_pod(stated)) == (False, None)
+    assert (parse_job_label(stated) is None, host_pod(stated)) == (False, None)
 
 
 def test_the_exporters_own_pod_holds_nothing() -> None:
-    assert job_label(OWN) is None
+    assert parse_job_label(OWN) is None
 
 
 @pytest.mark.parametrize(
@@ -49,14 +51,14 @@ def test_the_exporters_own_pod_holds_nothing() -> None:
     ids=["absent", "empty", "no Slurm job", "job 0", "another's job_id", "no name"],
 )
 def test_other_labels_name_nobody(labels: dict[str, str]) -> None:
-    assert job_label(labels) is None
+    assert parse_job_label(labels) is None
 
 
 def test_slurms_jobs_are_called_as_the_slurm_source_calls_them() -> None:
-    found = job_label({"hpc_job": "4711_3", "pod": "", "namespace": ""})
+    found = parse_job_label({"hpc_job": "4711_3", "pod": "", "namespace": ""})
     assert found is not None
     assert (found.job, found.queue) == ("4711_3", "")
-    amd = job_label({"job_id": "4712", "job_user": "ada", "job_partition": "mi300"})
+    amd = parse_job_label({"job_id": "4712", "job_user": "ada", "job_partition": "mi300"})
     assert amd is not None
     assert (amd.job, amd.queue, amd.user) == ("4712", "mi300", "ada")
 

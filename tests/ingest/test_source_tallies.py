@@ -15,9 +15,9 @@ from fleetcast.ingest.health.gpud import (
     ComponentHealth,
     ComponentStates,
     Event,
+    count_states_and_events,
+    make_xid_events,
     state_events,
-    tally_of,
-    xid_events,
 )
 from fleetcast.ingest.inbox.records import decode_records, encode_refusals
 from fleetcast.ingest.inbox.segments import Record, RecordKind
@@ -26,14 +26,14 @@ from fleetcast.ingest.kafka.columnar import (
     Header,
     RecordDecoder,
     RecordNames,
-    encode_binary,
-    encode_json,
+    encode_binary_record,
+    encode_json_record,
 )
 from fleetcast.ingest.kafka.payload import PayloadDecoder
 from fleetcast.ingest.pages.exporters import ExporterResolver
 from fleetcast.ingest.remote_write.decoder import WriteDecoder
 from fleetcast.ingest.remote_write.request import Version
-from fleetcast.ingest.slurm.json import read_nodes, read_queue
+from fleetcast.ingest.slurm.json import decode_queued_jobs, read_nodes
 from fleetcast.ingest.tally import SkipRule
 from tests.fuzz.bounds import examples
 from tests.ingest.remote_write.test_write_decoder import MESSAGES, STALE
@@ -88,7 +88,7 @@ def test_a_columnar_record(data: st.DataObject) -> None:
     bad = data.draw(st.sampled_from([{}, {"bad_line": 3}]))
     record = ColumnarRecord(Header("n1", columns, "", bad), NOW_MS, tuple(values))
     decoder = RecordDecoder(Entities())
-    for encode in (encode_json, encode_binary):
+    for encode in (encode_json_record, encode_binary_record):
         tally = decoder.decode(encode(record), NOW_MS).counted()
         assert tally.all == sum(block.size for block in values) + sum(bad.values())
         assert bool(tally.names) == bool(tally.unread)
@@ -129,8 +129,8 @@ def test_an_answer_of_gpud(states: list[ComponentStates], events: list[Component
     known: dict[str, list[Any]] = {}
     for _ in range(2):
         told = [*state_events("n1", states, known, NOW_MS)]
-        xids = [*xid_events("n1", events, NOW_MS)]
-        tally = tally_of(states, events, len(told), len(xids), 0)
+        xids = [*make_xid_events("n1", events, NOW_MS)]
+        tally = count_states_and_events(states, events, len(told), len(xids), 0)
         parts = [*(row.states or () for row in states), *(row.events or () for row in events)]
         assert tally.all == sum(map(len, parts))
         assert tally.unread == sum(row.health == "Odd" for group in states for row in group.states or ())
@@ -156,6 +156,6 @@ def test_the_inbox_counts_events_refusals_samples_and_what_it_cannot_read() -> N
 def test_fields_that_nothing_reads_are_a_second_counter() -> None:
     known = b'{"job_id": 7, "job_state": ["RUNNING"], "name": "a"}'
     more = b'{"job_id": 8, "job_state": ["RUNNING"], "colour": "red", "shape": {"round": 1}}'
-    read = read_queue(b'{"jobs": [' + known + b"," + more + b"]}")
+    read = decode_queued_jobs(b'{"jobs": [' + known + b"," + more + b"]}")
     assert (len(read.rows), read.unknown_fields) == (2, 2)
     assert read_nodes(b'{"nodes": [{"name": "n1", "state": ["IDLE"], "mood": "good"}]}').unknown_fields == 1

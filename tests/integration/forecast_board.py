@@ -6,7 +6,7 @@ from pathlib import Path
 from fleetcast.fleet.clock import Clock
 from fleetcast.schedulers.weather import DemandKey
 from fleetcast.service.board.board import BoardWriter
-from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
 from tests.schedulers.small_demand import row
 
 PERIOD_S = 0.5  # wall
@@ -27,7 +27,7 @@ class ForecastBoard(threading.Thread):
     def publish(self) -> None:
         now_ms = self._clock.now_ms()
         made = row(self._key, self.value, [[self.value] * 3 for _ in range(3)], issued_ms=now_ms)
-        self._board.publish(demand_sections([made], {}, [], now_ms), now_ms)
+        self._board.publish(make_demand_sections([made], {}, [], now_ms), now_ms)
 
     def run(self) -> None:
         while not self._over.wait(PERIOD_S):

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from fleetcast.simulator.days.traces import DEFAULT_AT, parse_time_ms, shifted_start_ms
+from fleetcast.simulator.days.traces import DEFAULT_AT, parse_time_ms, shift_start_ms
 from tests.integration.service_process import SPEED, Service
 from tests.ports import free_port
 
@@ -18,7 +18,7 @@ class SimulatedFleet:
 
     def __init__(self, folder: Path, nodes: int, teams: bool = False) -> None:
         port, wall_ms = free_port(), time.time_ns() // 1_000_000
-        epoch_ms = shifted_start_ms(parse_time_ms(DEFAULT_AT), wall_ms)
+        epoch_ms = shift_start_ms(parse_time_ms(DEFAULT_AT), wall_ms)
         clock = ["--epoch-ms", str(epoch_ms), "--wall-ms", str(wall_ms), "--speed", str(SPEED)]
         command = ["simulate", "cluster", "--out", str(folder), "--nodes", str(nodes), *clock]
         command += ["--teams"] if teams else []

@@ -33,7 +33,7 @@ from fleetcast.fleet.events import (
     Step,
     Submitted,
 )
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
@@ -205,7 +205,7 @@ def batch_of(told: Iterable[Told], entities: Entities) -> Batch:
                 entity = entities.node(row.node)
             else:
                 entity = entities.of_node(row.kind, row.node, *row.parts)
-            sample = (metric_row(row.kind, row.metric), entity, row.time_ms, row.value)
+            sample = (find_metric_row(row.kind, row.metric), entity, row.time_ms, row.value)
             rows.setdefault(row.kind, []).append(sample)
         elif isinstance(row, NodeEvent):
             node_events.append(row)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import NodeEvent, Step
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.archive.archive import Archive
@@ -28,7 +28,7 @@ from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles, FileName
 from tests.fuzz.bounds import examples
 
 T0 = 1_795_276_800_000
-POWER = metric_row(EntityKind.GPU, "power_w")
+POWER = find_metric_row(EntityKind.GPU, "power_w")
 NODES = ("n1", "n2")
 
 Reading = tuple[int, int]  # GPU, and seconds after T0

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fleetcast.models.demand.evidence import mean_of_others
+from fleetcast.models.demand.evidence import compute_mean_of_others
 from fleetcast.models.demand.gate import Gate, pinball
-from fleetcast.models.demand.naive import FORECASTERS, short_spread
+from fleetcast.models.demand.naive import FORECASTERS, compute_short_spread
 from fleetcast.models.demand.theta import Theta
 from fleetcast.models.forecast import QUANTILES, Panel
 from tests.fuzz.bounds import examples
@@ -100,7 +100,7 @@ def test_a_series_on_another_level_has_the_same_forecast_from_there(name, shift)
 def test_persistence_without_a_history_knows_no_unit():
     values = np.array([[3.0, 5.0, 4.0, 4.0]])
     for scale in (1e-9, 1e12):
-        one, other = (short_spread(panel(rows), rows, np.arange(4)) for rows in (values, values * scale))
+        one, other = (compute_short_spread(panel(rows), rows, np.arange(4)) for rows in (values, values * scale))
         np.testing.assert_allclose(other, one * scale)
 
 
@@ -139,7 +139,7 @@ def test_what_one_neighbour_says_is_bounded(values, absurd):
     row = np.array([*values, 0.0]).clip(-2, 2)
     other = np.array([*values, absurd]).clip(-2, 2)
     known = np.ones(len(row), bool)
-    moved = np.abs(mean_of_others(row, known) - mean_of_others(other, known))[:-1]
+    moved = np.abs(compute_mean_of_others(row, known) - compute_mean_of_others(other, known))[:-1]
     assert (moved <= 2 / len(values) + 1e-9).all()
 
 

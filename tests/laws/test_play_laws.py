@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.play.replay import Floats, Replay, Trace
 from fleetcast.placement.play.seen_runs import SeenRuns
-from fleetcast.placement.play.served import ServedPlan, played_view
+from fleetcast.placement.play.served import ServedPlan, make_empty_view
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.tree import QueueTree
 from tests.fuzz.bounds import examples
@@ -93,7 +93,7 @@ def asked(rows: Sequence[Job]) -> Callable[[int], PlacementRequest]:
 def played(rows: Sequence[Job], tree: QueueTree | None = TREE, exact: bool = False) -> tuple[ServedPlan, Replay]:
     submit_s, run_s = [float(row.submit_s) for row in rows], [float(row.run_s) for row in rows]
     trace = Trace([], submit_s, run_s, [1] * len(rows), [None] * len(rows))
-    plan = ServedPlan(played_view([EACH] * NODES), asked(rows), tree, runs=Exact() if exact else SeenRuns())
+    plan = ServedPlan(make_empty_view([EACH] * NODES), asked(rows), tree, runs=Exact() if exact else SeenRuns())
     return plan, Replay(trace, plan, refuses=lambda job, tried: not exact and job % 5 == 0 and tried == 0)
 
 
@@ -129,7 +129,7 @@ def test_all_that_can_run_start_and_charges_are_the_integral_of_what_was_held(ro
     held += sum(300.0 * rows[job].gpus * tries for job, tries in replay._tries.items())
     assert plan.played is not None
     assert not plan.played.opened
-    charged = sum(charge.held_gpu_s(0, 10**12) for charge in plan.played.closed)
+    charged = sum(charge.compute_held_gpu_s(0, 10**12) for charge in plan.played.closed)
     assert charged == pytest.approx(held, abs=1e-6)
 
 

@@ -33,11 +33,11 @@ from fleetcast.models.risk.node_risk import score_nodes
 from fleetcast.service.adapter_records import AdapterAuditLine, AdapterRecords
 from fleetcast.service.answers.queues import ChargeRow, Charges
 from fleetcast.service.api.broadcaster import EventBroadcaster
-from fleetcast.service.api.telemetry import merge_pages, pipeline_page
-from fleetcast.service.board.board import BoardWriter, Section, join_names
+from fleetcast.service.api.telemetry import format_pipeline_page, merge_pages
+from fleetcast.service.board.board import BoardWriter, Section, encode_names
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.exposition import Page
-from fleetcast.service.placer.queue_answers import charges_csv
+from fleetcast.service.placer.queue_answers import format_charges_csv
 from tests.fuzz.bounds import examples
 from tests.service.adapters_world import PORT, World
 from tests.service.grpc_world import KEDA, GrpcWorld, grpc_world, ref, refusal, within
@@ -161,7 +161,7 @@ def test_every_label_value_comes_back_from_the_exposition(values: dict[str, int]
     page = Page()
     page.gauge("own_gpus", "GPUs.", [({"job": name}, value) for name, value in values.items()])
     rows = [{"name": name, "kind": "plugin", "bad": value} for name, value in values.items()]
-    merged = merge_pages(pipeline_page({"sources": rows, "bad_records": values}, 1.0, 1), page.encode().decode())
+    merged = merge_pages(format_pipeline_page({"sources": rows, "bad_records": values}, 1.0, 1), page.encode().decode())
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(merged):
         for sample in family.samples:
@@ -178,7 +178,7 @@ def test_every_label_value_comes_back_from_the_exposition(values: dict[str, int]
 @example(["＝1"], ",")
 def test_no_name_becomes_a_formula_of_a_spreadsheet(names: list[str], separator: str) -> None:
     rows = [ChargeRow(name, 1, 2.0, 0.0, None, None, 0.0, 0.0) for name in names]
-    text = charges_csv(Charges(NOW_MS, 0, NOW_MS, "user", rows))
+    text = format_charges_csv(Charges(NOW_MS, 0, NOW_MS, "user", rows))
     cells = [cell for row in csv.reader(io.StringIO(text), delimiter=separator) for cell in row]
     assert not [cell for cell in cells if cell[:1] in tuple("=+-@＝＋－＠\t\r")]
     read = [row["user"] for row in csv.DictReader(io.StringIO(text))]
@@ -190,7 +190,7 @@ def test_no_name_becomes_a_formula_of_a_spreadsheet(names: list[str], separator:
 @example(["a\nb", "c"])
 @example([""])
 def test_no_name_moves_the_others_in_a_section_of_names(names: list[str]) -> None:
-    section = join_names(names)
+    section = encode_names(names)
     found = section.decode().split("\n") if section else [""] * len(names)
     assert len(found) == len(names)
     assert [one for one, name in zip(found, names, strict=True) if one != name and name.isprintable()] == []
@@ -243,9 +243,9 @@ def test_a_refusal_by_grpc_keeps_its_status_whatever_name_it_quotes(tmp_path: Pa
 
 
 def test_a_name_in_a_plot_is_text_and_no_formula() -> None:
-    from fleetcast.training.reports.plots import calibration_svg
+    from fleetcast.training.reports.plots import draw_calibration
 
-    svg = calibration_svg({"$x_{$": [(0.5, 0.4)], "a$b$": [(0.5, 0.5)]}, "$\\frac{$ <script>")
+    svg = draw_calibration({"$x_{$": [(0.5, 0.4)], "a$b$": [(0.5, 0.5)]}, "$\\frac{$ <script>")
     assert "$x_{$" in svg
     assert "<script>" not in svg
 

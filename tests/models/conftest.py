@@ -14,7 +14,7 @@ from fleetcast.fleet.nodes import NodeTable
 from fleetcast.fleet.requests import Gang, RankPlacement
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import NodeSpec, Topology
-from fleetcast.models.risk.local import score_local
+from fleetcast.models.risk.local import score_own_nodes
 from fleetcast.models.risk.score import FleetMoment, FoldedEvents, ScoredFleet, score_fleet
 from fleetcast.models.risk.state import RiskState
 
@@ -132,7 +132,7 @@ class SmallFleet:
         """Score `times` scrapes in a row; the last answer."""
         for _ in range(times):
             self.now_ms += int(every_s * 1000)
-            local = score_local(self.frames(), self.entities, self.topology, self.memory, self.now_ms)
+            local = score_own_nodes(self.frames(), self.entities, self.topology, self.memory, self.now_ms)
             events = FoldedEvents(running=self.jobs.running(), ended=(), nodes=self.node_events.nodes)
             answer = score_fleet(FleetMoment(self.now_ms, self.topology, [local], events), self.memory)
         return answer

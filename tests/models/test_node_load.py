@@ -5,7 +5,7 @@ import pytest
 
 from fleetcast.features.frame import FeatureFrame
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.models.node_load import LATELY_S, Z_90, GpuUse, host_forecast, node_loads
+from fleetcast.models.node_load import LATELY_S, Z_90, GpuUse, compute_node_loads, forecast_host_shares
 
 NAN = np.nan
 LONG, YOUNG = 10 * LATELY_S, LATELY_S / 2
@@ -52,9 +52,9 @@ def test_only_gpus_that_tell_count_and_a_node_without_any_is_unknown() -> None:
 
 
 def test_a_host_is_as_it_was_read_last() -> None:
-    assert host_forecast(hosts(**HOSTS), 2)[:, 0] == pytest.approx([0.25, 0.25])
-    assert np.isnan(host_forecast(hosts(**HOSTS), 2)[:, 1]).all()
-    assert node_loads(use([[0.5]], [[LONG]]), hosts(**HOSTS))[:, :, 0] == pytest.approx(
+    assert forecast_host_shares(hosts(**HOSTS), 2)[:, 0] == pytest.approx([0.25, 0.25])
+    assert np.isnan(forecast_host_shares(hosts(**HOSTS), 2)[:, 1]).all()
+    assert compute_node_loads(use([[0.5]], [[LONG]]), hosts(**HOSTS))[:, :, 0] == pytest.approx(
         np.array([[0.5, 0.25, 0.25]] * 2)
     )
 

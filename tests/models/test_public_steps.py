@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fleetcast.training.sets.operation_traces import read_traces
-from fleetcast.training.sets.straggler_steps import natural_spells, read_series
+from fleetcast.training.sets.straggler_steps import find_natural_spells, read_series
 from fleetcast.training.sets.straggler_steps import ours as slow_steps
 from fleetcast.training.sets.straggler_traces import ours
 
@@ -21,7 +21,7 @@ def test_accepted_runs_raise_few_alarms():
     runs = [seconds for seconds in read_series(DATA, []).values() if len(seconds) == 100][::3]  # a third, to be quick
     false = natural = 0
     for seconds in runs:
-        slow, spells = np.array(list(slow_steps(seconds))), natural_spells(seconds)
+        slow, spells = np.array(list(slow_steps(seconds))), find_natural_spells(seconds)
         for at in np.flatnonzero(slow[1:] & ~slow[:-1]).tolist():
             near = bool(spells[max(0, at - 7) : at + 4].any())
             natural += near

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
-from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
 
 MakeView = Callable[..., ClusterView]
@@ -26,14 +26,14 @@ def build(racks: Mapping[str, Sequence[int]], *, unplaced: Sequence[int] = (), *
             free.append(count)
     topology = Topology.build(specs, generation=3)
     if unplaced:
-        topology = topology.with_unplaced([f"x{i}" for i in range(len(unplaced))])
-        topology = topology.with_gpus({f"x{i}": 8 for i in range(len(unplaced))})
+        topology = topology.add_unplaced_nodes([f"x{i}" for i in range(len(unplaced))])
+        topology = topology.update_gpu_counts({f"x{i}": 8 for i in range(len(unplaced))})
     counts = np.array([*free, *unplaced])
     n = len(counts)
     is_free = np.arange(8)[None, :] >= 8 - counts[:, None]
     columns: dict[str, Any] = {
         "topology": topology,
-        "milli": milli_of(is_free),
+        "milli": convert_to_milli(is_free),
         "usable": np.ones((n, 8), bool),
         "state": np.zeros(n, np.int8),
         "p_fail": np.full(n, 0.001),

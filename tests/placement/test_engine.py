@@ -11,7 +11,7 @@ from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import Decision, Gang, PlacementRequest, TopologyConstraint
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.engine import decide, fits_now, still_holds
+from fleetcast.placement.engine import decide, fits_now, is_still_valid
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
 from tests.fuzz.bounds import examples
@@ -322,10 +322,10 @@ def test_a_decision_holds_until_something_takes_its_place(make_view, change: dic
     view = make_view({"r01": [8, 8, 8, 8]})
     request = ask(gang=2, gpus_per_node=4, cpus=4)
     decision = decide(request, view)
-    assert still_holds(request, decision, replace(view, **change)) is holds
+    assert is_still_valid(request, decision, replace(view, **change)) is holds
 
 
 def test_a_decision_does_not_hold_where_its_node_is_gone(make_view) -> None:
     request = ask(gang=1, gpus_per_node=4, avoid_nodes=("n001",))
     decision = decide(request, make_view({"r01": [8, 8]}))
-    assert not still_holds(request, decision, make_view({"r01": [8]}))
+    assert not is_still_valid(request, decision, make_view({"r01": [8]}))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fleetcast.models.demand.rows import DemandRow
-from fleetcast.schedulers.bands import BandRule, step_levels
+from fleetcast.schedulers.bands import BandRule, compute_next_levels
 from fleetcast.schedulers.weather import DemandKey, Domains, JobOutlook, Load, Outlook, StartOutlook, Weather
 
 NOW_MS = 1_760_000_000_000
@@ -39,7 +39,7 @@ def outlook(risk: dict[str, float], free: int = 8, **more: object) -> Outlook:
     values = {
         "rows": {name: row for row, name in enumerate(risk)},
         "risk": np.stack([hour + 0.1 * step for step in range(4)]),
-        "level": step_levels(np.zeros(n, np.int8), hour, BandRule()),
+        "level": compute_next_levels(np.zeros(n, np.int8), hour, BandRule()),
         "state": np.zeros(n, np.int8),
         "gpus": np.full(n, 8),
         "free": np.full(n, free),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetcast.schedulers.bands import LEVELS, BandRule, Bands, step_levels, within_share
+from fleetcast.schedulers.bands import LEVELS, BandRule, Bands, compute_next_levels, limit_high_share
 
 RULE = BandRule(elevated=0.1, high=0.5, leave_ratio=0.7)
 
@@ -62,7 +62,7 @@ def test_each_pool_has_its_share_and_one_node_may_always_be_high() -> None:
 def test_the_share_only_takes_high_ones_down(rows: list[tuple[int, int, float]], share: float, pools: int) -> None:
     levels, held, scores = (np.array(column) for column in zip(*rows, strict=True))
     pool = np.arange(len(rows)) % pools
-    allowed = within_share(levels, held, scores, pool, share)
+    allowed = limit_high_share(levels, held, scores, pool, share)
     assert set(levels[allowed != levels]) <= {2}
     assert set(allowed[allowed != levels]) <= {1}
     for number in range(pools):
@@ -74,6 +74,6 @@ def test_noise_at_the_edge_of_a_band_changes_it_once_at_most(level: int) -> None
     held = np.array([level], np.int8)
     went = []
     for step in range(20):
-        held = step_levels(held, np.array([RULE.high + (0.01 if step % 2 else -0.01)]), RULE)
+        held = compute_next_levels(held, np.array([RULE.high + (0.01 if step % 2 else -0.01)]), RULE)
         went.append(int(held[0]))
     assert sum(a != b for a, b in itertools.pairwise(went)) <= 1

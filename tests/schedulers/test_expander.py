@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.errors import RequestError
 from fleetcast.schedulers.adapter import NotKnown
-from fleetcast.schedulers.expander import LABEL, ExpanderAdapter, GroupOption, best, pool_risks
+from fleetcast.schedulers.expander import LABEL, ExpanderAdapter, GroupOption, best, compute_pool_risks
 from fleetcast.schedulers.weather import Weather
 from tests.fuzz.bounds import examples
 from tests.schedulers.small_fleet import NOW_MS, outlook, weather
@@ -52,7 +52,7 @@ def test_a_group_of_which_nothing_is_known_stays() -> None:
 def test_the_risk_of_a_pool_is_the_mean_of_its_nodes_within_a_day() -> None:
     risk = {"n1": 0.1, "n2": 0.3, "n3": np.nan, "n4": np.nan, "n5": 0.9}
     nodes = outlook(risk, pool=np.array([0, 0, 0, 1, -1]), pools=("a", "b"))
-    assert pool_risks(nodes) == {"a": pytest.approx(0.2 + DAY_ADDS)}
+    assert compute_pool_risks(nodes) == {"a": pytest.approx(0.2 + DAY_ADDS)}
 
 
 def ask(given_weather: Weather, *groups: str) -> list[str]:

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.errors import RequestError, UnknownEntity
 from fleetcast.schedulers.adapter import NotKnown
-from fleetcast.schedulers.external_metrics import METRIC, VERSION, ExternalMetrics, api_resources, quantity, selected
+from fleetcast.schedulers.external_metrics import (
+    METRIC,
+    VERSION,
+    ExternalMetrics,
+    add_selector_defaults,
+    make_api_resource_list,
+    quantity,
+)
 from tests.schedulers.small_demand import small_demand
 from tests.schedulers.small_fleet import weather
 
@@ -81,7 +88,7 @@ def test_a_selector_that_means_no_number_is_refused_with_what_is_expected(select
 def test_requests_are_those_of_served_models_unless_the_selector_says_otherwise() -> None:
     short = "queue=serve,group=llama-70b,target=request_rate,horizon_s=300"
     assert asked(short) == asked(LLAMA + ",horizon_s=300")
-    assert (selected("")["class"], selected("target=wanted")["class"]) == ("all", "all")
+    assert (add_selector_defaults("")["class"], add_selector_defaults("target=wanted")["class"]) == ("all", "all")
     with pytest.raises(UnknownEntity, match="class 'all'"):
         asked(f"{short},class=all")
 
@@ -110,12 +117,12 @@ def test_a_quantity_is_never_less_than_the_value_and_at_most_a_thousandth_more(v
 @given(st.text(max_size=40))
 def test_any_text_is_a_selector_or_is_refused(text: str) -> None:
     with contextlib.suppress(RequestError):
-        assert set(selected(text)) == set(selected(""))
+        assert set(add_selector_defaults(text)) == set(add_selector_defaults(""))
 
 
 @given(
     st.sampled_from([METRIC, "other", "", "ünï/\0"]),
-    st.lists(st.tuples(st.sampled_from([*selected(""), "app"]), st.text(max_size=6)), max_size=4),
+    st.lists(st.tuples(st.sampled_from([*add_selector_defaults(""), "app"]), st.text(max_size=6)), max_size=4),
 )
 def test_whatever_is_asked_there_is_a_number_or_a_refusal(metric: str, labels: list[tuple[str, str]]) -> None:
     with contextlib.suppress(RequestError, UnknownEntity, NotKnown):
@@ -124,4 +131,4 @@ def test_whatever_is_asked_there_is_a_number_or_a_refusal(metric: str, labels: l
 
 
 def test_nobody_can_list_watch_or_delete_through_it() -> None:
-    assert [row["verbs"] for row in api_resources()["resources"]] == [["get"]]
+    assert [row["verbs"] for row in make_api_resource_list()["resources"]] == [["get"]]

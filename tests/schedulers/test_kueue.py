@@ -20,7 +20,7 @@ from fleetcast.schedulers.kueue import (
 )
 from fleetcast.schedulers.nodes import THEIRS
 from fleetcast.schedulers.safe_room import SafeRoom, SafeRooms
-from fleetcast.schedulers.topology import TopologyLabels, label_value
+from fleetcast.schedulers.topology import TopologyLabels, make_label_value
 from fleetcast.schedulers.weather import Outlook, StartOutlook, Weather
 from tests.schedulers.small_fleet import NOW_MS, domains, outlook
 
@@ -153,7 +153,7 @@ def test_labels_say_where_a_node_stands() -> None:
     nodes = outlook(RISKS, domains=domains(block=["row 1/b1", "b1", "b2", ""]))
     found = {(one.key, one.field): one.value for one in TopologyLabels().wishes(at(nodes), seen)}
     assert found == {
-        ("a", "label fleetcast.io/block"): label_value("row 1/b1"),
+        ("a", "label fleetcast.io/block"): make_label_value("row 1/b1"),
         ("b", "label fleetcast.io/block"): "b1",
         ("d", "label fleetcast.io/block"): None,
     }
@@ -164,7 +164,7 @@ def test_labels_say_where_a_node_stands() -> None:
 
 def test_no_two_names_become_one_label() -> None:
     long = "r" * 70
-    values = [label_value(name) for name in ("a b", "a/b", "a-b", "-a-b-", long, long + "x", "///", "é")]
+    values = [make_label_value(name) for name in ("a b", "a/b", "a-b", "-a-b-", long, long + "x", "///", "é")]
     assert len(set(values)) == len(values)
     for value in values:
         assert 0 < len(value) <= 63

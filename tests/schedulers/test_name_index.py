@@ -69,6 +69,6 @@ def test_pieces_are_put_together_as_json(values: list[str], picks: list[int]) ->
 
 def test_numbers_are_written_into_copies() -> None:
     pieces = Pieces([b'{"n":  }', b'{"n":  ,"a":1}'])
-    numbered = pieces.with_numbers(np.array([7, 42]), len('{"n":'))
+    numbered = pieces.replace_numbers(np.array([7, 42]), len('{"n":'))
     assert json.loads(numbered.join(np.array([1, 0, 1]))) == [{"n": 42, "a": 1}, {"n": 7}, {"n": 42, "a": 1}]
-    assert json.loads(pieces.with_numbers(np.array([0, 10]), 5).join(np.array([0, 1])))[1]["n"] == 10
+    assert json.loads(pieces.replace_numbers(np.array([0, 10]), 5).join(np.array([0, 1])))[1]["n"] == 10

@@ -15,7 +15,7 @@ import pytest
 
 from fleetcast.fleet.events import PhaseName, StepParts
 from fleetcast.ingest.inbox.event_body import decode_body
-from fleetcast.ingest.lifecycle import first_of_rank
+from fleetcast.ingest.lifecycle import compute_first_sequence
 from tests.sdk.conftest import SDK
 from tests.sdk.door import Door, opened
 
@@ -126,11 +126,11 @@ def test_a_process_that_begins_later_counts_above_an_earlier_one() -> None:
     first, later = (identity_of({}, "a", rank=5, now_s=SINCE_S + seconds) for seconds in (1000.0, 1060.0))
     assert first is not None
     assert later is not None
-    assert first.first == first_of_rank(5) + 1000 * A_SECOND
+    assert first.first == compute_first_sequence(5) + 1000 * A_SECOND
     assert later.first - first.first == 60 * A_SECOND
     last = identity_of({}, "a", rank=10**9)
     assert last is not None
-    assert last.first < first_of_rank(MOST_RANKS) <= 2**53
+    assert last.first < compute_first_sequence(MOST_RANKS) <= 2**53
 
 
 def test_what_the_service_cannot_take_now_is_sent_again_as_it_was(door: Door) -> None:

@@ -19,7 +19,7 @@ from fleetcast.models.demand.rows import DemandRow
 from fleetcast.service.api.routes import demand_examples
 from fleetcast.service.board.board import BoardWriter, Section
 from fleetcast.service.config import ApiConfig, Config, PlacerConfig
-from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
 from fleetcast.service.pipeline.publish import pieces
 
 NOW_MS = 1_760_000_000_000
@@ -130,7 +130,7 @@ def sections(as_of_ms: int = NOW_MS) -> list[Section]:
     parts |= {name: json.dumps(value).encode() for name, value in documents().items()}
     rows = [demand_row("all", "running"), demand_row("all", "queued"), demand_row("train", "running")]
     record = {"all|running": {"history": [[NOW_MS, 8.0]], "forecast": [], "old": []}}
-    demand = demand_sections(rows, record, demand_examples.MODEL["rows"], as_of_ms)
+    demand = make_demand_sections(rows, record, demand_examples.MODEL["rows"], as_of_ms)
     return demand + [
         Section(name, data, as_of_ms, "rules" if name == "answers.risk" else "") for name, data in parts.items()
     ]

@@ -18,7 +18,7 @@ from typing import Any
 from fleetcast.fleet.clock import SystemClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import NodeEvent, Step
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.source import Batch, Source
@@ -28,7 +28,7 @@ from fleetcast.service.pipeline.pipeline import Pipeline
 BATCHES = 900
 STEP_MS = 15_000
 NODES = ("n1", "n2")
-METRICS = tuple(metric_row(EntityKind.GPU, name) for name in ("xid", "clock_event_reasons", "energy_j"))
+METRICS = tuple(find_metric_row(EntityKind.GPU, name) for name in ("xid", "clock_event_reasons", "energy_j"))
 Sample = tuple[int, int, int, float]  # metric, GPU, time, value
 
 

@@ -15,9 +15,9 @@ import tomli_w
 
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.service.board.board import Section
-from fleetcast.service.pipeline.demand.metrics import parts_page
-from fleetcast.service.pipeline.demand.sections import demand_sections
-from fleetcast.service.pipeline.fleet_metrics import demand_page
+from fleetcast.service.pipeline.demand.metrics import make_parts_page
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
+from fleetcast.service.pipeline.fleet_metrics import make_demand_page
 from tests.ports import free_ports
 from tests.service.api_world import publish
 from tests.service.certificate_files import Authority, Pair
@@ -50,9 +50,9 @@ class DemandBoard:
             if not self._held.is_set():
                 now_ms = _now_ms()
                 rows = [row for pool, value in list(self.values.items()) for row in _rows(pool, value, now_ms)]
-                page = Section("metrics.fleet", demand_page(rows) + parts_page(rows), now_ms)
+                page = Section("metrics.fleet", make_demand_page(rows) + make_parts_page(rows), now_ms)
                 for writer in self._writers:
-                    writer.publish([*demand_sections(rows, {}, [], now_ms), page], now_ms)
+                    writer.publish([*make_demand_sections(rows, {}, [], now_ms), page], now_ms)
 
     def stop(self) -> None:
         self._over.set()

@@ -18,12 +18,12 @@ from fleetcast.models.demand.rows import DemandRow
 from fleetcast.service.api.grpc_door import serve_grpc
 from fleetcast.service.api.role import limits_of
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.wiring import context_of
+from fleetcast.service.api.wiring import make_api_context
 from fleetcast.service.board.board import BoardWriter, Section
 from fleetcast.service.config import ApiConfig, Config
 from fleetcast.service.http.access import Access
 from fleetcast.service.http.connection_pool import ConnectionPool
-from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
 from tests.ports import free_port
 
 NOW_MS = 1_760_000_000_000
@@ -54,7 +54,7 @@ def demand_sections_of(value: float, issued_ms: int = NOW_MS) -> list[Section]:
         values=[[value / 2] * 2, [value] * 2],
         record=None,
     )
-    return demand_sections([row], {}, [], issued_ms)
+    return make_demand_sections([row], {}, [], issued_ms)
 
 
 def node_sections(as_of_ms: int) -> list[Section]:
@@ -126,7 +126,7 @@ async def refusal(asked: Any) -> tuple[grpc.StatusCode, str]:
 async def grpc_world(folder: Path, access: Access | None = None, **api: Any) -> AsyncIterator[GrpcWorld]:
     clock, port = ManualClock(NOW_MS), free_port()
     config = Config(state=str(folder), api=msgspec.structs.replace(ApiConfig(), grpc_port=port, **api))
-    context = context_of(config, clock, access or Access())
+    context = make_api_context(config, clock, access or Access())
     context.cache._hold_s = 0.0
     pool = ConnectionPool(limits_of(config.api))
     async with serve_grpc(context, pool, None), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -96,7 +96,7 @@ class PromiseWorld:
 
     def state(self, job: str) -> IntentState | None:
         self.placer.observed()
-        return self.placer.ledger.intent_state(f"r-{job}")
+        return self.placer.ledger.read_intent_state(f"r-{job}")
 
     def send(self, *events: dict[str, Any], caller: str = "ada") -> httpx.Response:
         assert self.api is not None

@@ -8,7 +8,7 @@ import numpy as np
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Started, Submitted
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import NodeSpec, Topology
@@ -59,7 +59,7 @@ def readings(entities: Entities, time_ms: int, memory_gib: float, power_w: float
     """All eight GPUs of n1 use as much."""
     names = {"fb_used_bytes": memory_gib * GIB, "power_w": power_w}
     rows = [
-        (metric_row(EntityKind.GPU, name), entities.of_node(EntityKind.GPU, "n1", index), time_ms, value)
+        (find_metric_row(EntityKind.GPU, name), entities.of_node(EntityKind.GPU, "n1", index), time_ms, value)
         for name, value in names.items()
         for index in range(8)
     ]

@@ -12,7 +12,7 @@ from fleetcast.service import adapter_writer, adapters
 from fleetcast.service.adapter_records import AdapterRecords, AdaptersStatus
 from fleetcast.service.adapter_writer import ChangeLimit
 from fleetcast.service.adapters import AdapterHost
-from fleetcast.service.api.adapter_metrics import adapters_page
+from fleetcast.service.api.adapter_metrics import make_adapters_page
 from fleetcast.service.config import AdapterConfig, AdaptersConfig
 from fleetcast.service.doors import open_doors
 from tests.service.adapters_world import DOORS, PORT, World
@@ -157,7 +157,7 @@ def test_withdrawals_and_first_marks_are_free() -> None:
     for _ in range(2):
         due = limit.within(wishes, frozenset("acd"), 0)
         assert [write.key for write in due] == ["a", "b", "d"], "what was not made counts for nothing"
-    limit.spend(due, 0)
+    limit.count_limited_writes(due, 0)
     assert [write.key for write in limit.within(wishes, frozenset("acd"), 59_999)] == ["a", "b"]
     assert [write.key for write in limit.within(wishes, frozenset("acd"), 60_000)] == ["a", "b", "d"]
 
@@ -195,13 +195,13 @@ def test_the_page_of_metrics(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.step(0.9, 0.0)
     world.clock.advance(5.0)
-    page = adapters_page(world.host.status(), world.clock.now_ms())
+    page = make_adapters_page(world.host.status(), world.clock.now_ms())
     assert 'fleetcast_adapter_writes_total{adapter="memory"} 2.0' in page
     assert 'fleetcast_adapter_seen_age_seconds{adapter="memory"} 5.0' in page
     assert 'fleetcast_adapter_withdrawn{adapter="memory"} 0.0' in page
     assert 'fleetcast_adapter_held_back{adapter="memory"} 0.0' in page
     assert 'fleetcast_adapter_marked{adapter="memory"} 2.0' in page
-    assert adapters_page(AdaptersStatus(), 0) == ""
+    assert make_adapters_page(AdaptersStatus(), 0) == ""
 
 
 def test_a_status_that_cannot_be_read_is_none(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetcast.service.board.board import BoardReader, BoardWriter, Section
-from fleetcast.service.weather import job_outlooks
+from fleetcast.service.weather import read_job_outlooks
 
 ROW = {
     **{"job": "7", "attempt": 1, "state": "running", "class": "training", "user": "ada", "queue": "train", "gpus": 8},
@@ -34,6 +34,6 @@ def test_a_job_has_the_name_and_the_limit_of_its_submission(tmp_path: Path) -> N
     BoardWriter(tmp_path / "board").publish(sections, now_ms)
     board = BoardReader(tmp_path / "board").latest()
     assert board is not None
-    jobs = job_outlooks(board)
+    jobs = read_job_outlooks(board)
     assert (jobs["7"].name, jobs["7"].limit_s) == ("train", 7200.0)
     assert (jobs["8"].name, jobs["8"].limit_s) == ("", None)

@@ -18,9 +18,9 @@ from fleetcast.schedulers.weather import DemandKey, StartOutlook
 from fleetcast.service import start_times_link
 from fleetcast.service.board.board import BoardReader, BoardWriter, Section
 from fleetcast.service.config import Config, PlacerConfig
-from fleetcast.service.pipeline.demand.sections import demand_sections
-from fleetcast.service.start_times_link import StartTimesLink, start_outlooks
-from fleetcast.service.weather import WeatherStation, rule_of
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
+from fleetcast.service.start_times_link import StartTimesLink, decode_start_outlooks
+from fleetcast.service.weather import WeatherStation, make_band_rule
 from tests.service.runs_world import NOW_MS, batch, began, board_of, came, past, pipeline_in
 
 ROW = DemandRow(
@@ -47,12 +47,12 @@ QUEUE = {
 
 def station(folder: Path, now_ms: int = NOW_MS) -> WeatherStation:
     config = Config(state=str(folder))
-    return WeatherStation(config, ManualClock(now_ms), Bands(rule_of(config.adapters, shared=False)))
+    return WeatherStation(config, ManualClock(now_ms), Bands(make_band_rule(config.adapters, shared=False)))
 
 
 def test_a_forecast_of_demand_is_found_by_its_key(tmp_path: Path) -> None:
     writer = BoardWriter(Config(state=str(tmp_path)).board)
-    writer.publish(demand_sections([ROW], {}, [], NOW_MS), NOW_MS)
+    writer.publish(make_demand_sections([ROW], {}, [], NOW_MS), NOW_MS)
     weather = station(tmp_path).fresh(BoardReader(Config(state=str(tmp_path)).board).latest())
     assert weather is not None
     assert weather.demand is not None
@@ -70,7 +70,7 @@ def test_a_board_without_forecasts_has_no_demand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("age_s", "known"), [(659, True), (661, False)])
 def test_forecasts_that_are_much_older_than_the_board_are_none(tmp_path: Path, age_s: int, known: bool) -> None:
-    old = demand_sections([ROW], {}, [], NOW_MS - 1000 * age_s)
+    old = make_demand_sections([ROW], {}, [], NOW_MS - 1000 * age_s)
     BoardWriter(Config(state=str(tmp_path)).board).publish(old, NOW_MS)
     weather = station(tmp_path).fresh(BoardReader(Config(state=str(tmp_path)).board).latest())
     assert weather is not None
@@ -115,7 +115,7 @@ def test_jobs_have_their_nodes_times_and_last_checkpoint(tmp_path: Path) -> None
 
 
 def test_start_times_are_found_by_request_and_by_job() -> None:
-    starts = start_outlooks(json.dumps(QUEUE).encode())
+    starts = decode_start_outlooks(json.dumps(QUEUE).encode())
     assert starts["r1"] == starts["train-1"] == StartOutlook(None, 5, 9, 1, "no room")
     assert starts["r2"] == StartOutlook(None, None, None, 2, "behind r1")
 

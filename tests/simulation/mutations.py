@@ -89,7 +89,7 @@ def _commits_seldom(self: LedgerFile) -> Iterator[None]:
         return
     self._writing = True
     try:
-        with self._trusted():
+        with self._translate_errors():
             if not self._db.in_transaction:
                 self._db.execute("BEGIN IMMEDIATE")
             yield

@@ -17,7 +17,7 @@ from fleetcast.ingest.archive.archive import BYTES_AN_EVENT
 from fleetcast.ingest.inbox.event_body import decode_body
 from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
 from fleetcast.service.api.routes.events import accept
-from fleetcast.service.api.wiring import context_of, remember
+from fleetcast.service.api.wiring import make_api_context, remember
 from fleetcast.service.board.board import BoardReader
 from fleetcast.service.config import ApiConfig, ArchiveConfig, Config, LimitsConfig, PipelineConfig, PlacerConfig
 from fleetcast.service.http.access import load_access
@@ -135,7 +135,7 @@ class Api(Process):
     role = "api"
 
     def start(self) -> None:
-        self.context = context_of(self.config, self.world.clock, load_access(HERE))
+        self.context = make_api_context(self.config, self.world.clock, load_access(HERE))
         self.reader = BoardReader(self.config.board)
         self.spawn(self._open())
 
@@ -189,12 +189,12 @@ class PipelineProcess(Process):
         pipeline = self.pipeline
         assert pipeline.archive_writer.archive is not None
         self.archive = pipeline.archive_writer.archive
-        self.spawn(pipeline._pump(pipeline.sources[0]))
+        self.spawn(pipeline._fold_source_batches(pipeline.sources[0]))
         self.spawn(pipeline._tick_forever())
         self.spawn(pipeline.time.beat_forever())
         self.spawn(pipeline._snapshot_forever())
         self.spawn(pipeline.archive_writer.flush_forever())
-        self.spawn(pipeline.archive_writer.tidy_forever())
+        self.spawn(pipeline.archive_writer.compact_archive_forever())
 
 
 ROLES: tuple[type[Process], ...] = (Api, Placer, PipelineProcess)

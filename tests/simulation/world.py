@@ -159,7 +159,7 @@ class World:
         if isinstance(process, Placer) and process.service.ledger.version != process.version:
             process.version = process.service.ledger.version
             self._look_at_expired(process)
-            self.oracle.promised(process.service.ledger.active_intents(), self.now_ms, self.steady_ms)
+            self.oracle.promised(process.service.ledger.list_active_intents(), self.now_ms, self.steady_ms)
         elif isinstance(process, PipelineProcess) and process.ticks != process.pipeline.metrics.ticks:
             process.ticks = process.pipeline.metrics.ticks
             self.counts["ticks"] += 1
@@ -170,9 +170,9 @@ class World:
 
     def _look_at_expired(self, placer: Placer) -> None:
         ledger = placer.service.ledger
-        active = {intent.request_id for intent in ledger.active_intents()}
+        active = {intent.request_id for intent in ledger.list_active_intents()}
         for request_id in self._active - active:
-            if ledger.intent_state(request_id) is IntentState.EXPIRED:
+            if ledger.read_intent_state(request_id) is IntentState.EXPIRED:
                 self.counts["expired"] += 1
                 times = self.now_ms, self.steady_ms, round(EXPIRES_S * 1000), round(PAUSE_S * 1000)
                 self.oracle.expired(request_id, *times)

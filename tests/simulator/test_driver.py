@@ -22,7 +22,7 @@ from fleetcast.simulator.faults.faults import FaultPlan
 from fleetcast.simulator.hardware.workload import WorkloadProfile
 from fleetcast.simulator.live_job import STEP_EVERY_MS, LiveJob
 from fleetcast.simulator.outbox import Outbox, ProductApi
-from fleetcast.simulator.story import Story, culprit_of, flag_of
+from fleetcast.simulator.story import Story, describe_culprit, describe_flag
 
 PROFILE = WorkloadProfile("sharded", 600.0, 1.0, 0.7, 0.4, 0.4, step_s=2.0, checkpoint_s=10.0)
 START_MS = 1_000_000_000_000
@@ -186,7 +186,7 @@ def play(
         await server.start_server()
         async with aiohttp.ClientSession() as session:
             stage = Stage(product, ProductApi(session, str(server.make_url("/"))), replay, list(arrivals))
-            stage.driver.start_ongoing()
+            stage.driver.start_ongoing_jobs()
             task = asyncio.create_task(stage.driver.run())
             if live:
                 await asyncio.wait_for(stage.driver.live.wait(), 60)
@@ -415,7 +415,7 @@ def test_the_story_throttles_a_node_and_sends_the_next_gang(tmp_path):
         await stage.drained()
         product.place("story-gang", ("n2", 8), ("n3", 8), sentence="placed 2 x 8 GPUs; avoided n1")
         await asyncio.wait_for(task, 60)
-        assert faults.faulty_nodes() == {"n1"}
+        assert faults.list_faulty_nodes() == {"n1"}
 
     play(scene, product=product, ongoing=ongoing)
     lines = [msgspec.json.decode(line) for line in (tmp_path / "story.jsonl").read_bytes().splitlines()]
@@ -429,9 +429,9 @@ def test_the_story_throttles_a_node_and_sends_the_next_gang(tmp_path):
 
 
 def test_only_an_acted_on_node_counts_as_flagged_and_nobody_is_no_culprit():
-    assert flag_of(None) == ""
-    assert flag_of({"action": {"code": "watch", "sentence": "watch it"}, "reasons": []}) == ""
-    assert flag_of({"action": {"code": "drain_now", "sentence": "drain it"}, "reasons": []}) == "drain it"
+    assert describe_flag(None) == ""
+    assert describe_flag({"action": {"code": "watch", "sentence": "watch it"}, "reasons": []}) == ""
+    assert describe_flag({"action": {"code": "drain_now", "sentence": "drain it"}, "reasons": []}) == "drain it"
     slow = {"slow": True, "culprit": {"kind": "nobody", "name": ""}, "sentence": "all are slow"}
-    assert culprit_of(slow) == ""
-    assert culprit_of(slow | {"culprit": {"kind": "worker", "name": "n1"}}) == "all are slow"
+    assert describe_culprit(slow) == ""
+    assert describe_culprit(slow | {"culprit": {"kind": "worker", "name": "n1"}}) == "all are slow"

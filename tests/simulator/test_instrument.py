@@ -18,9 +18,9 @@ from fleetcast.simulator.faults.fault_file import (
     FaultFile,
     FleetTable,
     JobsTable,
+    format_fault_file,
     parse_fault_file,
     read_fault_file,
-    to_toml,
 )
 from fleetcast.simulator.faults.magnitudes import DECOY_KINDS, FAULT_KINDS
 from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
@@ -175,7 +175,7 @@ def test_a_fleet_that_nobody_uses_tells_of_no_jobs_and_still_breaks(tmp_path: Pa
 
 
 def test_the_printed_settings_read_back_as_they_were() -> None:
-    assert parse_fault_file(to_toml(SMALL)) == SMALL
+    assert parse_fault_file(format_fault_file(SMALL)) == SMALL
     assert parse_fault_file("") == FaultFile()
 
 

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from fleetcast.fleet.clock import ScaledClock
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.ingest.topology.load import load_topology
-from fleetcast.simulator.days.traces import DEFAULT_AT, parse_time_ms, shifted_start_ms
+from fleetcast.simulator.days.traces import DEFAULT_AT, parse_time_ms, shift_start_ms
 from fleetcast.simulator.faults.faults import DEMO
 from fleetcast.simulator.hardware.cluster import FleetSpec
 from fleetcast.simulator.run import SimulationOptions, load_fault_settings, run_simulation
@@ -22,7 +22,7 @@ from fleetcast.simulator.run import SimulationOptions, load_fault_settings, run_
 
 def options(out: Path, api: str, **more: object) -> SimulationOptions:
     wall_ms = time.time_ns() // 1_000_000
-    clock = ScaledClock(shifted_start_ms(parse_time_ms(DEFAULT_AT), wall_ms), wall_ms, 15.0)
+    clock = ScaledClock(shift_start_ms(parse_time_ms(DEFAULT_AT), wall_ms), wall_ms, 15.0)
     given = {"story": False, "spec": FleetSpec(nodes=4), "weeks": 1} | more
     return SimulationOptions(out, api, clock, Path("/nowhere"), **given)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ import numpy as np
 from fleetcast.fleet.errors import FleetcastError
 from fleetcast.models.forecast import Forecaster
 from fleetcast.models.versions.card import GateVerdict, TargetVerdict
-from fleetcast.training.fits.fan_out import map_jobs
+from fleetcast.training.fits.fan_out import map_items
 from fleetcast.training.reports.contests import MAIN, Comparison, contests, words_of
 from fleetcast.training.reports.results import ResultRow, Results
 from fleetcast.training.sets.demand_sets import DemandSet, capped
@@ -44,7 +44,7 @@ class BacktestWindow:
     own: tuple[Forecaster, ...] = ()
 
 
-def demand_windows(
+def make_demand_windows(
     sets: Sequence[DemandSet],
     count: int,
     seed: int = 0,
@@ -62,7 +62,7 @@ def demand_windows(
     return [window for window in parts if window.demand]
 
 
-def duration_windows(
+def make_duration_windows(
     tables: Sequence[tuple[str, HistoryJobs]], count: int, seed: int = 0, share: float = SHARE
 ) -> list[BacktestWindow]:
     """Return windows over the last share of each history's submissions."""
@@ -99,15 +99,15 @@ def backtest(
     if not windows:
         raise FleetcastError("too little history for a back-test: no window has something before and something in it")
     judge = {"demand": judge_demand, "duration": judge_duration}[task]
-    return merged(task, map_jobs(judge, windows, address, say, processes))
+    return merged(task, map_items(judge, windows, address, say, processes))
 
 
 def judge_demand(window: BacktestWindow) -> Results:
     """Fit on what came before the window, and evaluate on the window."""
-    from fleetcast.training.judges.demand import Models, add, judged_origins
+    from fleetcast.training.judges.demand import Models, add, draw_judged_origins
 
     results = Results("demand")
-    sets = [one for one in window.demand if len(judged_origins(one, window.seed))]
+    sets = [one for one in window.demand if len(draw_judged_origins(one, window.seed))]
     known = [DemandSet(one.dataset, one.panel.until(one.train_bins), one.train_bins) for one in sets]
     models = Models.fit(known, sets, window.seed, _print_nothing, windows=1)
     for one in sets:
@@ -173,10 +173,12 @@ def verdict(task: str, results: Results) -> GateVerdict | None:
     found = [one for one in contests(results.rows, (metric,)) if one.ours.value and one.rival.value]
     if not found:
         return None
-    targets = _target_verdicts(found, metric) if task == "demand" else ()
+    targets = _judge_targets(found, metric) if task == "demand" else ()
     won = {one.target for one in targets if one.won}
     judged = [one for one in found if one.ours.target in won] if won else found
-    ours, rival = (_geometric_mean(rows) for rows in ([one.ours for one in judged], [one.rival for one in judged]))
+    ours, rival = (
+        _compute_geometric_mean(rows) for rows in ([one.ours for one in judged], [one.rival for one in judged])
+    )
     ratio = ours / rival
     names = [one.rival.method for one in judged]
     most = max(dict.fromkeys(names), key=names.count)
@@ -192,7 +194,7 @@ def verdict(task: str, results: Results) -> GateVerdict | None:
     return GateVerdict(is_won, sentence, metric, most, ours, rival, sum(one.ours.n for one in judged), targets)
 
 
-def _target_verdicts(found: Sequence[Comparison], metric: str) -> tuple[TargetVerdict, ...]:
+def _judge_targets(found: Sequence[Comparison], metric: str) -> tuple[TargetVerdict, ...]:
     """Return a verdict for each target.
 
     A target wins if it wins in geometric mean, and none of its numbers is worse beyond its interval.
@@ -202,7 +204,9 @@ def _target_verdicts(found: Sequence[Comparison], metric: str) -> tuple[TargetVe
         groups.setdefault(one.ours.target, []).append(one)
     verdicts = []
     for target, rows in groups.items():
-        ratio = _geometric_mean([one.ours for one in rows]) / _geometric_mean([one.rival for one in rows])
+        ratio = _compute_geometric_mean([one.ours for one in rows]) / _compute_geometric_mean(
+            [one.rival for one in rows]
+        )
         worse = [one for one in rows if one.ours.low is not None and one.ours.low > (one.rival.value or 0.0)]
         why = ""
         if worse:
@@ -215,5 +219,5 @@ def _target_verdicts(found: Sequence[Comparison], metric: str) -> tuple[TargetVe
     return tuple(verdicts)
 
 
-def _geometric_mean(rows: Sequence[ResultRow]) -> float:
+def _compute_geometric_mean(rows: Sequence[ResultRow]) -> float:
     return exp(sum(log(row.value or 1.0) for row in rows) / len(rows))

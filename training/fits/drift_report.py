@@ -49,7 +49,7 @@ class FeatureDrift:
         return [row for row in self.rows if row.verdict == "too_few"]
 
 
-def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]:
+def measure_demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]:
     """Return the drift of each set and target between forecasts issued before and after a moment.
 
     The forecasts are those of an hour ahead.
@@ -70,7 +70,7 @@ def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]
     return _some(found, since_ms, newest_ms)
 
 
-def duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> list[FeatureDrift]:
+def measure_duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> list[FeatureDrift]:
     """Return the drift of each history between jobs submitted before and after a moment."""
     from fleetcast.features.past_runs import FEATURES
     from fleetcast.training.sets.duration_rows import replay
@@ -119,7 +119,7 @@ def _some(found: list[FeatureDrift], since_ms: int, newest_ms: int) -> list[Feat
     raise FleetcastError(f"nothing to compare: the history begins after {since}, and ends at {newest}; say --since")
 
 
-def drift_html(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, str]) -> str:
+def render_drift_page(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, str]) -> str:
     """Return a page with the reasons for a new fit, and the features of each target that moved most.
 
     It includes plots of their distributions.
@@ -155,11 +155,11 @@ def _plot_drifted_features(one: FeatureDrift) -> Iterator[str]:
     for row in one.rows[:PLOTTED]:
         column = one.features.index(row.feature)
         yield panel(
-            _distributions_svg(one.before[..., column], one.now[..., column], f"{one.name} {row.feature}"), row.feature
+            _draw_distributions(one.before[..., column], one.now[..., column], f"{one.name} {row.feature}"), row.feature
         )
 
 
-def _distributions_svg(before: Array, now: Array, label: str) -> str:
+def _draw_distributions(before: Array, now: Array, label: str) -> str:
     """Draw the two distribution functions. The largest gap between them is the KS statistic."""
     from fleetcast.training.reports.plots import OURS_INK, SOFT, drawn
 

@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 CONNECT_S = 10.0
 
 
-def map_jobs(
+def map_items(
     function: Callable[[Item], Result],
     items: Sequence[Item],
     address: str | None = None,

@@ -15,7 +15,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from fleetcast.models.risk.hazard import FAULTS_PER_NODE_DAY
-from fleetcast.models.risk.node_risk import BASE_SHARE, KindFit, RiskFit, excess_hazard, no_history, probabilities
+from fleetcast.models.risk.node_risk import (
+    BASE_SHARE,
+    KindFit,
+    RiskFit,
+    compute_excess_hazard,
+    compute_published_hazard,
+    probabilities,
+)
 from fleetcast.models.risk.rules import RULES
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.training.replay.dataset import RiskRows
@@ -40,7 +47,7 @@ class Split:
     test: RiskRows
 
 
-def by_run(runs: Sequence[RiskRows]) -> Split:
+def split_by_run(runs: Sequence[RiskRows]) -> Split:
     """Split by whole runs, because moments of one run are alike. Raises ValueError for fewer than 3 runs.
 
     The last fifth is for the test, and the fifth before it calibrates.
@@ -67,16 +74,16 @@ def fit_risk(split: Split, notes: dict[str, Any]) -> RiskFit:
     return RiskFit(version=1, kinds=kinds, notes={**notes, **scores})
 
 
-def prevalence(kind: int) -> float:
+def estimate_prevalence(kind: int) -> float:
     """Return the share of node-hours of a real fleet in which a fault of this kind is active or begins."""
     begins = FAULTS_PER_NODE_DAY * HORIZON_S / 86_400
     return float((UNAVAILABLE + begins) * BASE_SHARE[kind])
 
 
-def weights_of(labels: NDArray[np.bool_], kind: int) -> Array:
+def compute_prevalence_weights(labels: NDArray[np.bool_], kind: int) -> Array:
     """Return (n,) weights that give the positives the prevalence of real fleets."""
     share = max(float(labels.mean()), 1e-9)
-    real = prevalence(kind)
+    real = estimate_prevalence(kind)
     return np.where(labels, real / share, (1 - real) / max(1 - share, 1e-9))
 
 
@@ -87,10 +94,10 @@ def fit_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
     """
     labels = rows.labels[kind]
     used = np.flatnonzero((rows.levels > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE)
-    coefficients, intercept = np.zeros(len(RULES)), float(np.log(prevalence(kind)))
+    coefficients, intercept = np.zeros(len(RULES)), float(np.log(estimate_prevalence(kind)))
     if len(used):
         model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
-        model.fit(rows.levels[:, used], labels, sample_weight=weights_of(labels, kind))
+        model.fit(rows.levels[:, used], labels, sample_weight=compute_prevalence_weights(labels, kind))
         coefficients[used], intercept = model.coef_[0], float(model.intercept_[0])
     x, y = calibrate(held_out, kind, intercept, coefficients)
     named = {RULES[row].name: round(float(coefficients[row]), 4) for row in used.tolist()}
@@ -107,7 +114,7 @@ def calibrate(
     raw = 1 / (1 + np.exp(-(intercept + rows.levels.astype(np.float64) @ coefficients)))
     labels = rows.labels[kind]
     isotonic = IsotonicRegression(y_min=0.0, y_max=LARGEST_P, out_of_bounds="clip")
-    isotonic.fit(raw, labels, sample_weight=weights_of(labels, kind))
+    isotonic.fit(raw, labels, sample_weight=compute_prevalence_weights(labels, kind))
     x, y = isotonic.X_thresholds_, isotonic.y_thresholds_
     if len(x) > MAX_POINTS:
         at = np.unique(np.linspace(0, len(x) - 1, MAX_POINTS).round().astype(int))
@@ -131,7 +138,7 @@ def predict(rows: RiskRows, fit: RiskFit | None) -> Array:
     """
     levels = rows.levels.astype(np.float64)
     known = np.ones(len(rows), bool)
-    return probabilities(excess_hazard(levels, fit), no_history(len(rows)), known)[:, 0, :]
+    return probabilities(compute_excess_hazard(levels, fit), compute_published_hazard(len(rows)), known)[:, 0, :]
 
 
 def _scores(p: Array, labels: NDArray[np.bool_]) -> dict[str, float | None]:

@@ -17,9 +17,9 @@ import numpy as np
 
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.models.forecast import Forecaster
-from fleetcast.models.versions.card import Card, FitSpan, calibration_of, metrics_of, versions_of
+from fleetcast.models.versions.card import Card, FitSpan, compute_calibration, metrics_of, read_package_versions
 from fleetcast.models.versions.registry import Registry
-from fleetcast.training.fits.backtest import backtest, demand_windows, duration_windows, verdict
+from fleetcast.training.fits.backtest import backtest, make_demand_windows, make_duration_windows, verdict
 from fleetcast.training.reports.card_page import card_html
 from fleetcast.training.reports.contests import pooled
 from fleetcast.training.reports.results import Results
@@ -93,7 +93,7 @@ def train(
     """
     if plan.kind == "demand":
         sets = inputs.read_panels()
-        windows = demand_windows(sets, plan.windows, plan.seed, own=plan.own)
+        windows = make_demand_windows(sets, plan.windows, plan.seed, own=plan.own)
     else:
         tables = inputs.read_jobs()
         if len(tables) > 1:
@@ -101,7 +101,7 @@ def train(
             raise ConfigError(
                 f"{len(tables)} job histories, each with users and a clock of its own ({names}): name one by --set"
             )
-        windows = duration_windows(tables, plan.windows, plan.seed)
+        windows = make_duration_windows(tables, plan.windows, plan.seed)
     say(f"1 of 2: judging on windows that are not fitted on: 0 of {len(windows)} done")
     results = backtest(plan.kind, windows, address=plan.address, processes=plan.processes, say=say)
     say("2 of 2: fitting on all of it")
@@ -130,9 +130,9 @@ def _card(fit: FitResult, plan: TrainingPlan, results: Results, now_ms: int) -> 
         features=fit.features,
         settings=fit.settings,
         metrics=metrics,
-        calibration=calibration_of(metrics),
+        calibration=compute_calibration(metrics),
         gate=verdict(plan.kind, results),
-        dependencies=versions_of(*DEPENDENCIES),
+        dependencies=read_package_versions(*DEPENDENCIES),
     )
 
 

@@ -49,7 +49,7 @@ class RunPools:
         runs doubles its age in half of the draws.
         """
         mixed = math.sqrt(SHARED) * common[:, None] + math.sqrt(1 - SHARED) * own
-        levels = 0.5 * (1 + _erf(mixed / math.sqrt(2)))
+        levels = 0.5 * (1 + _compute_error_function(mixed / math.sqrt(2)))
         known = self.known(kinds)
         if not len(known):
             known = np.log(np.array([60.0, max(limit_s, 61.0)]))
@@ -61,7 +61,7 @@ class RunPools:
         return np.asarray(np.clip(run_s, ages_s + 1, np.maximum(limit_s, ages_s + 1)))
 
 
-def _erf(x: Levels) -> Levels:
+def _compute_error_function(x: Levels) -> Levels:
     """Return the error function by Abramowitz and Stegun 7.1.26, accurate to 1.5e-7."""
     t = 1 / (1 + 0.3275911 * np.abs(x))
     tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))

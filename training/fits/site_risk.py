@@ -43,14 +43,14 @@ def _fit(days: SiteDays, until_ms: int, kind: str, span: int) -> HorizonFit:
     """Fit one kind and horizon on the features that are in use."""
     matured = np.flatnonzero(days.time_ms + span * DAY_MS <= until_ms)
     rows = days.take(matured[:: 1 + len(matured) // ROWS_AT_MOST])
-    used = used_features(rows)
+    used = choose_features(rows)
     intercept, weights = logistic(rows.columns[:, used].astype(np.float64), rows.labels(kind, span), PENALTY)
     names = [SITE_FEATURES[at] for at in used.tolist()]
     named = {name: round(float(weight), 5) for name, weight in zip(names, weights, strict=True)}
     return HorizonFit(round(intercept, 5), named)
 
 
-def used_features(rows: SiteDays) -> NDArray[np.intp]:
+def choose_features(rows: SiteDays) -> NDArray[np.intp]:
     """Return the columns of the past, and of the rules that are not hard and were raised often enough."""
     spoke = (rows.columns[:, len(PAST_FEATURES) :] > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE
     return np.flatnonzero(np.concatenate((np.ones(len(PAST_FEATURES), np.bool_), spoke & USABLE)))

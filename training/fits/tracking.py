@@ -27,7 +27,7 @@ BATCH_METRICS, BATCH_PARAMS, LONGEST_VALUE = 1000, 100, 500  # MLflow's own limi
 NO_NAME = re.compile(r"[^\w./ -]")
 
 
-def track_run(uri: str, card: Card, folder: Path) -> str:
+def log_version_to_mlflow(uri: str, card: Card, folder: Path) -> str:
     """Log a version to the experiment `fleetcast-KIND`, and return the run's id.
 
     Raises ConfigError without MLflow, and FleetcastError if MLflow does not accept the run.
@@ -76,7 +76,7 @@ def _log(client: Any, run: str, card: Card, folder: Path) -> None:
     from mlflow.entities import Metric as Logged
     from mlflow.entities import Param
 
-    params = [Param(NO_NAME.sub("_", name), value[:LONGEST_VALUE]) for name, value in params_of(card).items()]
+    params = [Param(NO_NAME.sub("_", name), value[:LONGEST_VALUE]) for name, value in make_mlflow_params(card).items()]
     metrics = [Logged(name, value, card.created_ms, 0) for name, value in metrics_of(card)]
     for first in range(0, len(params), BATCH_PARAMS):
         client.log_batch(run, params=params[first : first + BATCH_PARAMS])
@@ -90,7 +90,7 @@ def _tags(card: Card) -> dict[str, str]:
     return {"fleetcast.gate": card.state, "fleetcast.made_by": card.made_by, "mlflow.note.content": sentence}
 
 
-def params_of(card: Card) -> dict[str, str]:
+def make_mlflow_params(card: Card) -> dict[str, str]:
     """Return what the version was made from: seed, settings, data and packages."""
     return {
         "version": card.version,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.co_runs import CoRun, CoRuns, mean_loads
+from fleetcast.features.co_runs import CoRun, CoRuns, compute_mean_loads
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import FleetcastError
@@ -25,15 +25,15 @@ from fleetcast.ingest.archive.files import ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan
 from fleetcast.ingest.archive.source import ArchiveSource
 from fleetcast.models.jobs.co_run_fit import CoRunFit, PastCoRun
-from fleetcast.models.jobs.interference import LOADS, Pairs, gpu_prior, learn, predict
+from fleetcast.models.jobs.interference import LOADS, Pairs, compute_gpu_prior, learn, predict
 from fleetcast.models.risk.watch import FleetWatch
-from fleetcast.models.versions.card import Card, FitSpan, GateVerdict, metrics_of, versions_of
+from fleetcast.models.versions.card import Card, FitSpan, GateVerdict, metrics_of, read_package_versions
 from fleetcast.models.versions.registry import Registry
 from fleetcast.training.fits.backtest import WIN
 from fleetcast.training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
 from fleetcast.training.reports.card_page import card_html
 from fleetcast.training.reports.results import ResultRow, Results, interval
-from fleetcast.training.sites.archive_days import node_names, scrape_interval_s, span_of
+from fleetcast.training.sites.archive_days import measure_scrape_interval_s, node_names, span_of
 
 Say = Callable[[str], None]
 Array = NDArray[np.float64]
@@ -75,7 +75,7 @@ def read_co_runs(files: ArchiveFiles, end_ms: int, topology: Topology | None = N
 
 
 async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology) -> SiteCoRuns:
-    watch, co_runs = FleetWatch.of(topology, scrape_interval_s(files, span)), CoRuns()
+    watch, co_runs = FleetWatch.of(topology, measure_scrape_interval_s(files, span)), CoRuns()
     options = {"url": files.url, "from_ms": span.first_ms, "to_ms": span.end_ms, "step_ms": STEP_MS}
     source = ArchiveSource(watch.entities, ManualClock(span.end_ms), options)
     seen: dict[tuple[object, object], SeenCoRun] = {}
@@ -89,7 +89,7 @@ async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology) ->
         running = watch.fold.jobs.running()
         frame = watch.frames(topology, now_ms).gpu
         number, rows = _held(running, watch.entities)
-        loads = mean_loads(frame, number, rows, len(running))
+        loads = compute_mean_loads(frame, number, rows, len(running))
         co_runs.observe(running, co_runs.keys_of(running), (), loads, now_ms)
         for pair, row in co_runs.found.items():
             if pair not in seen or seen[pair].co_run != row:
@@ -117,7 +117,7 @@ def _load(co_runs: CoRuns, keys: tuple[int, int]) -> tuple[float, ...]:
     return next((co_runs.loads[key] for key in keys if key in co_runs.loads), UNKNOWN)
 
 
-def pairs_of(rows: Sequence[SeenCoRun]) -> tuple[Pairs, Array]:
+def make_training_pairs(rows: Sequence[SeenCoRun]) -> tuple[Pairs, Array]:
     """Return the inputs of the interference model for these co-runs, and their measured speeds."""
     predicted = [(row.load, row.partner_load, row.co_run.keys, row.co_run.partner_keys) for row in rows]
     return Pairs.of(predicted), np.array([row.co_run.speed for row in rows], np.float64)
@@ -125,10 +125,10 @@ def pairs_of(rows: Sequence[SeenCoRun]) -> tuple[Pairs, Array]:
 
 def errors(known: Sequence[SeenCoRun], later: Sequence[SeenCoRun]) -> Array:
     """Return (later,) the absolute errors of the speeds predicted from the known co-runs."""
-    past, speed = pairs_of(known[-MOST:])
-    taught = learn(past, speed - np.nan_to_num(gpu_prior(past), nan=1.0))
-    pairs, came = pairs_of(later)
-    predicted = predict(pairs, gpu_prior(pairs), taught).p50
+    past, speed = make_training_pairs(known[-MOST:])
+    taught = learn(past, speed - np.nan_to_num(compute_gpu_prior(past), nan=1.0))
+    pairs, came = make_training_pairs(later)
+    predicted = predict(pairs, compute_gpu_prior(pairs), taught).p50
     return np.abs(np.where(np.isnan(predicted), 1.0, predicted) - came)
 
 
@@ -156,7 +156,7 @@ def train_interference(
         settings={"fewest": FEWEST, "most": MOST},
         metrics=metrics_of(results.rows),
         gate=gate,
-        dependencies=versions_of(*DEPENDENCIES),
+        dependencies=read_package_versions(*DEPENDENCIES),
     )
     added = registry.add(KIND, CoRunFit(tuple(rows[-MOST:]), loads, site.turns).save, card, card_html)
     objection = "it was not asked for (--no-promote)"

@@ -6,7 +6,7 @@ from fleetcast.fleet.errors import FleetcastError
 from fleetcast.models.risk.hazard import HORIZONS_DAYS
 from fleetcast.models.risk.scores import RISK_KINDS
 from fleetcast.models.risk.site_risk import SITE_FEATURES, SiteFit
-from fleetcast.models.versions.card import Card, FitSpan, GateVerdict, metrics_of, versions_of
+from fleetcast.models.versions.card import Card, FitSpan, GateVerdict, metrics_of, read_package_versions
 from fleetcast.models.versions.registry import Registry
 from fleetcast.training.fits.backtest import WIN
 from fleetcast.training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
@@ -17,9 +17,9 @@ from fleetcast.training.judges.site_risk import (
     SERVING,
     SHIPPED,
     JudgedDays,
+    compare_geometric_means,
     judge_windows,
-    mean_ratio,
-    results_of,
+    make_risk_results,
 )
 from fleetcast.training.reports.card_page import card_html
 from fleetcast.training.reports.contests import pooled
@@ -47,7 +47,7 @@ def train_risk(
     since_ms = registry.card(KIND, version).fitted_until_ms if version and served else 0
     enough = counts["fail"] >= FEWEST_EVENTS
     judged = judge_windows(days, plan.windows, served, since_ms) if enough else None
-    results = results_of(judged, "site", plan.seed) if judged else Results(KIND)
+    results = make_risk_results(judged, "site", plan.seed) if judged else Results(KIND)
     say("2 of 2: fitting on all of it")
     fit = fit_site(days, days.end_ms, {"source": plan.made_by})
     card = Card(
@@ -61,7 +61,7 @@ def train_risk(
         settings={"penalty": PENALTY, "fewest_events": FEWEST_EVENTS, "horizons_days": list(HORIZONS_DAYS)},
         metrics=metrics_of(pooled(results.rows)),
         gate=verdict(counts, judged, results, version),
-        dependencies=versions_of(*DEPENDENCIES),
+        dependencies=read_package_versions(*DEPENDENCIES),
     )
     added = registry.add(KIND, fit.save, card, card_html)
     objection = "it was not asked for (--no-promote)"
@@ -88,7 +88,7 @@ def verdict(counts: dict[str, int], judged: JudgedDays | None, results: Results,
     if judged is None:
         return GateVerdict(False, short, "log_loss", SHIPPED, 0.0, 0.0, 0)
     kinds = [kind for kind in RISK_KINDS if any(kind in fit.kinds for fit in judged.fits)]
-    ours, theirs, n = mean_ratio(results, kinds, SHIPPED)
+    ours, theirs, n = compare_geometric_means(results, kinds, SHIPPED)
     if (came := _count_judged_events(results, OURS)) < FEWEST_JUDGED or not n:
         sentence = f"{came} events in the judged windows, {FEWEST_JUDGED} needed; in all {short}"
         return GateVerdict(False, sentence, "log_loss", SHIPPED, 0.0, 0.0, 0)
@@ -98,7 +98,7 @@ def verdict(counts: dict[str, int], judged: JudgedDays | None, results: Results,
         if (later := _count_judged_events(results, BESIDE)) < FEWEST_JUDGED:
             sentence = f"{later} events since the data of {rival} ended, {FEWEST_JUDGED} needed to compare them"
             return GateVerdict(False, sentence, "log_loss", rival, 0.0, 0.0, 0)
-        beside, against, later = mean_ratio(results, kinds, SERVING, BESIDE)
+        beside, against, later = compare_geometric_means(results, kinds, SERVING, BESIDE)
         if beside / against >= ours / theirs:
             ours, theirs, n = beside, against, later
         else:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from statsmodels.tools.sm_exceptions import ConvergenceWarning
 
 from fleetcast.models.demand.flows import FLOW_TARGETS
-from fleetcast.models.demand.naive import DAY_S, ERRORS_DAYS, forecast_by_errors, forward_filled
-from fleetcast.models.demand.theta import rolling_mean
+from fleetcast.models.demand.naive import DAY_S, ERRORS_DAYS, forecast_by_errors, forward_fill
+from fleetcast.models.demand.theta import compute_rolling_mean
 from fleetcast.models.forecast import Panel
 
 Array = NDArray[np.float64]
@@ -63,7 +63,7 @@ class SeriesSpan:
 
     def hours(self) -> Array:
         """Return (bin,) the value of the hour that each bin ends: its level, or the mean of its arrivals."""
-        return rolling_mean(self.values[None], self.hour)[0] if self.is_flow else self.values
+        return compute_rolling_mean(self.values[None], self.hour)[0] if self.is_flow else self.values
 
 
 Method = Callable[[SeriesSpan], Array]  # (step, bin) the forecast from each bin; those before `fitted` - 1 do not count
@@ -84,7 +84,7 @@ class Refitted:
     failed: Counter[str] = field(default_factory=Counter)
 
     def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
-        filled = forward_filled(panel.values)
+        filled = forward_fill(panel.values)
         points = np.full((len(steps), *filled.shape), np.nan)
         for begin, end in self._split_into_weeks(panel, int(origins.min(initial=panel.bins)) - max(steps)):
             for row, values in enumerate(filled[:, :end]):
@@ -132,10 +132,10 @@ def autoreg(span: SeriesSpan) -> Array:
     lags = sorted({max(1, lag_s // span.bin_s) for lag_s in LAGS_S})
     fit = AutoReg(span.values[: span.fitted], lags=lags, trend="c").fit()
     constant, *weights = fit.params
-    return recursion(span.values, float(constant), dict(zip(lags, weights, strict=True)), span.steps)
+    return forecast_autoregression(span.values, float(constant), dict(zip(lags, weights, strict=True)), span.steps)
 
 
-def recursion(values: Array, constant: float, weights: dict[int, float], steps: Sequence[int]) -> Array:
+def forecast_autoregression(values: Array, constant: float, weights: dict[int, float], steps: Sequence[int]) -> Array:
     """Return (step, bin) forecasts of an autoregression from every bin.
 
     weights: lag → weight.

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.models.demand.boosting import Settings
-from fleetcast.models.demand.flows import without_lone_spikes
-from fleetcast.models.demand.gate import Gate, Served, are_whole
-from fleetcast.models.demand.naive import FORECASTERS, day_bins, forward_filled, shifted
+from fleetcast.models.demand.flows import cap_lone_spikes
+from fleetcast.models.demand.gate import Gate, Served, are_whole_numbers
+from fleetcast.models.demand.naive import FORECASTERS, count_bins_per_day, forward_fill, shifted
 from fleetcast.models.demand.smoothers import RollingMedian, smoothers
 from fleetcast.models.demand.sparse import Sparse
 from fleetcast.models.demand.trees import DemandTrees
@@ -34,7 +34,7 @@ from fleetcast.training.judges.classical import METHODS, Method, Refitted
 from fleetcast.training.judges.demand_metrics import JudgedForecasts, judge, judge_windows
 from fleetcast.training.reports.results import ResultRow, Results
 from fleetcast.training.sets.demand_sets import DemandSet, read_panels
-from fleetcast.training.windows import RollingWindow, rolling_windows
+from fleetcast.training.windows import RollingWindow, make_rolling_windows
 
 Array = NDArray[np.float64]
 Bins = NDArray[np.intp]
@@ -71,7 +71,7 @@ def evaluate(
         (results.skipped.append(line.removeprefix("skipped ")) if line.startswith("skipped ") else say(line))
 
     found = read_panels(train, test, skip)
-    sets = [one for one in found if len(judged_origins(one, seed))]
+    sets = [one for one in found if len(draw_judged_origins(one, seed))]
     judged_names = {one.dataset for one in sets}
     for dataset in dict.fromkeys(one.dataset for one in found if one.dataset not in judged_names):
         results.skipped.append(f"{dataset}: no full hour comes after the train folder and some of its own history")
@@ -138,7 +138,7 @@ class Models:
             rolling = windows_of(mine, windows)
             found.windows[dataset] = rolling
             if own := [one for one in known if one.dataset == dataset]:
-                until = [warm_start(one.train_bins, one.panel.bin_s) for one in own]
+                until = [find_warm_up_start(one.train_bins, one.panel.bin_s) for one in own]
                 found.warm[dataset] = _fit_trees(own, until, seed, WARM_TREES)
                 found.rolled[dataset] = tuple(_refit_by_window(own, mine, rolling, seed, say))
             else:  # on what is not of later years or of another clock
@@ -159,7 +159,7 @@ def windows_of(sets: Sequence[DemandSet], count: int = 0) -> tuple[RollingWindow
     """
     begins = [one.panel.end_ms(one.begin - 1) for one in sets]
     ends = [one.panel.end_ms(one.panel.bins - 1) for one in sets]
-    return rolling_windows(min(begins) / 1000, max(ends) / 1000, count)
+    return make_rolling_windows(min(begins) / 1000, max(ends) / 1000, count)
 
 
 def _refit_by_window(
@@ -208,12 +208,12 @@ def _fit_trees(sets: Sequence[DemandSet], until: Sequence[int], seed: int, setti
         return None
 
 
-def warm_start(train_bins: int, bin_s: int) -> int:
+def find_warm_up_start(train_bins: int, bin_s: int) -> int:
     """Return the first bin of the warm-up within a train part."""
-    return train_bins - min(WARM_DAYS * day_bins(bin_s), int(train_bins * WARM_SHARE))
+    return train_bins - min(WARM_DAYS * count_bins_per_day(bin_s), int(train_bins * WARM_SHARE))
 
 
-def judged_origins(one: DemandSet, seed: int = 0) -> Bins:
+def draw_judged_origins(one: DemandSet, seed: int = 0) -> Bins:
     """Return the bins at whose end a judged forecast is issued.
 
     They are one bin of each hour after the train part that has an outcome to come.
@@ -221,9 +221,13 @@ def judged_origins(one: DemandSet, seed: int = 0) -> Bins:
     return _draw_hourly_bins(one.panel, one.begin - 1, one.panel.bins - 1, np.random.default_rng((seed, 0)))
 
 
-def warm_origins(one: DemandSet, seed: int = 0) -> Bins:
+def draw_warm_up_origins(one: DemandSet, seed: int = 0) -> Bins:
     panel = one.panel
-    first = warm_start(one.train_bins, panel.bin_s) if one.train_bins else min(day_bins(panel.bin_s), one.begin // 2)
+    first = (
+        find_warm_up_start(one.train_bins, panel.bin_s)
+        if one.train_bins
+        else min(count_bins_per_day(panel.bin_s), one.begin // 2)
+    )
     return _draw_hourly_bins(panel, first, one.begin - 1, np.random.default_rng((seed, 1)))
 
 
@@ -244,15 +248,15 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
     """
     panel = one.panel
     steps = tuple(sorted({max(1, round(horizon_s / panel.bin_s)) for horizon_s in HORIZONS_S}))
-    warm, judged = warm_origins(one, seed), judged_origins(one, seed)
+    warm, judged = draw_warm_up_origins(one, seed), draw_judged_origins(one, seed)
     plain: list[Forecaster] = [*FORECASTERS, *smoothers(), Sparse()]
     origins = np.concatenate([warm, judged])
-    usable = without_lone_spikes(panel)
+    usable = cap_lone_spikes(panel)
     raw = [forecaster.forecast(usable, origins, steps) for forecaster in plain]
     names = [forecaster.name for forecaster in plain]
     begins = [max(one.begin, _count_bins_before(panel, window.begin_ms)) for window in models.windows[one.dataset]]
     table = np.stack([*raw, _trees(one, models, origins, begins, steps)])
-    whole = np.asarray(are_whole(panel.values[:, : origins[0] + 1]).all(axis=1))
+    whole = np.asarray(are_whole_numbers(panel.values[:, : origins[0] + 1]).all(axis=1))
     gate = Gate([*names, "trees"], steps, panel.names, panel.bin_s, panel.capacity, whole=whole)
     values = np.empty((len(QUANTILES), len(steps), len(judged), len(panel.names)))
     model = np.empty(values.shape[1:], dtype="U24")
@@ -264,7 +268,9 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
     for forecaster in (RollingMedian(), *further):
         methods[forecaster.name] = forecaster.forecast(panel, judged, steps)
     clipped = {name: np.maximum(rows, 0.0) for name, rows in methods.items()}
-    return JudgedForecasts(one.dataset, panel, judged, steps, {"ours": values, **clipped}, model, seasonal_scale(one))
+    return JudgedForecasts(
+        one.dataset, panel, judged, steps, {"ours": values, **clipped}, model, compute_seasonal_scale(one)
+    )
 
 
 def _served(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator[tuple[int, Served]]:
@@ -296,14 +302,14 @@ def _forecast_or_nan(model: DemandTrees | None, panel: Panel, origins: Bins, ste
     return model.forecast(panel, origins, steps)
 
 
-def seasonal_scale(one: DemandSet) -> Array:
+def compute_seasonal_scale(one: DemandSet) -> Array:
     """Return (series,) the mean absolute change over a day, the unit of MASE.
 
     Only bins before the judged origins count.
     """
     panel = one.panel
-    filled = forward_filled(panel.values[:, : one.begin])
-    change = np.abs(panel.values[:, : one.begin] - shifted(filled, day_bins(panel.bin_s)))
+    filled = forward_fill(panel.values[:, : one.begin])
+    change = np.abs(panel.values[:, : one.begin] - shifted(filled, count_bins_per_day(panel.bin_s)))
     known = np.isfinite(change)
     total = np.where(known, change, 0.0).sum(axis=1)
     return np.asarray(np.divide(total, known.sum(axis=1), out=np.full(len(total), np.nan), where=total > 0))

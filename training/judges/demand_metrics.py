@@ -16,7 +16,7 @@ from fleetcast.models.demand.gate import pinball
 from fleetcast.models.forecast import QUANTILES, Panel
 from fleetcast.training.reports.results import ResultRow, Results, interval
 from fleetcast.training.reports.window_rows import rows_of
-from fleetcast.training.windows import RollingWindow, window_at
+from fleetcast.training.windows import RollingWindow, find_window_numbers
 
 Array = NDArray[np.float64]
 
@@ -86,7 +86,7 @@ def judge(results: Results, judged: JudgedForecasts, seed: int) -> None:
 def judge_windows(results: Results, judged: JudgedForecasts, windows: Sequence[RollingWindow]) -> None:
     """Add the pooled numbers of each window, over the forecasts that were issued in it."""
     issued_s = judged.panel.first_ms / 1000 + (judged.origins + 1) * judged.panel.bin_s
-    within = window_at(windows, issued_s)
+    within = find_window_numbers(windows, issued_s)
     for at in range(len(judged.steps)):
         outcomes, known = _known(judged, at)
         for number, window in enumerate(windows):

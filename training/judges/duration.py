@@ -18,11 +18,17 @@ from fleetcast.features.run_past import LEVELS
 from fleetcast.models.run_times.duration import DurationModel, capped
 from fleetcast.models.run_times.rows import Survival
 from fleetcast.models.run_times.tracker import RunTracker
-from fleetcast.training.judges.duration_metrics import ELAPSED_S, Judged, judge_remaining, judge_run, judge_windows
+from fleetcast.training.judges.duration_metrics import (
+    ELAPSED_S,
+    Judged,
+    judge_remaining_times,
+    judge_run,
+    judge_windows,
+)
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.duration_rows import LANDMARKS_S, DurationRows, replay
 from fleetcast.training.sets.job_sets import HistoryJobs, JobHistory, read_job_sets
-from fleetcast.training.windows import rolling_windows, window_at
+from fleetcast.training.windows import find_window_numbers, make_rolling_windows
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -52,7 +58,7 @@ def evaluate_sets(sets: Sequence[JobHistory], seed: int, say: Say, windows: int 
             say(f"{one.dataset}: left out {count:,} rows: {reason}")
         judged = predict(one, seed, say, windows)
         judge_run(results, judged, seed)
-        judge_remaining(results, judged, seed)
+        judge_remaining_times(results, judged, seed)
         judge_windows(results, judged, seed)
     return results
 
@@ -60,12 +66,15 @@ def evaluate_sets(sets: Sequence[JobHistory], seed: int, say: Say, windows: int 
 def predict(one: JobHistory, seed: int, say: Say, windows: int = 0) -> Judged:
     """Fit before each window on what was known by then, and predict the test span in order of time."""
     table, judged = one.table, one.judged
-    rows = replay(table, watched=judged | _some(~one.in_test, seed), landmarks_s=_landmarks())
+    rows = replay(table, watched=judged | _some(~one.in_test, seed), landmarks_s=_list_landmarks())
     in_span = rows.take(judged[rows.job])
     first = in_span.elapsed_s == 0
     submissions, late = in_span.take(first), in_span.take(~first & np.isin(in_span.elapsed_s.round(), ELAPSED_S))
-    rolling = rolling_windows(one.train_end_s, float(table.submit_s.max(initial=0.0)) + 1, windows)
-    run_in, late_in = window_at(rolling, table.submit_s[submissions.job]), window_at(rolling, late.of(table).at_s)
+    rolling = make_rolling_windows(one.train_end_s, float(table.submit_s.max(initial=0.0)) + 1, windows)
+    run_in, late_in = (
+        find_window_numbers(rolling, table.submit_s[submissions.job]),
+        find_window_numbers(rolling, late.of(table).at_s),
+    )
     late_in = np.where(late_in < 0, len(rolling) - 1, late_in)  # it was submitted in the last window
     runs: dict[str, Array] = {}
     remaining: dict[str, Array] = {}
@@ -79,7 +88,7 @@ def predict(one: JobHistory, seed: int, say: Say, windows: int = 0) -> Judged:
         model = DurationModel(seed).fit(past.of(table), window.begin_s)
         mine, aged = submissions.take(run_in == number), late.take(late_in == number)
         predicted = {**baselines(table, train, mine), "ours": tracked(model, table, mine)}
-        left = conditionals(table, train, window.begin_s, aged)
+        left = estimate_conditional_medians(table, train, window.begin_s, aged)
         if len(aged.job):
             left["ours"] = np.log(model.remaining_s(aged.features, aged.elapsed_s, (0.5,))[:, 0])
         _fill(runs, predicted, run_in == number)
@@ -89,7 +98,7 @@ def predict(one: JobHistory, seed: int, say: Say, windows: int = 0) -> Judged:
     return Judged(one.dataset, table, submissions.job, known, late.job, late.elapsed_s.round(), remaining, *spans)
 
 
-def _landmarks() -> tuple[int, ...]:
+def _list_landmarks() -> tuple[int, ...]:
     return tuple(sorted({*LANDMARKS_S, *ELAPSED_S}))
 
 
@@ -192,7 +201,9 @@ def _sized(table: HistoryJobs) -> NDArray[np.str_]:
     return np.array([f"{group}|{gpus:g}" for group, gpus in pairs], np.str_)
 
 
-def conditionals(table: HistoryJobs, train: HistoryJobs, now_s: float, rows: DurationRows) -> dict[str, Array]:
+def estimate_conditional_medians(
+    table: HistoryJobs, train: HistoryJobs, now_s: float, rows: DurationRows
+) -> dict[str, Array]:
     """Return the median remaining times of all jobs and of the job's group.
 
     They are computed from the runs known at the fit that lasted longer than the job has run.

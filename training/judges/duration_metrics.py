@@ -65,7 +65,7 @@ def judge_windows(results: Results, judged: Judged, seed: int) -> None:
         if len(one.job):
             judge_run(found, one, seed)
         if len(one.late_job):
-            judge_remaining(found, one, seed)
+            judge_remaining_times(found, one, seed)
         results.windows += rows_of(window, found.rows)
 
 
@@ -93,7 +93,7 @@ def judge_run(results: Results, judged: Judged, seed: int) -> None:
     )
 
 
-def judge_remaining(results: Results, judged: Judged, seed: int) -> None:
+def judge_remaining_times(results: Results, judged: Judged, seed: int) -> None:
     """Add the rows and predictions of the remaining times, by elapsed time (in horizon_s)."""
     if not len(judged.late_job):
         results.skipped.append(f"{judged.dataset}: no judged job ran for {ELAPSED_S[0]} s")

@@ -103,7 +103,7 @@ def score(
         finders.add(row)
         scored.right += 1
         scored.delays.append(max(0.0, (at_ms - fault.visible_ms) / 1000))
-        if unit := own_unit(fault):
+        if unit := find_faulty_unit(fault):
             scored.units += 1
             scored.own_units += name == unit
     scored.spells = len(finders)
@@ -116,7 +116,7 @@ def false_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTruth]) -> l
     return [one for one in findings if _is_false_alarm(one, {one.node}, faults)]
 
 
-def false_on_jobs(findings: Iterable[FlagSpell], faults: Sequence[RunTruth], hosts: Hosts) -> list[FlagSpell]:
+def find_false_job_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTruth], hosts: Hosts) -> list[FlagSpell]:
     """Return the findings on jobs that begin while none of the job's nodes has or just had a fault.
 
     `node` of such a finding is the job's name.
@@ -143,7 +143,7 @@ class HealthyTime:
         self.after_ms += other.after_ms
 
 
-def healthy_time(
+def measure_healthy_time(
     names: Iterable[str], first_ms: int, last_ms: int, truth: Sequence[RunTruth], findings: Sequence[FlagSpell] = ()
 ) -> HealthyTime:
     """Return the healthy time of a run, given the findings of a method."""
@@ -152,7 +152,7 @@ def healthy_time(
     sums = HealthyTime()
     for name in names:
         spells = [(one.first_ms, one.last_ms, id(one) in false) for one in findings if one.node == name]
-        for begin_ms, end_ms in _healthy_spans(name, first_ms, last_ms, faults):
+        for begin_ms, end_ms in _find_healthy_spans(name, first_ms, last_ms, faults):
             flagged_ms = [
                 (max(0, min(last, end_ms) - max(first, begin_ms)), is_false) for first, last, is_false in spells
             ]
@@ -162,7 +162,9 @@ def healthy_time(
     return sums
 
 
-def _healthy_spans(name: str, first_ms: int, last_ms: int, faults: Sequence[RunTruth]) -> Iterator[tuple[int, int]]:
+def _find_healthy_spans(
+    name: str, first_ms: int, last_ms: int, faults: Sequence[RunTruth]
+) -> Iterator[tuple[int, int]]:
     """Yield (begin, end) of each time of a node that is neither during a fault nor just after one."""
     at_ms = first_ms
     for fault in sorted((row for row in faults if row.node == name), key=_begins_ms):
@@ -174,7 +176,7 @@ def _healthy_spans(name: str, first_ms: int, last_ms: int, faults: Sequence[RunT
         yield at_ms, last_ms
 
 
-def own_unit(fault: RunTruth) -> str:
+def find_faulty_unit(fault: RunTruth) -> str:
     """Return the name of the faulty GPU or port. "" if the whole node is the culprit."""
     if fault.gpu is not None:
         return f"{fault.node}/{fault.gpu}"
@@ -190,7 +192,7 @@ def shuffled(truth: Sequence[RunTruth], names: Sequence[str], rng: np.random.Gen
     return found
 
 
-def at_random(
+def shuffle_findings(
     findings: Sequence[FlagSpell], names: Sequence[str], first_ms: int, last_ms: int, rng: np.random.Generator
 ) -> list[FlagSpell]:
     """Return the same number of findings, of the same lengths, on random nodes at random times.
@@ -219,7 +221,7 @@ def _found(fault: RunTruth, findings: Iterable[FlagSpell]) -> tuple[int, str, in
             units = (name for name, at_ms in one.named.items() if name != one.node and at_ms <= _ends_ms(fault))
             hits.append((one.first_ms, next(units, ""), row))
         elif one.first_ms < _begins_ms(fault):
-            unit = own_unit(fault) or fault.node
+            unit = find_faulty_unit(fault) or fault.node
             if _begins_ms(fault) <= one.named.get(unit, -1) <= _ends_ms(fault):
                 hits.append((one.named[unit], unit, row))
     return min(hits, default=None)

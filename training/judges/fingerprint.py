@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from sklearn.metrics import f1_score
 
 from fleetcast.features.episodes import episodes
-from fleetcast.features.fingerprint import class_of, shape_of
+from fleetcast.features.fingerprint import estimate_class_odds, shape_of
 from fleetcast.features.period import Period, find_period
 from fleetcast.fleet.checkpoint_edges import Edges
 from fleetcast.fleet.events import Checkpoint, JobEvent
 from fleetcast.models.jobs.phases import PHASES, JobLevels, PhaseRule
-from fleetcast.models.jobs.renewal import next_of
+from fleetcast.models.jobs.renewal import predict_next_beginning
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.fingerprint_sets import CHANNELS, numbers, readable, row_of
-from fleetcast.training.sets.rendered_runs import RENDERED, judge_rendered
+from fleetcast.training.sets.rendered_runs import RENDERED, judge_rendered_runs
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -68,7 +68,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
     Phases learn from the runs of both folders, except the run that they are judged on.
     """
     results = Results("fingerprint")
-    for folder, judge in ((RENDERED, judge_rendered), (SIMULATED, _judge_checkpoints)):
+    for folder, judge in ((RENDERED, judge_rendered_runs), (SIMULATED, _judge_checkpoints)):
         if (test / folder).is_dir():
             judge(results, test / folder, seed)
         else:
@@ -155,7 +155,7 @@ def _predict_phases(run: Recorded, others: Sequence[Recorded]) -> dict[str, list
     for second in range(len(run.phase)):
         there = Counter(other.phase[second] for other in others if second < len(other.phase))
         usual.append(there.most_common(1)[0][0] if there else most)
-    ours = PhaseRule(_warmup_s(others)).phases(run.levels)
+    ours = PhaseRule(_measure_warmup_s(others)).phases(run.levels)
     return {
         "ours": [PHASES[code] for code in ours],
         "most_frequent": [most] * len(run.phase),
@@ -163,7 +163,7 @@ def _predict_phases(run: Recorded, others: Sequence[Recorded]) -> dict[str, list
     }
 
 
-def _warmup_s(others: Sequence[Recorded]) -> float:
+def _measure_warmup_s(others: Sequence[Recorded]) -> float:
     """Return the usual time from the first computation to the steady phase."""
     lengths = []
     for run in others:
@@ -177,7 +177,7 @@ def _warmup_s(others: Sequence[Recorded]) -> float:
 def _predict_classes(run: Recorded) -> dict[str, str]:
     period = find_period(run.fine, FINE_S)
     shape = shape_of(run.of("sm_active"), run.of("tensor_active"), run.of("nvlink_tx_bytes_s"), run.host, period)
-    odds = class_of(shape)
+    odds = estimate_class_odds(shape)
     return {"ours": max(odds, key=lambda name: odds[name]), "three_rules": _classify_by_rules(run)}
 
 
@@ -217,7 +217,7 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
             for number in range(2, len(begins)):
                 before, actual = begins[:number], int(begins[number])
                 now_ms = (int(before[-1]) + actual) // 2
-                predicted = next_of(before, now_ms)
+                predicted = predict_next_beginning(before, now_ms)
                 gap_s = (actual - int(before[-1])) / 1000
                 said = {
                     "ours": predicted.p50_ms if predicted else None,

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.co_runs import MOST_CO_RUNS
-from fleetcast.models.jobs.interference import Pairs, Prediction, gpu_prior, learn, predict, rule
+from fleetcast.models.jobs.interference import Pairs, Prediction, compute_gpu_prior, learn, predict, rule
 from fleetcast.training.reports.results import ResultRow, Results, interval
 from fleetcast.training.sets.co_run_sets import CoRunPairs, CoRunSet, family, read_co_run_sets
 
@@ -98,13 +98,13 @@ def predictions(
 
     The entries `…|bound` are their lower bounds.
     """
-    shown = revealed(judged, new, seed)
+    shown = draw_revealed_co_runs(judged, new, seed)
     rest, of_jobs = judged.take(~shown), judged.take(shown)
-    of_models = judged.take(shown & of_each_model(judged, shown, new, seed))
+    of_models = judged.take(shown & draw_for_each_model(judged, shown, new, seed))
     found = {
         "rule": rule(rest.pairs.load[:, 0], rest.pairs.partner_load[:, 0]),
         "constant": np.full(len(rest), fitted.speed.mean()),
-        "trees": trees_of(fitted, seed)(rest.pairs),
+        "trees": fit_error_trees(fitted, seed)(rest.pairs),
         "label": -rest.label,
         "load": -(rest.pairs.load[:, 0] + rest.pairs.partner_load[:, 0]),
     }
@@ -121,7 +121,9 @@ def predictions(
 
 def _served(seen: CoRunPairs, asked: CoRunPairs) -> Prediction:
     """Predict speeds in the same way as the service."""
-    return predict(asked.pairs, gpu_prior(asked.pairs), learn(seen.pairs, seen.speed - gpu_prior(seen.pairs)))
+    return predict(
+        asked.pairs, compute_gpu_prior(asked.pairs), learn(seen.pairs, seen.speed - compute_gpu_prior(seen.pairs))
+    )
 
 
 def _limit_co_runs(site: CoRunPairs, newest: CoRunPairs, seed: int) -> CoRunPairs:
@@ -141,7 +143,7 @@ def _join(one: CoRunPairs, other: CoRunPairs) -> CoRunPairs:
     return CoRunPairs(pairs, *(np.concatenate([getattr(rows, name) for rows in (one, other)]) for name in names))
 
 
-def revealed(judged: CoRunPairs, new: set[str], seed: int) -> NDArray[np.bool_]:
+def draw_revealed_co_runs(judged: CoRunPairs, new: set[str], seed: int) -> NDArray[np.bool_]:
     """Draw the co-runs that are revealed. Returns (row,) whether a row is one of them.
 
     They are CO_RUNS of each configuration of a new model, but at most half of its co-runs.
@@ -156,7 +158,7 @@ def revealed(judged: CoRunPairs, new: set[str], seed: int) -> NDArray[np.bool_]:
     return np.asarray(np.isin(judged.pair, list(drawn)))
 
 
-def of_each_model(judged: CoRunPairs, shown: NDArray[np.bool_], new: set[str], seed: int) -> NDArray[np.bool_]:
+def draw_for_each_model(judged: CoRunPairs, shown: NDArray[np.bool_], new: set[str], seed: int) -> NDArray[np.bool_]:
     """Draw CO_RUNS co-runs of each new model from those that are revealed. Returns (row,) whether drawn."""
     rng = np.random.default_rng(seed)
     drawn = [
@@ -174,19 +176,19 @@ def features(pairs: Pairs) -> Array:
     return np.column_stack([*columns, u * v, m * w, v / both, w / np.maximum(m + w, 1e-6), rule(u, v)])
 
 
-def trees_of(fitted: CoRunPairs, seed: int) -> Callable[[Pairs], Array]:
+def fit_error_trees(fitted: CoRunPairs, seed: int) -> Callable[[Pairs], Array]:
     """Fit extremely randomised trees (Geurts et al., 2006) on the errors of the rule.
 
     Returns a function that predicts the rule plus these trees.
     """
     from sklearn.ensemble import ExtraTreesRegressor
 
-    def of_rule(pairs: Pairs) -> Array:
+    def predict_by_rule(pairs: Pairs) -> Array:
         return rule(pairs.load[:, 0], pairs.partner_load[:, 0])
 
     model = ExtraTreesRegressor(TREES, min_samples_leaf=5, max_features=0.5, random_state=seed, n_jobs=1)
-    model.fit(features(fitted.pairs), fitted.speed - of_rule(fitted.pairs))
-    return lambda pairs: of_rule(pairs) + model.predict(features(pairs)) if len(pairs) else np.zeros(0)
+    model.fit(features(fitted.pairs), fitted.speed - predict_by_rule(fitted.pairs))
+    return lambda pairs: predict_by_rule(pairs) + model.predict(features(pairs)) if len(pairs) else np.zeros(0)
 
 
 def judge(
@@ -227,7 +229,7 @@ def _judge(
     order = np.argsort(pair, kind="stable")
     for method in [name for name in methods if name not in ACCEPTING and not name.endswith(BOUND)]:
         add(method, "mae", np.abs(methods[method] - speed)[order])
-        add(method, "auc_085", _auc(methods[method], speed < HARM))
+        add(method, "auc_085", _compute_auc_parts(methods[method], speed < HARM))
         add(method, "harmful_at_73", *_measure_accepted_harm(methods[method], speed, order))
         if method + BOUND in methods:
             bound = methods[method + BOUND]
@@ -241,7 +243,7 @@ def _judge(
         _judge_rule(add, "sum_100", methods["load"] >= -1, methods["load"], speed, order)
 
 
-def _auc(said: Array, harmed: NDArray[np.bool_]) -> Array:
+def _compute_auc_parts(said: Array, harmed: NDArray[np.bool_]) -> Array:
     """Return (harmed row,) the share of the unharmed rows that were predicted to be faster.
 
     The mean of these shares is the area under the ROC curve.
@@ -285,7 +287,7 @@ def _judge_rule(
             (accepted & (speed < HARM)).astype(np.float64)[order],
             accepted[order].astype(np.float64),
         )
-    add(method, "auc_085", _auc(said, speed < HARM), None)
+    add(method, "auc_085", _compute_auc_parts(said, speed < HARM), None)
     add(method, "harmful_at_73", *_measure_accepted_harm(said, speed, order))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import ConfigError, FleetcastError
-from fleetcast.fleet.import_names import path_to_write
+from fleetcast.fleet.import_names import suggest_import_path
 from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
@@ -65,7 +65,7 @@ def _made(path: str) -> Forecaster:
 
 
 def _import_class(path: str) -> Callable[[], Forecaster]:
-    if advice := path_to_write(path):
+    if advice := suggest_import_path(path):
         raise ConfigError(f"--forecaster: {path!r}: {advice}")
     try:
         found: Callable[[], Forecaster] = pkgutil.resolve_name(path)

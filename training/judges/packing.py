@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.placement.machines.potential import Ways, best_slots, binned, ways
-from fleetcast.placement.machines.shapes import COMMON, MemberShape, RecentShapes, ShapeDemand, demand_of
+from fleetcast.placement.machines.potential import Ways, find_best_slots, score_potential_growth, ways
+from fleetcast.placement.machines.shapes import COMMON, MemberShape, RecentShapes, ShapeDemand, make_shape_demand
 from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.training.sets.packing_sets import Machines, PodKind, PodList
 
@@ -99,7 +99,7 @@ def pack(machines: Machines, kinds: Sequence[PodKind], order: Ints, make: Callab
         kind = kinds[number]
         if policy.begin(arrived, kind.shape):
             seen.clear()
-        known = _update_seen(seen, number, kind, fleet, hosts[number], policy)
+        known = _update_cached_scores(seen, number, kind, fleet, hosts[number], policy)
         row = policy.choose(known.good)
         if row >= 0:
             fleet.take(kind, row, int(known.slot[row]))
@@ -107,7 +107,7 @@ def pack(machines: Machines, kinds: Sequence[PodKind], order: Ints, make: Callab
     return allocated / WHOLE / machines.gpus
 
 
-def _update_seen(
+def _update_cached_scores(
     seen: dict[int, _Seen], number: int, kind: PodKind, fleet: PackedFleet, hosts: NDArray[np.bool_], policy: Policy
 ) -> _Seen:
     n = len(fleet.cpus)
@@ -125,7 +125,7 @@ def _update_seen(
     taken = ways(kind.shape, fleet.milli[rows])
     if len(taken.at):
         good = policy.good(kind.shape, rows, taken)
-        known.good[rows], known.slot[rows] = best_slots(taken, good, len(rows))
+        known.good[rows], known.slot[rows] = find_best_slots(taken, good, len(rows))
     return known
 
 
@@ -144,7 +144,7 @@ def arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> Ints:
     return np.asarray(pods.kind[rng.permutation(drawn)])
 
 
-def first_best(good: Floats) -> int:
+def find_first_best(good: Floats) -> int:
     """Return the first of the best rows, or -1 if there is none."""
     row = int(np.argmax(good))
     return row if good[row] > -np.inf else -1
@@ -168,7 +168,7 @@ class ByGrowth:
     def begin(self, arrived: int, shape: MemberShape) -> bool:
         due = arrived == self._next
         if due:
-            self._demand = demand_of(self._recent.counted(), self._fleet.machines.models, self._common)
+            self._demand = make_shape_demand(self._recent.counted(), self._fleet.machines.models, self._common)
             self._now = self._of(np.arange(len(self._now)))
             self._next = arrived + min(max(arrived, SOON), LATE) if self._learns else -1
         else:
@@ -190,10 +190,10 @@ class ByGrowth:
             return np.zeros(len(taken.at))
         fleet, at = self._fleet, rows[taken.at]
         after = self._measure(self._demand, taken.milli, fleet.cpus[at] - shape.cpus, fleet.machines.model[at])
-        return binned(after - self._now[at])
+        return score_potential_growth(after - self._now[at])
 
     def choose(self, good: Floats) -> int:
-        return first_best(good)
+        return find_first_best(good)
 
 
 class ByScore:
@@ -212,7 +212,7 @@ class ByScore:
         return self._score(shape, self._fleet, rows, taken)
 
     def choose(self, good: Floats) -> int:
-        return first_best(good)
+        return find_first_best(good)
 
 
 class ByChance(ByScore):

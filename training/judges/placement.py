@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fleetcast.placement.machines.potential import fragmented, potential
+from fleetcast.placement.machines.potential import count_fragmented_milli, potential
 from fleetcast.placement.machines.shapes import RecentShapes
 from fleetcast.training.judges.packing import (
     ByChance,
@@ -67,7 +67,7 @@ def policies(one: PackingSet, seed: int) -> dict[str, Callable[[PackedFleet], Po
     """Return the policies to compare, by method."""
     return {
         "ours": lambda fleet: ByGrowth(fleet, potential, _sample_past_shapes(one.before, seed), True),
-        "fgd": lambda fleet: ByGrowth(fleet, fragmented, _collect_all_shapes(one.pods), False, POPULAR),
+        "fgd": lambda fleet: ByGrowth(fleet, count_fragmented_milli, _collect_all_shapes(one.pods), False, POPULAR),
         "best_fit": lambda fleet: ByScore(fleet, best_fit),
         "dot_prod": lambda fleet: ByScore(fleet, dot_product),
         "packing": lambda fleet: ByScore(fleet, packing),

@@ -22,14 +22,14 @@ import numpy as np
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.play.capacity import Capacity, CountAsk, Planned
-from fleetcast.placement.play.node_counts import NodeCounts, members_of
+from fleetcast.placement.play.node_counts import NodeCounts, split_job_by_node
 from fleetcast.placement.play.replay import Floats, PlayedMachine, Refuses, Replay, Trace
-from fleetcast.placement.play.served import ServedPlan, played_view
+from fleetcast.placement.play.served import ServedPlan, make_empty_view
 from fleetcast.placement.queues.order import DAY_S
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.standing import QueueStanding
 from fleetcast.placement.queues.tree import DEFAULT_QUEUE, QueueTree
-from fleetcast.training.judges.queue import METHODS, ON_LIMITS, conservative, peer, trace_of
+from fleetcast.training.judges.queue import METHODS, ON_LIMITS, make_trace, peer, simulate_conservative_backfill
 from fleetcast.training.sets.job_sets import HistoryJobs
 
 SERVED = ("ours", "one_queue", "kueue_order", "one_line")
@@ -82,7 +82,7 @@ class PlayScene:
         On a count of GPUs, it is a gang of members with one GPU each.
         """
         trace = self.trace
-        members, each = members_of(int(trace.gpus[job]), self.each if self.nodes else 1)
+        members, each = split_job_by_node(int(trace.gpus[job]), self.each if self.nodes else 1)
         return PlacementRequest(
             request_id=f"j{job:09}",
             queue=queue,
@@ -92,7 +92,7 @@ class PlayScene:
             limit_s=trace.limit_s[job],
         )
 
-    def own_queue(self, job: int) -> str:
+    def find_own_queue(self, job: int) -> str:
         return self.trace.queue[job] or DEFAULT_QUEUE
 
 
@@ -131,16 +131,16 @@ def scene_of(
     """
     limited = len(table) > 0 and float(np.isfinite(table.limit_s).mean()) > 0.5
     refuses = RefusedStarts(refused) if refused else None
-    scene = PlayScene(trace_of(table, limited), nodes, each, tree, max_wait_s, refuses)
+    scene = PlayScene(make_trace(table, limited), nodes, each, tree, max_wait_s, refuses)
     reasons = [_refused(scene, job) for job in range(len(table))]
     is_played = np.array([not reason for reason in reasons], bool)
-    played = scene if is_played.all() else replace(scene, trace=trace_of(table.take(is_played), limited))
+    played = scene if is_played.all() else replace(scene, trace=make_trace(table.take(is_played), limited))
     return played, Counter(reason for reason in reasons if reason)
 
 
 def _refused(scene: PlayScene, job: int) -> str:
     """Return why a job is left out. "" if it is played."""
-    request = scene.request(job, scene.own_queue(job))
+    request = scene.request(job, scene.find_own_queue(job))
     if request.members.min * request.gpus_per_node > scene.gpus:
         return "larger than the fleet"
     try:
@@ -156,7 +156,7 @@ def play(scene: PlayScene, method: str, tick: Tick = lambda now_s: None) -> Play
     """
     begun_s = time.process_time()
     if method == "conservative_limits":
-        start_s = conservative(scene.trace, scene.gpus)
+        start_s = simulate_conservative_backfill(scene.trace, scene.gpus)
         return Played(method, start_s, 0, time.process_time() - begun_s)
     if method in SERVED:
         replay = Replay(scene.trace, served(scene, method), scene.refuses)
@@ -174,8 +174,8 @@ def served(scene: PlayScene, method: str) -> ServedPlan:
     tree = _tree(scene, method)
     own = tree is not None and scene.tree is not None and method != "one_queue"
     return ServedPlan(
-        view=played_view(_node_sizes(scene)),
-        ask=lambda job: scene.request(job, scene.own_queue(job) if own else DEFAULT_QUEUE),
+        view=make_empty_view(_list_node_sizes(scene)),
+        ask=lambda job: scene.request(job, scene.find_own_queue(job) if own else DEFAULT_QUEUE),
         tree=tree,
         forgets=method == "kueue_order",
     )
@@ -191,7 +191,7 @@ def _tree(scene: PlayScene, method: str) -> QueueTree | None:
     return scene.tree
 
 
-def _node_sizes(scene: PlayScene) -> list[int]:
+def _list_node_sizes(scene: PlayScene) -> list[int]:
     """Return the GPUs of each node. A count of GPUs becomes as few nodes as can hold them."""
     if scene.nodes:
         return [scene.each] * scene.nodes

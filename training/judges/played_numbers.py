@@ -47,13 +47,13 @@ class PlayNumbers(msgspec.Struct, frozen=True):
     pass_ms: float | None
 
 
-def numbers_of(scene: PlayScene, played: Played) -> PlayNumbers:
+def compute_play_numbers(scene: PlayScene, played: Played) -> PlayNumbers:
     """Return all numbers of a play."""
     trace = scene.trace
     wait_s, gpus = played.start_s - np.array(trace.submit_s), np.array(trace.gpus)
     queue, every = np.array(queues_of(scene)), np.ones(len(trace), bool)
     sizes = {_words(low, high): (gpus >= low) & (gpus <= (high or np.inf)) for low, high in SIZES}
-    used = held_over(np.array([trace.submit_s[0], last_s(trace)]), trace, played.start_s)
+    used = measure_held_gpus(np.array([trace.submit_s[0], last_s(trace)]), trace, played.start_s)
     by_queue = replace(trace, user=queue.tolist())
     return PlayNumbers(
         method=played.method,
@@ -71,7 +71,7 @@ def numbers_of(scene: PlayScene, played: Played) -> PlayNumbers:
 
 def queues_of(scene: PlayScene) -> list[str]:
     """Return (job,) the queue that each job counts towards."""
-    return [scene.own_queue(job) for job in range(len(scene.trace))]
+    return [scene.find_own_queue(job) for job in range(len(scene.trace))]
 
 
 def last_s(trace: Trace) -> float:
@@ -79,7 +79,7 @@ def last_s(trace: Trace) -> float:
     return max(trace.submit_s[-1], trace.submit_s[0] + 1.0)
 
 
-def held_over(
+def measure_held_gpus(
     edges_s: NDArray[np.float64], trace: Trace, start_s: Floats, rows: NDArray[np.bool_] | None = None
 ) -> Floats:
     """Return (edges − 1,) the GPUs that some jobs hold on average between neighbouring edges."""
@@ -93,7 +93,7 @@ def held_over(
     return np.diff(area[np.searchsorted(moments, edges_s)]) / np.diff(edges_s)
 
 
-def price_of_fairness(found: Sequence[PlayNumbers]) -> str:
+def describe_fairness_price(found: Sequence[PlayNumbers]) -> str:
     """Return what the file of queues costs in mean wait, as a sentence.
 
     Returns "" if `ours` or `one_queue` was not played.

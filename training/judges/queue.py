@@ -87,7 +87,7 @@ def evaluate(
                 continue
             start_s = play(scene, method)
             _judge(results, scene, method, start_s, seed)
-            say(f"{scene.dataset}: {method}: mean wait {_wait_s(scene, start_s).mean():,.0f} s")
+            say(f"{scene.dataset}: {method}: mean wait {_compute_waits_s(scene, start_s).mean():,.0f} s")
     return results
 
 
@@ -97,10 +97,10 @@ def scene_of(one: JobHistory, capacity: int | None, max_wait_s: float) -> QueueS
     rows = np.flatnonzero(one.table.submit_s >= one.train_end_s - WARM_UP_S)
     part = one.table.take(rows)
     limited = float(np.isfinite(part.limit_s).mean()) > 0.5
-    return QueueScene(one.dataset, trace_of(part, limited), one.judged[rows], capacity, max_wait_s, limited)
+    return QueueScene(one.dataset, make_trace(part, limited), one.judged[rows], capacity, max_wait_s, limited)
 
 
-def trace_of(table: HistoryJobs, limited: bool = True) -> Trace:
+def make_trace(table: HistoryJobs, limited: bool = True) -> Trace:
     """Return the jobs of a history as a trace with whole seconds.
 
     If `limited`, a job ends at its time limit at the latest. Otherwise jobs have no time limits.
@@ -124,7 +124,7 @@ def play(scene: QueueScene, method: str) -> Floats:
     The start time is NaN for jobs larger than the fleet.
     """
     if method == "conservative_limits":
-        return conservative(scene.trace, scene.capacity)
+        return simulate_conservative_backfill(scene.trace, scene.capacity)
     return Replay(scene.trace, peer(scene.trace, method, scene.machine, scene.ask, scene.max_wait_s)).play()
 
 
@@ -151,7 +151,7 @@ def _keys(trace: Trace, method: str) -> Sequence[float]:
     return found
 
 
-def conservative(trace: Trace, capacity: int) -> Floats:
+def simulate_conservative_backfill(trace: Trace, capacity: int) -> Floats:
     """Return (job,) start times where every waiting job has a reservation by its limit.
 
     The machine is a count of GPUs.
@@ -166,14 +166,14 @@ def conservative(trace: Trace, capacity: int) -> Floats:
     return np.array([state.start_s.get(job, np.nan) for job in range(len(trace))], np.float64)
 
 
-def _wait_s(scene: QueueScene, start_s: Floats, rows: NDArray[np.bool_] | None = None) -> Floats:
+def _compute_waits_s(scene: QueueScene, start_s: Floats, rows: NDArray[np.bool_] | None = None) -> Floats:
     wait_s = (start_s - np.array(scene.trace.submit_s))[scene.judged if rows is None else rows]
     return np.asarray(wait_s[np.isfinite(wait_s)])
 
 
 def _judge(results: Results, scene: QueueScene, method: str, start_s: Floats, seed: int) -> None:
     for series, rows in _spans(scene):
-        wait_s = _wait_s(scene, start_s, rows)
+        wait_s = _compute_waits_s(scene, start_s, rows)
         if not len(wait_s):
             continue
         value, low, high = interval(wait_s.tolist(), block=BLOCK, seed=seed)

@@ -23,7 +23,7 @@ from fleetcast.placement.queues.order import area
 from fleetcast.training.fits.run_pools import Key, RunPools
 
 
-def kinds_of(trace: Trace) -> list[tuple[Key, ...]]:
+def list_job_kinds(trace: Trace) -> list[tuple[Key, ...]]:
     """Return the keys of each job's kinds, the most specific first.
 
     The first is user, GPUs and limit. The others have fewer of these.
@@ -46,7 +46,7 @@ class Streaming:
     kinds: list[tuple[Key, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.kinds = kinds_of(self.trace)
+        self.kinds = list_job_kinds(self.trace)
 
     def started(self, job: int, now_s: float) -> None:
         """Do nothing. A start teaches nothing."""

@@ -84,7 +84,7 @@ class Profile:
         if len(low):
             low += step
             if not (low[0] > step and times[low[0]] - times[step] >= length_s):
-                step = _first_gap(times, low, length_s)
+                step = _find_first_gap(times, low, length_s)
         end_s = times[step] + length_s
         end = int(times[step:size].searchsorted(end_s)) + step
         lowest = int(_minimum(free[step:end]))
@@ -94,7 +94,7 @@ class Profile:
         self._free[step:end] -= count * cores
         return step, count
 
-    def room_now(self, length_s: int) -> int:
+    def count_free_cores(self, length_s: int) -> int:
         """Return the cores that stay free for `length_s` from now on."""
         end = max(1, int(self._times[: self._size].searchsorted(self._times[0] + length_s)))
         return int(_minimum(self._free[:end]))
@@ -111,7 +111,7 @@ class Profile:
         self._size = size + 1
 
 
-def _first_gap(times: Ints, low: Ints, length_s: int) -> int:
+def _find_first_gap(times: Ints, low: Ints, length_s: int) -> int:
     """Return the earliest step that follows a low step and has `length_s` before the next low step.
 
     low: the steps with too few free cores. If there is no such gap, the step after the last low one.
@@ -237,10 +237,10 @@ class QueueSimulation:
         """Return the time of the next event if no job is submitted."""
         end_s = self._running[0][0] if self._running else NEVER_S
         if self._changed and self._queue:
-            return min(end_s, max(self.now_s, self._next_pass_s()))
+            return min(end_s, max(self.now_s, self._compute_next_pass_s()))
         return end_s
 
-    def _next_pass_s(self) -> int:
+    def _compute_next_pass_s(self) -> int:
         """Return the earliest time of the next pass."""
         if self._forked_s is None:
             return self._passed_s + PASS_S
@@ -257,7 +257,7 @@ class QueueSimulation:
         self.now_s = next_s
         while self._running and self._running[0][0] <= next_s:
             self._end(heapq.heappop(self._running)[1])
-        if self._changed and next_s >= self._next_pass_s():
+        if self._changed and next_s >= self._compute_next_pass_s():
             self._passed_s = next_s
             self._changed = False
             if self._queue and self._free >= min(self._waiting):
@@ -333,7 +333,7 @@ class QueueSimulation:
         shape = (row.cores, row.limit_s)
         if row.cores > profile.free_now or shape in refused:
             return
-        count = min(len(row.jobs), profile.room_now(row.limit_s) // row.cores)
+        count = min(len(row.jobs), profile.count_free_cores(row.limit_s) // row.cores)
         if count <= 0:
             refused.add(shape)
             return

@@ -3,7 +3,7 @@
 A row is a working node at the beginning of a day. Its label is whether a fault of the node begins
 within the horizon. The model is fitted on the train folder, and the history moves on with each day.
 Nodes without a fault are added up to the stated size of the fleet. A log of faults alone
-(`evaluate_log`) is judged on windows, each with a fit on what was known when it began.
+(`evaluate_fault_log`) is judged on windows, each with a fit on what was known when it began.
 """
 
 import math
@@ -23,12 +23,19 @@ from fleetcast.models.risk.hazard import (
     FaultHistory,
     HistoryFit,
     PastDays,
+    compute_own_rates,
     fit_history,
-    in_repair,
-    own_rate,
-    past_days,
+    is_in_repair,
+    make_past_days,
 )
-from fleetcast.training.judges.risk_metrics import METRICS, Interval, NodeDays, Ranked, differences, with_intervals
+from fleetcast.training.judges.risk_metrics import (
+    METRICS,
+    Interval,
+    NodeDays,
+    Ranked,
+    compute_metric_intervals,
+    differences,
+)
 from fleetcast.training.judges.risk_runs import judge_runs
 from fleetcast.training.reports.results import ResultRow, Results
 from fleetcast.training.sets.data_folders import read_table
@@ -103,16 +110,16 @@ def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str]
         if not (train / dataset / FILE).is_file():
             results.skipped.append(f"{dataset}: not in the train folder")
             continue
-        found = read_set(dataset, train / dataset / FILE, path)
+        found = read_fault_set(dataset, train / dataset / FILE, path)
         if isinstance(found, str):
             results.skipped.append(f"{dataset}: {found}")
         else:
-            judge_set(results, found, seed, say)
+            judge_fault_set(results, found, seed, say)
     judge_runs(results, train, test, seed, say, drop)
     return results
 
 
-def read_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
+def read_fault_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
     """Return the faults of both folders, or why they cannot be judged."""
     try:
         tables = [read_table(path) for path in (train, test)]
@@ -142,7 +149,7 @@ def read_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
     return FaultSet(dataset, names, nodes, history, sizes[0], first, cut, until)
 
 
-def fit_file(path: Path, until_day: int | None, nodes: int) -> HistoryFit:
+def fit_history_file(path: Path, until_day: int | None, nodes: int) -> HistoryFit:
     """Fit the history hazard to a table of faults with the columns NEEDED.
 
     Only faults that began by `until_day` count, of all `nodes`. Raises RecordError.
@@ -184,26 +191,28 @@ def _history(table: pd.DataFrame) -> tuple[FaultHistory, tuple[str, ...]]:
 
 
 def baselines(history: FaultHistory, days: range, since_day: float, nodes: int) -> Baselines:
-    """Return the baselines for the same rows as `past_days`."""
+    """Return the baselines for the same rows as `make_past_days`."""
     parts = []
     for day in days:
         known = history.until(day)
-        works = np.flatnonzero(~in_repair(known, nodes))
+        works = np.flatnonzero(~is_in_repair(known, nodes))
         recency = np.maximum(known.latest(known.start_day, nodes) - day, -NEVER_DAYS)
-        parts.append((recency[works], known.counts(nodes)[works], own_rate(known, day - since_day, nodes)[works]))
+        parts.append(
+            (recency[works], known.counts(nodes)[works], compute_own_rates(known, day - since_day, nodes)[works])
+        )
     return Baselines(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def evaluate_log(path: Path, nodes: int, seed: int, say: Say) -> Results:
+def evaluate_fault_log(path: Path, nodes: int, seed: int, say: Say) -> Results:
     """Evaluate a log of faults (`node,start,end,kind`) of a fleet of `nodes`. Raises FleetcastError."""
     results = Results("risk")
     log = read_fault_log(path, nodes)
     results.skipped += [f"{count:,} rows of {path.name}: {reason}" for reason, count in sorted(log.skipped.items())]
-    judge_set(results, set_of(log), seed, say, LOG_WINDOWS)
+    judge_fault_set(results, split_fault_log(log), seed, say, LOG_WINDOWS)
     return results
 
 
-def set_of(log: FaultLogFile) -> FaultSet:
+def split_fault_log(log: FaultLogFile) -> FaultSet:
     """Split one fault log by time: its last part, LOG_SHARE of its days, is judged.
 
     Raises RecordError if the log is too short to fit on and to judge.
@@ -219,19 +228,19 @@ def set_of(log: FaultLogFile) -> FaultSet:
     return FaultSet(log.path.name, log.names, log.nodes, log.history, len(start), first, cut, end)
 
 
-def judge_set(results: Results, one: FaultSet, seed: int, say: Say, windows: int = 1) -> None:
+def judge_fault_set(results: Results, one: FaultSet, seed: int, say: Say, windows: int = 1) -> None:
     """Fit on the days before each window, and judge on the days of the window."""
     cuts = one.cuts(windows)
     test_days = range(one.cut_day, one.end_day - CENSORED_DAYS + 1)
-    judged = past_days(one.history, test_days, one.nodes)
+    judged = make_past_days(one.history, test_days, one.nodes)
     beside = baselines(one.history, test_days, one.first_day, one.nodes)
     say(f"{one.dataset}: {len(cuts) - 1} fits, judging {len(judged.day):,} node-days")
-    share, faults = first_faults(one.history, test_days)
+    share, faults = count_first_faults(one.history, test_days)
     say(f"{one.dataset}: {share:.0%} of the {faults} faults judged hit a node that never had one")
     results.rows.append(
         ResultRow(one.dataset, "fault", "all", None, "trace", "", "first_fault_share", share, None, None, faults)
     )
-    forecasts = rolling_forecasts(one, judged, cuts)
+    forecasts = make_rolling_forecasts(one, judged, cuts)
     for horizon in HORIZONS_DAYS:
         _judge_horizon(results, one, judged, beside, forecasts[horizon], cuts, horizon, seed)
 
@@ -244,7 +253,7 @@ class ScoredRows:
     base: Array
 
 
-def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> dict[int, ScoredRows]:
+def make_rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> dict[int, ScoredRows]:
     """Return horizon in days → forecasts of all judged rows.
 
     The rows of a window are forecast by the fit on what was known when the window began.
@@ -253,7 +262,7 @@ def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> d
     for cut, until in pairwise(cuts):
         known = one.train(cut)
         fit = fit_history(known, one.first_day, cut, one.nodes)
-        trained = past_days(known, range(one.first_day + WARM_UP_DAYS, cut), one.nodes)
+        trained = make_past_days(known, range(one.first_day + WARM_UP_DAYS, cut), one.nodes)
         rows = (judged.day >= cut) & (judged.day < until)
         for days in HORIZONS_DAYS:
             matured = trained.day + days <= cut
@@ -262,12 +271,12 @@ def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> d
     return forecasts
 
 
-def above_names(rival: str) -> list[str]:
+def list_lead_metrics(rival: str) -> list[str]:
     """Return the metric names of our lead over a rival."""
     return [f"{metric}_above_{rival}" for metric in DIFFERENCES]
 
 
-def first_faults(history: FaultHistory, days: range) -> tuple[float, int]:
+def count_first_faults(history: FaultHistory, days: range) -> tuple[float, int]:
     """Return which share of the faults of these days are their node's first, and the number of faults."""
     first = np.full(int(history.node.max()) + 1, np.inf)
     np.minimum.at(first, history.node, history.start_day)
@@ -307,11 +316,15 @@ def _judge_horizon(
 
     events = int(labels.sum())
     for method, ranked in methods.items():
-        add_rows("all", method, with_intervals(ranked, rows.days, seed), METRICS, events)
+        add_rows("all", method, compute_metric_intervals(ranked, rows.days, seed), METRICS, events)
     for rival in PAIRED:
         above = differences(methods["ours"], methods[rival], rows.days, seed)
         add_rows(
-            "all", "ours", {f"{metric}_above_{rival}": above[metric] for metric in above}, above_names(rival), events
+            "all",
+            "ours",
+            {f"{metric}_above_{rival}": above[metric] for metric in above},
+            list_lead_metrics(rival),
+            events,
         )
     for number, (cut, until) in enumerate(pairwise(cuts)):
         inside = (judged.day >= cut) & (judged.day < until)

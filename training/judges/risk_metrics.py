@@ -47,7 +47,7 @@ class Ranked:
         self._day, self._labels = rows.day[order], rows.labels[order].astype(np.float64)
         ranked = score[order]
         self._starts = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1])))
-        self._top = top_precision(rows, score)
+        self._top = compute_top_precision(rows, score)
         self._squares = None if p is None else _sum_daily_squared_errors(rows, p, base)
 
     def metrics(self, weight: Array) -> dict[str, float]:
@@ -77,7 +77,7 @@ class Ranked:
         return found
 
 
-def top_precision(rows: NodeDays, score: Array) -> Array:
+def compute_top_precision(rows: NodeDays, score: Array) -> Array:
     """Return (days,) the share of each day's TOP_NODES that failed.
 
     Equal scores at the edge share the places that are left.
@@ -102,7 +102,7 @@ def _sum_daily_squared_errors(rows: NodeDays, p: Array, base: Array | float) -> 
     return np.stack([np.bincount(rows.day, error, rows.days) for error in errors])
 
 
-def reliability(
+def measure_reliability(
     predictions: Iterable[Mapping[str, Sequence[Any]]], dataset: str, horizon_s: int
 ) -> list[tuple[float, float, float, float]]:
     """Return (predicted, observed, low, high) of each tenth of the node-days by probability.
@@ -119,12 +119,12 @@ def reliability(
     for own in (tenth == at for at in range(len(edges) + 1)):
         if own.any():
             share = float(actual[own].mean())
-            low, high = _wilson_interval(share, int(own.sum()))
+            low, high = _compute_wilson_interval(share, int(own.sum()))
             found.append((float(p[own].mean()), share, min(low, share), max(high, share)))
     return found
 
 
-def _wilson_interval(share: float, n: int) -> tuple[float, float]:
+def _compute_wilson_interval(share: float, n: int) -> tuple[float, float]:
     """Return the 95 % interval of a share of n (Wilson, 1927)."""
     z = 1.96
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
@@ -135,7 +135,7 @@ def _wilson_interval(share: float, n: int) -> tuple[float, float]:
 Interval = tuple[float, float | None, float | None]
 
 
-def with_intervals(ranked: Ranked, days: int, seed: int) -> dict[str, Interval]:
+def compute_metric_intervals(ranked: Ranked, days: int, seed: int) -> dict[str, Interval]:
     """Return metric -> value and 95 % interval.
 
     Days are drawn in circular blocks, the same ones for every method.

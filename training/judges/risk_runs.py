@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from fleetcast.models.risk.scores import RISK_HORIZONS_S
 from fleetcast.models.risk.watch import FleetWatch
 from fleetcast.training.judges.findings import AFTER_MS
-from fleetcast.training.judges.risk_metrics import NodeDays, Ranked, with_intervals
+from fleetcast.training.judges.risk_metrics import NodeDays, Ranked, compute_metric_intervals
 from fleetcast.training.reports.results import ResultRow, Results
-from fleetcast.training.sets.dropped import dropped_metrics
+from fleetcast.training.sets.dropped import find_dropped_metrics
 from fleetcast.training.sets.fault_runs import FaultRun, RunTruth, read_fault_runs
 
 Array = NDArray[np.float64]
@@ -49,10 +49,10 @@ def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say, d
 
     drop: telemetry that is left out of both folders.
     """
-    without = dropped_metrics(drop)
+    without = find_dropped_metrics(drop)
     runs = read_fault_runs(test, skipped=results.skipped, without=without)
     fitted = read_fault_runs(train, skipped=results.skipped, without=without) if runs and train != test else []
-    alarm = alarm_level(fitted, say) if fitted else ALARM_P
+    alarm = find_alarm_level(fitted, say) if fitted else ALARM_P
     for run in runs:
         dataset = run.folder.relative_to(test).as_posix()
         faults = tuple(fault for fault in run.truth if not fault.benign)
@@ -63,7 +63,7 @@ def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say, d
         judge_run(results, dataset, watch(run), run.topology.names, faults, alarm, seed)
 
 
-def alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
+def find_alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
     """Return the probability that 1 % of the quiet moments of these runs exceed.
 
     A moment is quiet if no fault is active there or follows it.
@@ -123,7 +123,7 @@ def judge_run(
         labels = _marks(seen, row, own)[1]
         counted = ~active & (labels | ~before)  # other faults' hours are neither
         _rank(results, dataset, series, seen, counted, labels, seed)
-        leads = np.array([_lead_s(seen, row[fault.node], active, fault, alarm) for fault in own])
+        leads = np.array([_measure_lead_s(seen, row[fault.node], active, fault, alarm) for fault in own])
         warned = leads[leads > 0]
         results.rows.append(_row(dataset, series, "ours", "warned_share", len(warned) / len(own), None, None, len(own)))
         if len(warned):
@@ -143,7 +143,7 @@ def _rank(
     block = ((seen.time_ms - seen.time_ms[0]) // BLOCK_MS)[:, None] + np.zeros(labels.shape[1], np.int64)
     rows = NodeDays(block[counted], labels[counted], int(block.max()) + 1)
     for method, score in (("ours", seen.p), ("any_signal", seen.signs.astype(np.float64))):
-        found = with_intervals(Ranked(rows, score[counted]), rows.days, seed)
+        found = compute_metric_intervals(Ranked(rows, score[counted]), rows.days, seed)
         for metric in ("auroc", "ap"):
             if metric in found:
                 results.rows.append(_row(dataset, series, method, metric, *found[metric], int(rows.labels.sum())))
@@ -162,7 +162,7 @@ def _marks(
     return active, before
 
 
-def _lead_s(seen: WatchedRun, node: int, active: NDArray[np.bool_], fault: RunTruth, alarm: float) -> float:
+def _measure_lead_s(seen: WatchedRun, node: int, active: NDArray[np.bool_], fault: RunTruth, alarm: float) -> float:
     """Return the seconds from the first alarm in the hour before a fault to the fault. 0 without an alarm."""
     hour = (seen.time_ms < fault.start_ms) & (seen.time_ms >= fault.start_ms - HORIZON_MS) & ~active[:, node]
     at = np.flatnonzero(hour & (seen.p[:, node] > alarm))

@@ -19,7 +19,7 @@ from fleetcast.training.fits.site_risk import fit_site
 from fleetcast.training.judges.risk_metrics import NodeDays, Ranked
 from fleetcast.training.reports.results import ResultRow, Results, interval
 from fleetcast.training.sites.site_days import DAY_MS, SiteDays
-from fleetcast.training.windows import RollingWindow, rolling_windows
+from fleetcast.training.windows import RollingWindow, make_rolling_windows
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -61,7 +61,7 @@ def windows_of(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
     first_ms = int(days.time_ms.min(initial=days.end_ms))
     end_ms = days.end_ms - HORIZONS_DAYS[-1] * DAY_MS
     begin_ms = first_ms + (1 - SHARE) * (end_ms - first_ms)
-    return rolling_windows(begin_ms / 1000, end_ms / 1000, count)
+    return make_rolling_windows(begin_ms / 1000, end_ms / 1000, count)
 
 
 def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, since_ms: int = 0) -> JudgedDays:
@@ -75,7 +75,7 @@ def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, sin
         rows = days.take((days.time_ms >= window.begin_ms) & (days.time_ms < window.end_ms))
         known = days.take(days.time_ms < window.begin_ms)
         fit = fit_site(known, window.begin_ms)
-        refit = own_history(days, window.begin_ms)
+        refit = fit_own_history(days, window.begin_ms)
         p = {OURS: rows.probabilities(fit), SHIPPED: rows.probabilities(None, refit), BASE: _base(known, rows, window)}
         if served is not None:
             later = rows.time_ms >= since_ms
@@ -90,7 +90,7 @@ def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, sin
     return JudgedDays(whole, joined, np.concatenate([*numbers, np.zeros(0, np.int64)]), tuple(fits))
 
 
-def own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
+def fit_own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
     """Return the history hazard that a service fits by itself once it has enough (models/risk/fault_log.py)."""
     first_day, at_day = int(days.time_ms.min()) // DAY_MS, at_ms // DAY_MS
     if at_day - first_day < OWN_DAYS or len(days.faults.until(at_day).node) < OWN_FAULTS:
@@ -108,7 +108,7 @@ def _base(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
     return found
 
 
-def results_of(judged: JudgedDays, dataset: str, seed: int = 0) -> Results:
+def make_risk_results(judged: JudgedDays, dataset: str, seed: int = 0) -> Results:
     """Return a row for each kind, horizon, method and metric. Each window has a series of its own."""
     results = Results("risk")
     for k, kind in enumerate(RISK_KINDS):
@@ -159,23 +159,23 @@ def metrics(time_ms: NDArray[np.int64], p: Array, labels: Mask) -> dict[str, flo
     days = np.unique(time_ms, return_inverse=True)[1]
     ranked = Ranked(NodeDays(days, labels, int(days.max()) + 1), p).metrics(np.ones(int(days.max()) + 1))
     return {
-        "log_loss": float(log_losses(p, labels).mean()),
+        "log_loss": float(compute_log_losses(p, labels).mean()),
         "brier": float(((p - labels) ** 2).mean()),
         "auroc": ranked.get("auroc", 0.5),
-        "precision_top1pct": _precision(p, labels, 0.01),
-        "precision_top5pct": _precision(p, labels, 0.05),
+        "precision_top1pct": _compute_precision(p, labels, 0.01),
+        "precision_top5pct": _compute_precision(p, labels, 0.05),
         "told_over_came": is_judged / came if came else float("nan"),
-        "calibration_error": _calibration_error(p, labels),
+        "calibration_error": _compute_calibration_error(p, labels),
     }
 
 
-def log_losses(p: Array, labels: Mask) -> Array:
+def compute_log_losses(p: Array, labels: Mask) -> Array:
     """Return (n,) the log loss of each row, in nats."""
     sure = np.clip(p, FLOOR, 1 - FLOOR)
     return np.asarray(-np.where(labels, np.log(sure), np.log1p(-sure)))
 
 
-def _precision(p: Array, labels: Mask, share: float) -> float:
+def _compute_precision(p: Array, labels: Mask, share: float) -> float:
     """Return the share of the likeliest rows that came true.
 
     Rows that tie at the edge share what is left.
@@ -186,7 +186,7 @@ def _precision(p: Array, labels: Mask, share: float) -> float:
     return float((labels[above].sum() + (top - above.sum()) * labels[level].mean()) / top)
 
 
-def _calibration_error(p: Array, labels: Mask) -> float:
+def _compute_calibration_error(p: Array, labels: Mask) -> float:
     """Return the mean gap of predicted and observed frequency, over the share that came. 0 is best.
 
     The gap is taken in each tenth of the rows by probability.
@@ -202,12 +202,12 @@ def _measure_with_interval(
     metric: str, time_ms: NDArray[np.int64], p: Array, labels: Mask, seed: int
 ) -> tuple[float | None, float | None, float | None]:
     """Return a metric with its interval. Days are drawn in weeks, because the labels of a week overlap."""
-    losses = log_losses(p, labels) if metric == "log_loss" else (p - labels) ** 2
+    losses = compute_log_losses(p, labels) if metric == "log_loss" else (p - labels) ** 2
     day = np.unique(time_ms, return_inverse=True)[1]
     return interval(np.bincount(day, losses), np.bincount(day).astype(float), block=BLOCK_DAYS, seed=seed)
 
 
-def mean_ratio(
+def compare_geometric_means(
     results: Results, kinds: Sequence[str], rival: str, own: str = OURS, metric: str = "log_loss"
 ) -> tuple[float, float, int]:
     """Return (ours, the rival's) metric in geometric mean, and the number of outcomes.

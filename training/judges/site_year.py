@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from fleetcast.training.fits.site_risk import events_of
 from fleetcast.training.fits.train_site import verdict
-from fleetcast.training.judges.site_risk import judge_windows, results_of
+from fleetcast.training.judges.site_risk import judge_windows, make_risk_results
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.simulated_year import plan_of, simulated_year
 from fleetcast.training.sites.site_days import SiteDays
@@ -29,16 +29,16 @@ def evaluate_year(nodes: int, seed: int, say: Say) -> Results:
     counts = events_of(days, days.end_ms)
     say(f"{len(days):,} node-days, events: {_words(counts)}; judging {WINDOWS} windows")
     judged = judge_windows(days, WINDOWS)
-    results = results_of(judged, DATASET, seed)
+    results = make_risk_results(judged, DATASET, seed)
     gate = verdict(counts, judged, results, None)
     say(f"gate, whole year: {'serves' if gate.won else 'does not serve'}: {gate.sentence}")
-    young = events_of(days, end_of_youth(days))
+    young = events_of(days, find_youth_end(days))
     refused = verdict(young, None, Results("risk"), None)
     say(f"gate, {YOUNG} failures: {'serves' if refused.won else 'does not serve'}: {refused.sentence}")
     return results
 
 
-def end_of_youth(days: SiteDays) -> int:
+def find_youth_end(days: SiteDays) -> int:
     """Return the time in ms by which the first YOUNG failures had begun."""
     times = sorted(days.begun["fail"].time_ms.tolist())
     return int(times[min(YOUNG, len(times)) - 1])

@@ -29,7 +29,7 @@ from fleetcast.training.reports.results import ResultRow, Results, interval
 from fleetcast.training.reports.window_rows import rows_of
 from fleetcast.training.sets.job_sets import HistoryJobs as History
 from fleetcast.training.sets.job_sets import JobHistory, read_job_sets
-from fleetcast.training.windows import rolling_windows, window_at
+from fleetcast.training.windows import find_window_numbers, make_rolling_windows
 
 DAY_S = 86_400
 WARM_UP_S, TRIED_S = (
@@ -189,10 +189,10 @@ def _some(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
 def forecast(scene: Scene, seed: int, say: Say) -> list[WaitForecast]:
     """Forecast the starts of the judged jobs that had to wait, in order of submission."""
     moments, start_s = watch(scene)
-    return forecast_at(scene, moments, start_s, seed, say)
+    return forecast_waits(scene, moments, start_s, seed, say)
 
 
-def forecast_at(
+def forecast_waits(
     scene: Scene, moments: Sequence[SubmitMoment], start_s: Ints, seed: int, say: Say = lambda line: None
 ) -> list[WaitForecast]:
     """Return the forecasts for the moments that `watch` returned."""
@@ -300,8 +300,8 @@ class QueuePlayer:
 
 def _judge(results: Results, scene: Scene, rows: Sequence[WaitForecast], seed: int) -> None:
     issued_s = scene.jobs.submit_s[[row.job for row in rows]]
-    rolling = rolling_windows(scene.judged_s, float(issued_s.max()) + 1)
-    within = window_at(rolling, issued_s)
+    rolling = make_rolling_windows(scene.judged_s, float(issued_s.max()) + 1)
+    within = find_window_numbers(rolling, issued_s)
     for method in ("ours", scene.planned_by):
         for metric, (top, below) in _scores(rows, method).items():
             results.rows.append(_row(scene, method, metric, top, below, seed))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fleetcast.training.reports.results import Results
-from fleetcast.training.sets.dropped import dropped_metrics
+from fleetcast.training.sets.dropped import find_dropped_metrics
 from fleetcast.training.sets.fault_runs import read_fault_runs
 from fleetcast.training.sets.operation_traces import FOLDER as TRACES
 from fleetcast.training.sets.operation_traces import read_traces
@@ -34,7 +34,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str]
     results = Results("straggler")
     if not drop:
         _judge_steps(test, results, seed, say)
-    runs = read_fault_runs(test, skipped=results.skipped, without=dropped_metrics(drop))
+    runs = read_fault_runs(test, skipped=results.skipped, without=find_dropped_metrics(drop))
     if runs:
         judge_fleets(runs, results, seed, say)
     else:

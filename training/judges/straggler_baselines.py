@@ -44,13 +44,13 @@ class BaselineMoment:
 Rule = Callable[[BaselineMoment], Mask]
 
 
-def static_thresholds(sight: BaselineMoment) -> Mask:
+def flag_by_thresholds(sight: BaselineMoment) -> Mask:
     """Return (node,) whether an XID was reported or a GPU is hotter than 85 °C."""
     with np.errstate(invalid="ignore"):
         return sight.on_nodes((sight.column("xid") > 0) | (sight.column("gpu_temp_c") > HOT_C))
 
 
-def health_rules(sight: BaselineMoment) -> Mask:
+def flag_by_health_rules(sight: BaselineMoment) -> Mask:
     """Return (node,) whether one of NVIDIA's passive health watches fires.
 
     It covers the watches that the exporter's fields allow.
@@ -148,8 +148,8 @@ def _find_outlier(values: Array) -> int | None:
 def baselines() -> dict[str, Rule]:
     """Return new rules by name."""
     return {
-        "static thresholds": static_thresholds,
-        "NVIDIA health rules": health_rules,
+        "static thresholds": flag_by_thresholds,
+        "NVIDIA health rules": flag_by_health_rules,
         "fleet-wide z": FleetWideZ(),
         "Minder-style distance": Minder(),
     }

@@ -11,10 +11,10 @@ from fleetcast.training.reports.results import ResultRow, Results
 LEVEL = 0.95
 
 
-def share_bounds(hits: int, of: int) -> tuple[float, float]:
+def compute_share_bounds(hits: int, of: int) -> tuple[float, float]:
     """Return Clopper and Pearson's interval of a share.
 
-    >>> [round(bound, 3) for bound in share_bounds(10, 10)]
+    >>> [round(bound, 3) for bound in compute_share_bounds(10, 10)]
     [0.692, 1.0]
     """
     tail = (1 - LEVEL) / 2
@@ -23,10 +23,10 @@ def share_bounds(hits: int, of: int) -> tuple[float, float]:
     return low, high
 
 
-def rate_bounds(count: int, exposure: float) -> tuple[float, float]:
+def compute_rate_bounds(count: int, exposure: float) -> tuple[float, float]:
     """Return Garwood's interval of a Poisson rate: `count` alarms in `exposure` units.
 
-    >>> [round(bound, 2) for bound in rate_bounds(0, 1.0)]
+    >>> [round(bound, 2) for bound in compute_rate_bounds(0, 1.0)]
     [0.0, 3.69]
     """
     tail = (1 - LEVEL) / 2
@@ -45,12 +45,12 @@ class Table:
     def share(self, metric: str, method: str, hits: int, of: int, series: str = "all") -> None:
         """Add a share of outcomes. Adds no row if there are no outcomes."""
         if of:
-            self.add(metric, method, hits / of, share_bounds(hits, of), of, series)
+            self.add(metric, method, hits / of, compute_share_bounds(hits, of), of, series)
 
     def rate(self, metric: str, method: str, count: int, exposure: float, series: str = "all") -> None:
         """Add a rate of events for each unit of exposure. `n` is the number of events."""
         if exposure > 0:
-            self.add(metric, method, count / exposure, rate_bounds(count, exposure), count, series)
+            self.add(metric, method, count / exposure, compute_rate_bounds(count, exposure), count, series)
 
     def median(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
         """Add a median with its bootstrap interval."""
@@ -94,12 +94,12 @@ class Table:
         hits = right if spells is None else spells
         self.share("precision", method, hits, hits + wrong, series)
         self.share("recall", method, right, right + missed, series)
-        parts = [share_bounds(hits, hits + wrong), share_bounds(right, right + missed)]
+        parts = [compute_share_bounds(hits, hits + wrong), compute_share_bounds(right, right + missed)]
         if right + wrong + missed:
-            low, high = (_f1(*(part[side] for part in parts)) for side in (0, 1))
-            value = _f1(hits / max(1, hits + wrong), right / max(1, right + missed))
+            low, high = (_compute_f1(*(part[side] for part in parts)) for side in (0, 1))
+            value = _compute_f1(hits / max(1, hits + wrong), right / max(1, right + missed))
             self.add("f1", method, value, (low, high), right + wrong + missed, series)
 
 
-def _f1(precision: float, recall: float) -> float:
+def _compute_f1(precision: float, recall: float) -> float:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

@@ -12,8 +12,8 @@ import msgspec
 from fleetcast.models.versions.card import Card, Coverage
 from fleetcast.training.reports.contests import lead
 from fleetcast.training.reports.page import page, panel, panels, section, table, terms
-from fleetcast.training.reports.plots import calibration_svg
-from fleetcast.training.reports.report import FAR_OFF, every_row, sections, verdicts
+from fleetcast.training.reports.plots import draw_calibration
+from fleetcast.training.reports.report import FAR_OFF, render_all_rows, sections, verdicts
 from fleetcast.training.reports.results import ResultRow, Results
 
 MOST_HORIZONS = 4
@@ -57,14 +57,14 @@ def _measured(card: Card) -> Iterator[str]:
     results = Results(card.kind, [msgspec.convert(row, ResultRow, from_attributes=True) for row in card.metrics])
     yield verdicts(results)
     yield from sections(results)
-    yield every_row(results.rows)
+    yield render_all_rows(results.rows)
 
 
 def _render_calibration(card: Card) -> Iterator[str]:
     for target in dict.fromkeys(row.target for row in card.calibration):
         rows = [row for row in card.calibration if row.target == target]
         name = target.replace("_", " ") or card.kind
-        svg = calibration_svg(_points(rows), f"{name}: calibration of the card")
+        svg = draw_calibration(_points(rows), f"{name}: calibration of the card")
         lines = [(lead(row.horizon_s) or "all", row.nominal, round(row.observed, 4), row.n) for row in rows]
         off = {(at, 2) for at, row in enumerate(rows) if abs(row.observed - row.nominal) > FAR_OFF}
         shares = table(("horizon", "promised", "observed", "outcomes"), lines, frozenset(off))

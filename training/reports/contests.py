@@ -130,7 +130,7 @@ def sentences(found: Iterable[Comparison]) -> list[str]:
     lines = []
     for (dataset, target, metric), group in groups.items():
         group.sort(key=lambda contest: contest.ours.horizon_s or 0)
-        named = ", ".join(part for part in (dataset, target_words(target), words_of(metric)) if part)
+        named = ", ".join(part for part in (dataset, format_target(target), words_of(metric)) if part)
         sides = (("better by", won(group)), ("worse by", lost(group)))
         said = [f"{word} {_parts(some)}" for word, some in sides if some]
         said += [f"as good {_parts(level(group))}"] if level(group) else []
@@ -166,7 +166,7 @@ def _size(contest: Comparison) -> str:
     return (f"{size:.1%}" if size < 0.0995 else f"{size:.0%}").replace("%", " %")
 
 
-def target_words(target: str) -> str:
+def format_target(target: str) -> str:
     """Return the usual name of a target."""
     return TARGETS.get(target, target.replace("_", " "))
 

@@ -44,7 +44,7 @@ class CurvePoint:
         return ", ".join(f"{name} {value:.3f}" for name, (value, _, _) in self.values.items())
 
 
-def point_of(task: str, at: float | str, results: Results) -> CurvePoint:
+def make_curve_point(task: str, at: float | str, results: Results) -> CurvePoint:
     """Return a point from the rows of a judge.
 
     Runs that were judged apart are averaged by their number of outcomes.
@@ -71,12 +71,12 @@ def _faults(task: str, results: Results) -> int:
     return sum(row.n for row in results.select(method=method, metric=metric, series="all"))
 
 
-def label_of(at: float | str) -> str:
+def format_point_label(at: float | str) -> str:
     """Return the name of a point in tables and plots."""
     return at if isinstance(at, str) else f"{at:g}"
 
 
-def curve_table(task: str, axis: str, points: Sequence[CurvePoint]) -> list[list[str]]:
+def make_curve_table(task: str, axis: str, points: Sequence[CurvePoint]) -> list[list[str]]:
     """Return the header and one row for each point.
 
     Brackets hold the 95 % interval (straggler) or the range over the runs (risk).
@@ -84,7 +84,10 @@ def curve_table(task: str, axis: str, points: Sequence[CurvePoint]) -> list[list
     names = [name for _, _, name in METRICS[task]]
     return [
         [axis, "faults", *names],
-        *([label_of(one.at), str(one.faults), *(_cell(one.values.get(name)) for name in names)] for one in points),
+        *(
+            [format_point_label(one.at), str(one.faults), *(_cell(one.values.get(name)) for name in names)]
+            for one in points
+        ),
     ]
 
 
@@ -95,7 +98,7 @@ def _cell(value: tuple[float, float | None, float | None] | None) -> str:
     return f"{middle}" if low is None or high is None else f"{middle} ({low} to {high})"
 
 
-def curve_svg(task: str, axis: str, points: Sequence[CurvePoint]) -> str:
+def draw_curve(task: str, axis: str, points: Sequence[CurvePoint]) -> str:
     """Draw the first metric and the false alarms over the points, as an SVG file for light and dark.
 
     Text stays text.
@@ -107,7 +110,7 @@ def curve_svg(task: str, axis: str, points: Sequence[CurvePoint]) -> str:
         for name, ink, mark, dash in ((good, OURS_INK, "o", "-"), (bad, RIVAL_INKS[0], "s", (0, (5, 2)))):
             y = np.array([one.values.get(name, (np.nan, None, None))[0] for one in points])
             axes.plot(at, y, color=ink, marker=mark, linestyle=dash, label=name)
-        axes.set_xticks(at, [label_of(one.at).replace("+", "\n") for one in points])
+        axes.set_xticks(at, [format_point_label(one.at).replace("+", "\n") for one in points])
         axes.set_xlabel(axis)
         axes.set_ylim(bottom=0)
         handles, names = axes.get_legend_handles_labels()

@@ -6,7 +6,7 @@ Another table has one row for each method. Ours is compared window by window.
 from collections.abc import Sequence
 from math import exp, log
 
-from fleetcast.training.reports.contests import OURS, lead, target_words
+from fleetcast.training.reports.contests import OURS, format_target, lead
 from fleetcast.training.reports.results import Results, WindowRow
 from fleetcast.training.reports.window_rows import gains
 
@@ -47,7 +47,7 @@ def _make_set_table(numbers: dict[Key, list[WindowRow]]) -> list[list[str]]:
         some = [numbers.get((dataset, target, lead_s), []) for lead_s in leads]
         windows = sorted({(row.begin_ms, row.end_ms) for rows in some for row in rows})
         days = (windows[0][1] - windows[0][0]) / 86_400_000
-        name = f"{dataset}, {target_words(target)}, {len(windows)} × {days:.3g} days"
+        name = f"{dataset}, {format_target(target)}, {len(windows)} × {days:.3g} days"
         lines.append([name, *(_cell(rows) for rows in some)])
     return lines
 

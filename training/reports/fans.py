@@ -16,7 +16,7 @@ Block = Mapping[str, Sequence[Any]]
 Shares = dict[int, Counter[str]]  # horizon_s -> how many forecasts were of which model
 
 
-def courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
+def make_courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
     """Return one course for each (dataset, target) in the predictions. It is of the largest series."""
     sets: dict[tuple[str, str], list[Columns]] = {}
     for block in predictions:

@@ -6,10 +6,16 @@ import numpy as np
 
 from fleetcast.placement.play.replay import Floats
 from fleetcast.training.judges.played import PlayScene
-from fleetcast.training.judges.played_numbers import PlayNumbers, held_over, last_s, price_of_fairness, queues_of
+from fleetcast.training.judges.played_numbers import (
+    PlayNumbers,
+    describe_fairness_price,
+    last_s,
+    measure_held_gpus,
+    queues_of,
+)
 from fleetcast.training.reports.contests import OURS
 from fleetcast.training.reports.page import listed, page, panel, panels, section, table
-from fleetcast.training.reports.plots import OURS_INK, PANEL, RIVAL_DASHES, RIVAL_INKS, drawn, styles
+from fleetcast.training.reports.plots import OURS_INK, PANEL, RIVAL_DASHES, RIVAL_INKS, choose_styles, drawn
 
 BINS = 160
 MOST_LINES = 4  # rivals in a plot over time
@@ -38,12 +44,12 @@ def play_report(
     """
     machine = f"{scene.nodes:,} nodes of {scene.each} GPUs" if scene.nodes else f"{scene.each:,} GPUs"
     lead = f"{len(scene.trace):,} jobs on {machine}; all methods play the same jobs on the same machine."
-    price = price_of_fairness(found)
+    price = describe_fairness_price(found)
     body = [
         section("Methods", panels([panel(table(HEAD, [_row(one) for one in found]), note=price, kind="wide")])),
-        section("Waits", panels([panel(sizes_svg(found), "Mean wait by GPUs of a job, hours", kind="wide")])),
+        section("Waits", panels([panel(draw_wait_by_size(found), "Mean wait by GPUs of a job, hours", kind="wide")])),
         section("Over time", panels(_plot_use_over_time(scene, starts))),
-        section("Queues", panels([panel(table(*_queue_table(found)), "Mean wait by queue, s", kind="wide")])),
+        section("Queues", panels([panel(table(*_make_queue_table(found)), "Mean wait by queue, s", kind="wide")])),
     ]
     if skipped:
         body.append(section("Left out", listed(skipped, "")))
@@ -56,17 +62,17 @@ def _row(one: PlayNumbers) -> list[object]:
     return [one.method.replace("_", " "), *numbers]
 
 
-def _queue_table(found: Sequence[PlayNumbers]) -> tuple[list[str], list[list[object]]]:
+def _make_queue_table(found: Sequence[PlayNumbers]) -> tuple[list[str], list[list[object]]]:
     head = ["queue", "jobs", *(one.method.replace("_", " ") for one in found)]
     names = found[0].by_queue if found else []
     rows = [[known.name, known.jobs, *(one.by_queue[at].mean_s for one in found)] for at, known in enumerate(names)]
     return head, rows
 
 
-def sizes_svg(found: Sequence[PlayNumbers]) -> str:
+def draw_wait_by_size(found: Sequence[PlayNumbers]) -> str:
     """Draw a bar chart of the mean wait: one group for each size class, one bar for each method."""
     names = [one.name for one in found[0].by_size]
-    style_of = styles([one.method for one in found])
+    style_of = choose_styles([one.method for one in found])
     thick = 0.84 / len(found)
     with drawn("mean wait by size", width=11.5, height=3.4) as canvas:
         for at, one in enumerate(found):
@@ -86,20 +92,24 @@ def _plot_use_over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[
     """
     edges_s = np.linspace(scene.trace.submit_s[0], last_s(scene.trace), BINS + 1)
     methods = [*list(starts)[: MOST_LINES + 1]]
-    use = {method: held_over(edges_s, scene.trace, starts[method]) / scene.gpus for method in methods}
+    use = {method: measure_held_gpus(edges_s, scene.trace, starts[method]) / scene.gpus for method in methods}
     main = OURS if OURS in starts else methods[0]
     queue = np.array(queues_of(scene))
     names, jobs = np.unique(queue, return_counts=True)
     largest = names[np.argsort(-jobs, kind="stable")][:MOST_QUEUES].tolist()
-    shares = {name: held_over(edges_s, scene.trace, starts[main], queue == name) / scene.gpus for name in largest}
+    shares = {
+        name: measure_held_gpus(edges_s, scene.trace, starts[main], queue == name) / scene.gpus for name in largest
+    }
     days = (edges_s[:-1] + np.diff(edges_s) / 2 - edges_s[0]) / DAY_S
     return [
-        panel(lines_over_days(days, use, "use over time"), "Share of the GPUs in use, over days", kind="wide"),
-        panel(lines_over_days(days, shares, "shares over time"), f"Shares of queues, {main}, over days", kind="wide"),
+        panel(draw_lines_over_days(days, use, "use over time"), "Share of the GPUs in use, over days", kind="wide"),
+        panel(
+            draw_lines_over_days(days, shares, "shares over time"), f"Shares of queues, {main}, over days", kind="wide"
+        ),
     ]
 
 
-def lines_over_days(days: Floats, lines: Mapping[str, Floats], label: str) -> str:
+def draw_lines_over_days(days: Floats, lines: Mapping[str, Floats], label: str) -> str:
     """Draw one line for each name. The first has the strong colour."""
     inks = (OURS_INK, *RIVAL_INKS)
     with drawn(label, width=11.5, height=2.9) as canvas:

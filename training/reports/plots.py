@@ -121,7 +121,7 @@ def _make_inline_svg(svg: str, label: str) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label, quote=True)}"', 1)
 
 
-def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+def choose_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the style of each method: one strong colour for ours, quiet ones for the baselines.
 
     Each method has its own marks, up to the number of baseline styles.
@@ -153,7 +153,7 @@ def _draw_legend(canvas: Canvas) -> None:
     )  # fmt: skip
 
 
-def lines_svg(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] | None = None) -> str:
+def draw_lines(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] | None = None) -> str:
     """Draw one line for each method over the horizons of these rows, with 95 % intervals.
 
     ticks: horizon_s -> its name.
@@ -162,7 +162,7 @@ def lines_svg(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] | 
     place = {horizon: at for at, horizon in enumerate(horizons)}
     methods = list(dict.fromkeys(row.method for row in rows))
     with drawn(label) as canvas:
-        for shift, (method, style) in enumerate(styles(methods).items()):
+        for shift, (method, style) in enumerate(choose_styles(methods).items()):
             own = sorted(
                 (row for row in rows if row.method == method and row.value is not None and row.horizon_s in place),
                 key=lambda row: row.horizon_s or 0,
@@ -180,13 +180,13 @@ def lines_svg(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] | 
     return canvas.svg
 
 
-def bars_svg(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) -> str:
+def draw_bars(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) -> str:
     """Draw horizontal bars, one for each method, in groups by metric.
 
     groups: metric -> its name, from top to bottom.
     """
     methods = list(dict.fromkeys(row.method for row in rows))
-    style_of = styles(methods)
+    style_of = choose_styles(methods)
     thick = 0.8 / max(1, len(methods))
     with drawn(label, height=0.7 + 0.24 * len(groups) * len(methods)) as canvas:
         for at, method in enumerate(style_of):
@@ -211,7 +211,7 @@ def bars_svg(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) -
     return canvas.svg
 
 
-def calibration_svg(points: Mapping[str, Sequence[tuple[float, float]]], label: str) -> str:
+def draw_calibration(points: Mapping[str, Sequence[tuple[float, float]]], label: str) -> str:
     """Draw observed against nominal coverage, one line for each name.
 
     On the dotted line the two are the same.
@@ -234,7 +234,7 @@ def calibration_svg(points: Mapping[str, Sequence[tuple[float, float]]], label: 
     return canvas.svg
 
 
-def reliability_svg(points: Sequence[tuple[float, float, float, float]], label: str) -> str:
+def draw_reliability(points: Sequence[tuple[float, float, float, float]], label: str) -> str:
     """Draw observed frequency against predicted probability, both small.
 
     points: (predicted, observed, low, high) of each dot.
@@ -255,7 +255,7 @@ def reliability_svg(points: Sequence[tuple[float, float, float, float]], label: 
     return canvas.svg
 
 
-def course_svg(course: Course, label: str, y_label: str) -> str:
+def draw_course(course: Course, label: str, y_label: str) -> str:
     """Draw the series, and each forecast on it as a fan of nested intervals with its median.
 
     Intervals are paler outwards.
@@ -275,7 +275,7 @@ def course_svg(course: Course, label: str, y_label: str) -> str:
         handles, names = axes.get_legend_handles_labels()
         once = dict(zip(names, handles, strict=True))
         bands = _bands(course.fans[0].levels) if course.fans else []
-        shown = [*once.values(), *(_swatch(depth) for depth, _ in enumerate(bands, start=1))]
+        shown = [*once.values(), *(_make_legend_patch(depth) for depth, _ in enumerate(bands, start=1))]
         said = [*once, *(f"{high - low:.0%} interval".replace("%", " %") for low, high in bands)]
         canvas.figure.legend(shown, said, loc="outside upper left", ncols=6, fontsize=8, borderpad=0.1)
     return canvas.svg
@@ -287,7 +287,7 @@ def _bands(levels: Sequence[float]) -> list[tuple[float, float]]:
     return sorted(pairs)
 
 
-def _swatch(depth: int) -> Any:
+def _make_legend_patch(depth: int) -> Any:
     """Return the legend patch for `depth` bands on top of each other."""
     from matplotlib.patches import Patch
 

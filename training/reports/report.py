@@ -5,25 +5,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from fleetcast.training.judges.risk_metrics import reliability
+from fleetcast.training.judges.risk_metrics import measure_reliability
 from fleetcast.training.reports.contests import (
     ALL,
     MAIN,
     OURS,
     Comparison,
     contests,
+    format_target,
     lead,
     level,
     lost,
     pooled,
     sentences,
-    target_words,
     won,
     words_of,
 )
-from fleetcast.training.reports.fans import Shares, courses, served
+from fleetcast.training.reports.fans import Shares, make_courses, served
 from fleetcast.training.reports.page import listed, page, panel, panels, section, table, text_of
-from fleetcast.training.reports.plots import bars_svg, calibration_svg, course_svg, lines_svg, reliability_svg
+from fleetcast.training.reports.plots import draw_bars, draw_calibration, draw_course, draw_lines, draw_reliability
 from fleetcast.training.reports.results import ResultRow, Results
 
 TITLES = {
@@ -40,7 +40,7 @@ DEMAND_LINES = ("wql", "mae", "interval_score_80")
 UNITS = {"active_nodes": "nodes", "arriving_jobs": "jobs", "request_rate": "requests a second"}
 
 
-def report_html(results: Results) -> str:
+def render_report(results: Results) -> str:
     """Return the page of one evaluation. It leaves out sections without rows."""
     body = [verdicts(results), *sections(results)]
     if results.skipped:
@@ -50,12 +50,16 @@ def report_html(results: Results) -> str:
         f"{len(results.rows):,} numbers on {sets} data {'set' if sets == 1 else 'sets'}; "
         "95 % intervals by moving-block bootstrap; all methods on the same origins."
     )
-    return page(TITLES.get(results.task, results.task), said, [*body, every_row(results.rows)])
+    return page(TITLES.get(results.task, results.task), said, [*body, render_all_rows(results.rows)])
 
 
 def sections(results: Results) -> Iterator[str]:
     """Yield the sections of each set. The task decides what they contain."""
-    tasks: dict[str, Callable[[Results], Iterator[str]]] = {"demand": _demand, "duration": _duration, "risk": _risk}
+    tasks: dict[str, Callable[[Results], Iterator[str]]] = {
+        "demand": _demand,
+        "duration": _render_duration,
+        "risk": _risk,
+    }
     return tasks.get(results.task, _start)(results)
 
 
@@ -82,7 +86,7 @@ def _render_comparisons(head: str, some: Sequence[Comparison], note: str) -> str
     return f'<div class="panel">{inner}</div>'
 
 
-def sets_of(rows: Iterable[ResultRow]) -> dict[tuple[str, str], list[ResultRow]]:
+def group_rows_by_set(rows: Iterable[ResultRow]) -> dict[tuple[str, str], list[ResultRow]]:
     """Return the pooled rows of each (dataset, target), in the order of the evaluation."""
     found: dict[tuple[str, str], list[ResultRow]] = {}
     for row in pooled(rows):
@@ -95,16 +99,16 @@ def sets_of(rows: Iterable[ResultRow]) -> dict[tuple[str, str], list[ResultRow]]
 
 
 def _demand(results: Results) -> Iterator[str]:
-    drawn, shares = courses(results.predictions), served(results.predictions)
-    for (dataset, target), rows in sets_of(results.rows).items():
-        name = f"{dataset}, {target_words(target)}"
+    drawn, shares = make_courses(results.predictions), served(results.predictions)
+    for (dataset, target), rows in group_rows_by_set(results.rows).items():
+        name = f"{dataset}, {format_target(target)}"
         inner = [_lines(rows, metric, name) for metric in DEMAND_LINES]
-        inner += [calibration(rows, name), _coverage_table(rows)]
+        inner += [calibration(rows, name), _render_coverage_table(rows)]
         inner.append(_served(rows, shares.get((dataset, target), {})))
         if (dataset, target) in drawn:
             course = drawn[dataset, target]
             of = "" if course.name in (ALL, target, dataset) else f" of {course.name}"
-            svg = course_svg(course, f"{name}: forecasts", UNITS.get(target, "GPUs"))
+            svg = draw_course(course, f"{name}: forecasts", UNITS.get(target, "GPUs"))
             note = "Each fan was issued at its dotted line, and is drawn through the horizons that were judged."
             inner.append(panel(svg, f"What was forecast{of}", note, "wide"))
         yield section(name, panels(inner))
@@ -115,7 +119,7 @@ def _lines(rows: list[ResultRow], metric: str, name: str) -> str:
     if not own:
         return ""
     title = words_of(metric)
-    return panel(lines_svg(own, f"{name}: {title} by horizon"), f"{title} by horizon, less is better")
+    return panel(draw_lines(own, f"{name}: {title} by horizon"), f"{title} by horizon, less is better")
 
 
 def calibration(rows: Iterable[ResultRow], name: str) -> str:
@@ -130,11 +134,11 @@ def calibration(rows: Iterable[ResultRow], name: str) -> str:
         for horizon in shown
     }
     return panel(
-        calibration_svg(points, f"{name}: calibration"), "Are the intervals honest?", "Grey: within 3 points.", "small"
+        draw_calibration(points, f"{name}: calibration"), "Are the intervals honest?", "Grey: within 3 points.", "small"
     )
 
 
-def _coverage_table(rows: Iterable[ResultRow]) -> str:
+def _render_coverage_table(rows: Iterable[ResultRow]) -> str:
     """Return a table of our coverage by horizon, with the interval score of ours and of the best baseline.
 
     Coverage that is more than 3 points off is marked.
@@ -193,14 +197,14 @@ def _first(horizon_s: int | None) -> int:
 # -- durations ------------------------------------------------------------------------------------------------------
 
 
-def _duration(results: Results) -> Iterator[str]:
-    by_set = sets_of(results.rows)
+def _render_duration(results: Results) -> Iterator[str]:
+    by_set = group_rows_by_set(results.rows)
     for dataset in dict.fromkeys(dataset for dataset, _ in by_set):
         rows = [row for (own, _), some in by_set.items() if own == dataset for row in some]
-        yield section(dataset, panels(_duration_panels(dataset, rows)))
+        yield section(dataset, panels(_render_duration_panels(dataset, rows)))
 
 
-def _duration_panels(dataset: str, rows: list[ResultRow]) -> Iterator[str]:
+def _render_duration_panels(dataset: str, rows: list[ResultRow]) -> Iterator[str]:
     pinball = [
         msgspec.structs.replace(row, horizon_s=int(row.metric.rpartition("_")[2]))
         for row in rows
@@ -210,11 +214,11 @@ def _duration_panels(dataset: str, rows: list[ResultRow]) -> Iterator[str]:
     pinball = [row for row in pinball if levels[row.method] > 1]  # point forecasts are in the table
     if pinball:
         ticks = {row.horizon_s or 0: f"p{row.horizon_s or 0:02d}" for row in pinball}
-        svg = lines_svg(pinball, f"{dataset}: pinball loss by level", ticks)
+        svg = draw_lines(pinball, f"{dataset}: pinball loss by level", ticks)
         yield panel(svg, "Run time: pinball loss of log seconds, less is better")
     remaining = [row for row in rows if row.metric == "remaining_log_mae" and row.horizon_s is not None]
     if remaining:
-        svg = lines_svg(remaining, f"{dataset}: error of the remaining time")
+        svg = draw_lines(remaining, f"{dataset}: error of the remaining time")
         yield panel(svg, "Remaining time: log error by time already run")
     whole = [row for row in rows if row.horizon_s is None]
     groups = {
@@ -222,12 +226,12 @@ def _duration_panels(dataset: str, rows: list[ResultRow]) -> Iterator[str]:
     }
     if groups:
         shares = [row for row in whole if row.metric in groups]
-        yield panel(bars_svg(shares, f"{dataset}: shares of jobs", groups), "Run time: shares of jobs")
+        yield panel(draw_bars(shares, f"{dataset}: shares of jobs", groups), "Run time: shares of jobs")
     yield calibration([row for row in whole if row.metric in NOMINAL], dataset)
-    yield _methods_table(whole)
+    yield _render_methods_table(whole)
 
 
-def _methods_table(rows: Iterable[ResultRow]) -> str:
+def _render_methods_table(rows: Iterable[ResultRow]) -> str:
     """Return a table with a line for each metric and a column for each method.
 
     Intervals are in brackets.
@@ -248,19 +252,19 @@ def _methods_table(rows: Iterable[ResultRow]) -> str:
 
 
 def _start(results: Results) -> Iterator[str]:
-    for (dataset, target), rows in sets_of(results.rows).items():
+    for (dataset, target), rows in group_rows_by_set(results.rows).items():
         inner = []
         groups = {m: words_of(m) for m in ("within_10min", "bound_90_correct") if any(row.metric == m for row in rows)}
         if groups:
             shares = [row for row in rows if row.metric in groups]
             title = "Shares of starts; of the p90, 90 % is right"
-            inner.append(panel(bars_svg(shares, f"{dataset}: shares of starts", groups), title))
+            inner.append(panel(draw_bars(shares, f"{dataset}: shares of starts", groups), title))
         widths = [row for row in rows if row.metric == "bound_90_width"]
         if widths:
-            svg = bars_svg(widths, f"{dataset}: width of the bound", {"bound_90_width": "p90 / actual"})
+            svg = draw_bars(widths, f"{dataset}: width of the bound", {"bound_90_width": "p90 / actual"})
             inner.append(panel(svg, "The p90 bound over the actual wait, less is better"))
-        inner.append(_methods_table(rows))
-        yield section(f"{dataset}, {target_words(target)}" if target else dataset, panels(inner))
+        inner.append(_render_methods_table(rows))
+        yield section(f"{dataset}, {format_target(target)}" if target else dataset, panels(inner))
 
 
 # -- node risk ------------------------------------------------------------------------------------------------------
@@ -271,15 +275,15 @@ def _risk(results: Results) -> Iterator[str]:
 
     Rows without a horizon describe the trace, not a method.
     """
-    for (dataset, _), rows in sets_of(results.rows).items():
+    for (dataset, _), rows in group_rows_by_set(results.rows).items():
         inner = []
         for horizon in sorted({row.horizon_s for row in rows if row.horizon_s is not None}):
-            points = reliability(results.predictions, dataset, horizon)
+            points = measure_reliability(results.predictions, dataset, horizon)
             if points:
-                svg = reliability_svg(points, f"{dataset}: reliability within {lead(horizon)}")
+                svg = draw_reliability(points, f"{dataset}: measure_reliability within {lead(horizon)}")
                 note = "Tenths of the node-days by probability; on the dotted line faults come as often as told."
                 inner.append(panel(svg, f"Is the probability within {lead(horizon)} true?", note, "small"))
-            inner.append(_methods_table([row for row in rows if row.horizon_s == horizon]))
+            inner.append(_render_methods_table([row for row in rows if row.horizon_s == horizon]))
         for row in rows:
             if row.metric == "first_fault_share":
                 share = f"{row.value or 0.0:.0%}".replace("%", " %")
@@ -291,7 +295,7 @@ def _risk(results: Results) -> Iterator[str]:
 # -- everything -----------------------------------------------------------------------------------------------------
 
 
-def every_row(rows: Sequence[ResultRow]) -> str:
+def render_all_rows(rows: Sequence[ResultRow]) -> str:
     """Return all numbers as a table. If there are more than MOST_ROWS, the pooled ones come first."""
     ordered = sorted(rows, key=lambda row: row.series != ALL)[:MOST_ROWS]
     names = ("data set", "target", "series", "horizon", "method", "model", "metric", "value", "low", "high", "outcomes")

@@ -84,16 +84,16 @@ def interval(
     below = np.ones(len(top)) if denominator is None else np.asarray(list(denominator), np.float64)
     known = np.isfinite(top) & np.isfinite(below)
     top, below = top[known], below[known]
-    value = _quotient(float(top.sum()), float(below.sum()))
+    value = _divide(float(top.sum()), float(below.sum()))
     if value is None:
         return None, None, None
     if len(top) < FEWEST:
         return value, None, None
     block = max(1, min(block, len(top) // 4))
-    sums = np.stack([_circular_sums(row, block) for row in (top, below)])
+    sums = np.stack([_sum_circular_blocks(row, block) for row in (top, below)])
     rng = np.random.default_rng(seed)
     drawn = sums[:, rng.integers(0, len(top), (DRAWS, -(-len(top) // block)))].sum(axis=2)
-    drawn_values = (_quotient(*pair) for pair in drawn.T.tolist())
+    drawn_values = (_divide(*pair) for pair in drawn.T.tolist())
     ratios = [drawn_value for drawn_value in drawn_values if drawn_value is not None]
     if not ratios:
         return value, None, None
@@ -101,13 +101,13 @@ def interval(
     return value, min(float(low), value), max(float(high), value)
 
 
-def _quotient(top: float, below: float) -> float | None:
+def _divide(top: float, below: float) -> float | None:
     """Divide. Returns None if the divisor is zero or the quotient is beyond the largest float."""
     quotient = top / below if below else math.inf
     return quotient if math.isfinite(quotient) else None
 
 
-def _circular_sums(values: Array, block: int) -> Array:
+def _sum_circular_blocks(values: Array, block: int) -> Array:
     """Return (n,) the sum of `block` neighbours from each value on."""
     sums = np.concatenate(([0.0], np.cumsum(np.concatenate((values, values[: block - 1])))))
     return np.asarray(sums[block:] - sums[:-block])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fleetcast.training.reports.demand_tables import demand_tables
 from fleetcast.training.reports.results import ResultRow, Results
-from fleetcast.training.reports.window_rows import summaries
+from fleetcast.training.reports.window_rows import summarise_windows
 
 SHOWN = (
     "wql",
@@ -83,7 +83,7 @@ def table(results: Results) -> list[list[str]]:
     cells = [[*head, "ours by window: mean, worst"] if results.windows else head]
     rolled = {
         (row.dataset, row.target, row.metric, row.horizon_s): f"{row.mean:.4g}, {row.worst:.4g} of {row.windows}"
-        for row in summaries(results.windows)
+        for row in summarise_windows(results.windows)
         if row.method == "ours" and row.series == "all"
     }
     for key, rows in _pooled(results).items():

@@ -44,7 +44,7 @@ def rows_of(window: RollingWindow, rows: Iterable[ResultRow]) -> list[WindowRow]
     ]
 
 
-def summaries(rows: Iterable[WindowRow]) -> list[WindowSummary]:
+def summarise_windows(rows: Iterable[WindowRow]) -> list[WindowSummary]:
     """Return the mean and the worst value of each number. All windows count the same.
 
     Of equally bad windows, the first counts as the worst.
@@ -57,14 +57,14 @@ def summaries(rows: Iterable[WindowRow]) -> list[WindowSummary]:
             *key,
             windows=len(group),
             mean=sum(row.value for row in group) / len(group),
-            worst=(bad := max(group, key=lambda row: badness(row.metric, row.value))).value,
+            worst=(bad := max(group, key=lambda row: compute_badness(row.metric, row.value))).value,
             worst_begin_ms=bad.begin_ms,
         )
         for key, group in groups.items()
     ]
 
 
-def badness(metric: str, value: float) -> float:
+def compute_badness(metric: str, value: float) -> float:
     """Return a number that grows as the value gets worse.
 
     For coverage, it is the distance from the promised share.

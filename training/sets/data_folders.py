@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import ConfigError, RecordError
-from fleetcast.training.sets.public_sets import TIME_COLUMNS, public_set
+from fleetcast.training.sets.public_sets import TIME_COLUMNS, find_public_set
 
 Array = NDArray[np.float64]
 Names = NDArray[np.object_]
@@ -50,7 +50,7 @@ def is_table(path: Path) -> bool:
     return path.name.endswith(TABLES)
 
 
-def set_names(data: Path) -> tuple[str, ...]:
+def list_set_names(data: Path) -> tuple[str, ...]:
     """Return the names of the sets below a data folder.
 
     A set is a folder that holds files, at most two levels deep.
@@ -70,7 +70,7 @@ def find_set(data: Path, name: str) -> Path:
 
     Raises ConfigError if there is no such set, or if a last part is not unique.
     """
-    names = set_names(data)
+    names = list_set_names(data)
     matches = [row for row in names if name in (row, row.rsplit("/", 1)[-1])]
     exact = [row for row in matches if row == name]
     if len(exact or matches) == 1:
@@ -95,11 +95,13 @@ def split_set(data: Path, name: str, at: str | None, hold_out: HoldOut, out: Pat
     files = sorted(path for path in source.rglob("*") if path.is_file())
     tables = {path: read_table(path) for path in files if is_table(path)}
     _check_hold_out(tables, hold_out)
-    if at is not None and all(time_column(name, table) is None for table in tables.values()):
+    if at is not None and all(find_time_column(name, table) is None for table in tables.values()):
         raise ConfigError(f"{name} has no time column: leave out --at and use --hold-out")
     if at is None and not hold_out:
         raise ConfigError("nothing to split by: give --at T, --hold-out KEY=VALUE or both")
-    masks = {path: _find_test_rows(table, time_column(name, table), at, hold_out) for path, table in tables.items()}
+    masks = {
+        path: _find_test_rows(table, find_time_column(name, table), at, hold_out) for path, table in tables.items()
+    }
     targets = {path: [folder / path.relative_to(source) for folder in folders] for path in files}
     return [_write_split(path, tables.get(path), masks.get(path), targets[path]) for path in files]
 
@@ -129,12 +131,12 @@ def _write_split(
     return FileSplit(path.name, int((~in_test).sum()), int(in_test.sum()))
 
 
-def time_column(name: str, table: pd.DataFrame) -> str | None:
+def find_time_column(name: str, table: pd.DataFrame) -> str | None:
     """Return the column that splits this set.
 
     For an unknown set, it is the first column that is named like a time.
     """
-    known = public_set(name)
+    known = find_public_set(name)
     if known:
         return known.time if known.time in table.columns else None
     return next((column for column in TIME_COLUMNS if column in table.columns), None)
@@ -230,7 +232,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 def span_of(name: str, path: Path) -> FileSpan:
     """Return the number of rows and the time span of one table."""
     table = read_table(path)
-    column = time_column(name, table)
+    column = find_time_column(name, table)
     if column is None or table.empty:
         return FileSpan(len(table))
     return FileSpan(len(table), _format_value(table[column].min()), _format_value(table[column].max()))

@@ -172,10 +172,10 @@ def capped(panel: Panel, bins: int) -> Panel:
     known = panel.covariates.get("capacity")
     if known is None or panel.target != "running":
         return panel
-    return replace(panel, capacity=np.array([_last_known(row[:bins]) for row in known]))
+    return replace(panel, capacity=np.array([_find_last_known_value(row[:bins]) for row in known]))
 
 
-def _last_known(row: Array) -> float:
+def _find_last_known_value(row: Array) -> float:
     known = row[np.isfinite(row)]
     return float(known[-1]) if len(known) else float("nan")
 
@@ -196,7 +196,7 @@ def _read_set(name: str, train: Path, test: Path | None, say: Say) -> list[_Foun
         say(f"skipped {name}: no table of it has the columns of a demand series")
     sets = []
     for layout in LAYOUTS:
-        clean = [_clean(tables.get(layout.name), layout, name, say) for tables in (before, after)]
+        clean = [_clean_table(tables.get(layout.name), layout, name, say) for tables in (before, after)]
         parts = [rows for rows in clean if len(rows)]
         if parts:
             rows = pd.concat(parts, ignore_index=True).drop_duplicates(["time_s", "series", "client"], keep="last")
@@ -222,7 +222,7 @@ def _read_tables(folder: Path, say: Say) -> dict[str, pd.DataFrame]:
     return {name: pd.concat(tables, ignore_index=True) for name, tables in found.items()}
 
 
-def _clean(table: pd.DataFrame | None, layout: DemandColumns, name: str, say: Say) -> pd.DataFrame:
+def _clean_table(table: pd.DataFrame | None, layout: DemandColumns, name: str, say: Say) -> pd.DataFrame:
     """Return the good rows of a table as (time_s, series, client, values)."""
     if table is None:
         return pd.DataFrame()

@@ -34,10 +34,10 @@ DROPS: dict[str, Callable[[Metric], bool]] = {
 }
 
 
-def dropped_metrics(drops: Collection[str]) -> frozenset[Metric]:
+def find_dropped_metrics(drops: Collection[str]) -> frozenset[Metric]:
     """Return the metrics that any of `drops` leaves out. Raises ConfigError that names an unknown one.
 
-    >>> sorted(metric.name for metric in dropped_metrics(["xid"]) if metric.kind is EntityKind.GPU)
+    >>> sorted(metric.name for metric in find_dropped_metrics(["xid"]) if metric.kind is EntityKind.GPU)
     ['xid']
     """
     for name in drops:

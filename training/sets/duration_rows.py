@@ -82,14 +82,14 @@ def replay(
         features = None
         if kind == _SUBMIT:
             shape = shape_of(table, job)
-            past = history.group_runs(shape) if want else None
+            past = history.find_group_runs(shape) if want else None
             if past is not None:
-                group[at] = (past.short_median(), *past.levels())
+                group[at] = (past.compute_short_median(), *past.levels())
             features = history.submitted(str(job), 1, shape, wanted=want)
         elif kind == _START:
             history.started(str(job), 1, time_ms)
         elif kind == _LANDMARK:
-            features = history.features_of(str(job), 1, time_ms)
+            features = history.compute_job_features(str(job), 1, time_ms)
         else:
             history.ended(str(job), 1, time_ms, "failed" if failed[job] else "finished")
         if want:

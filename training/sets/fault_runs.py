@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fleetcast.fleet.decode_faults import explain_bytes
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.fleet.events import JobEvent, NodeEvent
-from fleetcast.fleet.metrics import METRICS, Metric, metric_row
+from fleetcast.fleet.metrics import METRICS, Metric, find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.toml_text import read_toml
 from fleetcast.fleet.topology import Topology
@@ -145,7 +145,7 @@ class FaultRun:
                 try:
                     yield decoder.decode(line)
                 except msgspec.MsgspecError as error:
-                    raise ConfigError(f"{path}, line {number}: {explain_bytes(error, decoder, line)}") from None
+                    raise ConfigError(f"{path}, line {number}: {explain_decode_error(error, decoder, line)}") from None
 
     def _batches(self, entities: Entities) -> Iterator[tuple[int, tuple[SampleBatch, ...]]]:
         paths = sorted((self.folder / "samples").glob("*.parquet"))
@@ -200,7 +200,7 @@ class _Block:
         columns = [table.column(name).to_numpy(zero_copy_only=False).astype(np.float64) for name in names]
         return cls(
             kind,
-            np.array([metric_row(kind, name) for name in names], np.int16),
+            np.array([find_metric_row(kind, name) for name in names], np.int16),
             table.column("time_ms").to_numpy(),
             _find_entity_rows(kind, table, entities),
             np.stack(columns) if columns else np.empty((0, table.num_rows)),

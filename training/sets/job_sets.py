@@ -21,7 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.training.sets.data_folders import is_table, read_table, seconds_of, set_names, words
+from fleetcast.training.sets.data_folders import is_table, list_set_names, read_table, seconds_of, words
 
 Array = NDArray[np.float64]
 Names = NDArray[np.object_]
@@ -134,7 +134,7 @@ def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> 
     The reason for each set that cannot be judged is added to `skipped`.
     """
     lines = skipped if skipped is not None else []
-    there = {folder: [name for name in set_names(folder) if name.startswith("jobs/")] for folder in (train, test)}
+    there = {folder: [name for name in list_set_names(folder) if name.startswith("jobs/")] for folder in (train, test)}
     known = {name: read_jobs(train / name) for name in there[train]}
     found = []
     for name in sorted({*there[train], *there[test]}):
@@ -177,7 +177,12 @@ def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
 
 def layout_of(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs] | None:
     """Return the reader of a layout, or None if no job history has such columns."""
-    for needs, reader in ((PLAIN, _plain), (SWF, _swf), (TIMED, _timed), (PHILLY, _philly)):
+    for needs, reader in (
+        (PLAIN, _plain),
+        (SWF, _read_swf_jobs),
+        (TIMED, _read_timed_jobs),
+        (PHILLY, _read_philly_jobs),
+    ):
         if set(needs) <= set(columns):
             return reader
     return None
@@ -290,16 +295,16 @@ def _read_columns(table: pd.DataFrame, names: Mapping[str, str], **columns: Arra
     return HistoryJobs(**known)
 
 
-def _swf(table: pd.DataFrame) -> HistoryJobs:
+def _read_swf_jobs(table: pd.DataFrame) -> HistoryJobs:
     names = {"job": "job_id", "submit_s": "submit_s", "run_s": "run_s", "user": "user", "group": "group", "name": "exe"}
     names |= {"queue": "queue", "failed": "status"}
     wait, alloc, limit_s = (_numbers(table, name, len(table)) for name in ("wait_s", "procs_alloc", "time_req_s"))
-    found = _read_columns(table, {**names, "gpus": "procs_req"}, limit_s=_positive_or_nan(limit_s))
+    found = _read_columns(table, {**names, "gpus": "procs_req"}, limit_s=_mask_non_positive(limit_s))
     start_s = np.where(wait >= 0, found.submit_s + wait, np.nan)
     return replace(found, start_s=start_s, gpus=np.where(alloc > 0, alloc, found.gpus))
 
 
-def _timed(table: pd.DataFrame) -> HistoryJobs:
+def _read_timed_jobs(table: pd.DataFrame) -> HistoryJobs:
     rows = len(table)
     names = {"job": "job_id", "run_s": "service_sec", "gpus": "gpu_count", "user": "user", "group": "slurm_account"}
     names |= {"name": "slurm_jobname", "queue": "vc" if "vc" in table.columns else "slurm_partition", "failed": "state"}
@@ -308,14 +313,14 @@ def _timed(table: pd.DataFrame) -> HistoryJobs:
         names,
         submit_s=_times(table, "submit_time", rows),
         start_s=_times(table, "start_time", rows),
-        cpus=_positive_or_nan(_numbers(table, "cpu_num" if "cpu_num" in table.columns else "slurm_ncpus", rows)),
+        cpus=_mask_non_positive(_numbers(table, "cpu_num" if "cpu_num" in table.columns else "slurm_ncpus", rows)),
     )
     if "slurm_timelimit" not in table.columns:
         return found
-    return replace(found, limit_s=np.asarray(table["slurm_timelimit"].map(slurm_limit_s), np.float64))
+    return replace(found, limit_s=np.asarray(table["slurm_timelimit"].map(parse_slurm_limit_s), np.float64))
 
 
-def _philly(table: pd.DataFrame) -> HistoryJobs:
+def _read_philly_jobs(table: pd.DataFrame) -> HistoryJobs:
     names = {"job": "job_id", "run_s": "duration", "gpus": "num_gpus", "queue": "cluster", "failed": "state"}
     names |= {name: name for name in ("user", "group", "name")}
     return _read_columns(table, names, submit_s=_times(table, "timestamp", len(table)))
@@ -323,16 +328,16 @@ def _philly(table: pd.DataFrame) -> HistoryJobs:
 
 def _plain(table: pd.DataFrame) -> HistoryJobs:
     same = ("job", "submit_s", "run_s", "gpus", "user", "group", "name", "queue", "cpus")
-    limit_s = _positive_or_nan(_numbers(table, "limit_s", len(table)))
+    limit_s = _mask_non_positive(_numbers(table, "limit_s", len(table)))
     return _read_columns(table, {name: name for name in (*same, "failed")}, limit_s=limit_s)
 
 
-def slurm_limit_s(text: object) -> float:
+def parse_slurm_limit_s(text: object) -> float:
     """Return the seconds of a Slurm time limit. NaN if there is no limit.
 
     The forms are `[days-]hours:minutes:seconds`, `minutes:seconds` and `minutes`.
 
-    >>> slurm_limit_s("1-02:00:00"), slurm_limit_s("30:00"), slurm_limit_s("UNLIMITED")
+    >>> parse_slurm_limit_s("1-02:00:00"), parse_slurm_limit_s("30:00"), parse_slurm_limit_s("UNLIMITED")
     (93600.0, 1800.0, nan)
     """
     days, dash, clock = str(text).rpartition("-")
@@ -352,7 +357,7 @@ def _numbers(table: pd.DataFrame, name: str, rows: int) -> Array:
     return np.array(pd.to_numeric(table[name], errors="coerce"), np.float64)
 
 
-def _positive_or_nan(values: Array) -> Array:
+def _mask_non_positive(values: Array) -> Array:
     return np.where(values > 0, values, np.nan)
 
 

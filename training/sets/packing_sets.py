@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.placement.machines.shapes import MemberShape
-from fleetcast.placement.machines.slots import WHOLE, Milli, milli_of
+from fleetcast.placement.machines.slots import WHOLE, Milli, convert_to_milli
 from fleetcast.training.sets.data_folders import read_table
 
 SETS = "placement"
@@ -105,7 +105,7 @@ def read_packing_sets(train: Path, test: Path, skipped: list[str]) -> list[Packi
 def _machines(folders: list[Path]) -> Machines:
     for folder in folders:
         for path in sorted(folder.glob("*_node_list_*")):
-            return machines_of(read_table(path))
+            return read_machines(read_table(path))
     raise RecordError("no node list", f"no *_node_list_* in {' or '.join(map(str, folders))}")
 
 
@@ -114,13 +114,13 @@ def _lists(folder: Path, skipped: list[str]) -> list[PodList]:
     for path in sorted(folder.glob("*_pod_list_*")):
         name = path.name.partition("_pod_list_")[2].partition(".")[0]
         try:
-            found.append(pods_of(name, read_table(path)))
+            found.append(read_pods(name, read_table(path)))
         except RecordError as error:
             skipped.append(f"{folder.name}/{name}: {error}")
     return found
 
 
-def machines_of(table: pd.DataFrame) -> Machines:
+def read_machines(table: pd.DataFrame) -> Machines:
     """Return the nodes with GPUs, in the order of their names."""
     numbers = _numbers(table, NODE_COLUMNS, ("cpu_milli", "memory_mib", "gpu"))
     table = table.assign(**numbers)
@@ -130,7 +130,7 @@ def machines_of(table: pd.DataFrame) -> Machines:
     models, model = np.unique(table["model"].astype(str).to_numpy(str), return_inverse=True)
     gpus = table["gpu"].to_numpy(np.int64)
     return Machines(
-        milli=milli_of(np.arange(gpus.max())[None, :] < gpus[:, None]),
+        milli=convert_to_milli(np.arange(gpus.max())[None, :] < gpus[:, None]),
         cpus=table["cpu_milli"].to_numpy(np.float64) / 1000,
         memory_mib=table["memory_mib"].to_numpy(np.float64),
         model=model.astype(np.int64),
@@ -138,7 +138,7 @@ def machines_of(table: pd.DataFrame) -> Machines:
     )
 
 
-def pods_of(name: str, table: pd.DataFrame) -> PodList:
+def read_pods(name: str, table: pd.DataFrame) -> PodList:
     """Read the pods. Raises RecordError for missing columns, bad numbers, and parts of several GPUs."""
     numbers = _numbers(table, POD_COLUMNS, POD_COLUMNS)
     whole = numbers["gpu_milli"] == WHOLE

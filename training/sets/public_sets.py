@@ -109,5 +109,5 @@ PUBLIC_SETS = (
 TIME_COLUMNS = tuple(dict.fromkeys(row.time for row in PUBLIC_SETS if row.time))
 
 
-def public_set(name: str) -> PublicSet | None:
+def find_public_set(name: str) -> PublicSet | None:
     return next((row for row in PUBLIC_SETS if row.name == name), None)

@@ -65,10 +65,10 @@ def _read_rendered_run(path: Path) -> Rendered:
     return Rendered(truth, names, means, hashlib.sha256(series.encode()).digest()[0] % 2 == 1)
 
 
-def judge_rendered(results: Results, folder: Path, seed: int) -> None:
+def judge_rendered_runs(results: Results, folder: Path, seed: int) -> None:
     runs = list(readable(results, RENDERED, sorted(folder.glob("*/truth.json")), _read_rendered_run))
     _judge_periods(results, runs, seed)
-    _judge_expected(results, [run for run in runs if not run.is_aliased], seed)
+    _judge_forecasts(results, [run for run in runs if not run.is_aliased], seed)
 
 
 def _judge_periods(results: Results, runs: Sequence[Rendered], seed: int) -> None:
@@ -104,7 +104,7 @@ def _find_strongest_period(channels: Array, interval_s: float) -> float:
     return float(len(first) * interval_s / (1 + int(np.argmax(power[1:]))))
 
 
-def _judge_expected(results: Results, runs: Sequence[Rendered], seed: int) -> None:
+def _judge_forecasts(results: Results, runs: Sequence[Rendered], seed: int) -> None:
     """Add the pinball loss and coverage of power and traffic some cycles ahead.
 
     The loss is relative to the mean level. Origins lie in the last half of a run.

@@ -19,7 +19,7 @@ from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeTable
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.models.risk.rules import ROW, RULES
-from fleetcast.models.risk.score import FleetMoment, FoldedEvents, fold_evidence
+from fleetcast.models.risk.score import FleetMoment, FoldedEvents, update_fleet_evidence
 from fleetcast.models.risk.state import RiskState
 from fleetcast.training.sites.site_days import DAY_MS, SiteDays, SiteRecorder
 
@@ -221,4 +221,4 @@ def simulated_year(plan: YearPlan) -> SiteDays:
 def _fold(topology: Topology, nodes: NodeTable, state: RiskState, now_ms: int) -> Array:
     """Fold the events so far. Returns (node, rule) levels at this moment."""
     moment = FleetMoment(now_ms, topology, [], FoldedEvents(running=(), ended=(), nodes=nodes.nodes))
-    return fold_evidence(moment, state).signals.levels(len(topology))
+    return update_fleet_evidence(moment, state).signals.levels(len(topology))

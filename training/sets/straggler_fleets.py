@@ -16,16 +16,16 @@ import numpy as np
 from fleetcast.models.risk.rules import RULES
 from fleetcast.models.risk.score import ScoredFleet
 from fleetcast.models.risk.watch import FleetWatch
-from fleetcast.training.fits.fan_out import map_jobs
+from fleetcast.training.fits.fan_out import map_items
 from fleetcast.training.judges.findings import (
     Findings,
     HealthyTime,
     Score,
-    at_random,
     false_alarms,
-    false_on_jobs,
-    healthy_time,
+    find_false_job_alarms,
+    measure_healthy_time,
     score,
+    shuffle_findings,
     shuffled,
 )
 from fleetcast.training.judges.straggler_baselines import BaselineMoment, baselines
@@ -76,16 +76,16 @@ class Pool:
         self.decoys += sum(row.benign for row in truth)
         for method, findings in seen.found.items():
             self.methods.setdefault(method, Score()).add(score(findings.rows, truth, seen.hosts))
-            time = healthy_time(names, seen.first_ms, seen.last_ms, truth, findings.rows)
+            time = measure_healthy_time(names, seen.first_ms, seen.last_ms, truth, findings.rows)
             self.healthy.setdefault(method, HealthyTime()).add(time)
         faults = [row for row in truth if not row.benign]
         for method in (OURS, BLAMED):
-            self.methods[method].wrong += len(false_on_jobs(seen.stages.rows, faults, seen.hosts))
+            self.methods[method].wrong += len(find_false_job_alarms(seen.stages.rows, faults, seen.hosts))
         for kind in sorted({row.kind for row in truth if not row.benign}):
             self.kinds.setdefault(kind, Score()).add(score(ours, truth, seen.hosts, kind))
         self.shuffled.add(score(ours, shuffled(truth, names, rng)))
         since_ms = min((row.start_ms for row in truth), default=seen.first_ms)
-        self.chance.add(score(at_random(ours, names, since_ms, seen.last_ms, rng), truth))
+        self.chance.add(score(shuffle_findings(ours, names, since_ms, seen.last_ms, rng), truth))
 
 
 def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say) -> None:
@@ -93,12 +93,14 @@ def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say
     rng = np.random.default_rng(seed)
     pools: dict[tuple[str, str], Pool] = {}
     processes = min(PROCESSES, os.cpu_count() or 1) if len(runs) > PROCESSES else 1
-    watched = map_jobs(watch, runs, say=lambda line: say(f"runs: {line}"), processes=processes)
+    watched = map_items(watch, runs, say=lambda line: say(f"runs: {line}"), processes=processes)
     for run, seen in zip(runs, watched, strict=True):
         series = series_of(run)
         pools.setdefault((run.folder.parent.name, series), Pool()).add(run, seen, rng)
         faults = [row for row in run.truth if not row.benign]
-        wrong = false_alarms(seen.found[OURS].rows, faults) + false_on_jobs(seen.stages.rows, faults, seen.hosts)
+        wrong = false_alarms(seen.found[OURS].rows, faults) + find_false_job_alarms(
+            seen.stages.rows, faults, seen.hosts
+        )
         say(f"{run.name}: {series}, {len(faults)} faults, {len(seen.found[OURS].rows)} findings, {len(wrong)} false")
     for (dataset, series), pool in pools.items():
         table = Table(results, dataset, "node")

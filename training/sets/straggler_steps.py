@@ -3,7 +3,7 @@
 A slowdown is 10 to 60 % over 20 to 600 steps. The series are the runs of `faults/megatron_step_times`
 that recorded at least FEWEST steps, either every step or every n-th one. A hash of the name decides
 which runs may be tuned on and which are judged. A judged run plays as it was (false alarms) and with
-drawn slowdowns (recall, delay). Some real runs were slow of themselves (`natural_spells`, which looks
+drawn slowdowns (recall, delay). Some real runs were slow of themselves (`find_natural_spells`, which looks
 at both sides, as no live rule can). Alarms there are counted apart, such steps do not count as
 exposure, and no slowdown is put there.
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.events import Step
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.stragglers.steps import pace_of
+from fleetcast.models.stragglers.steps import measure_pace
 from fleetcast.training.judges.straggler_metrics import Table
 from fleetcast.training.reports.results import Results
 
@@ -81,7 +81,7 @@ def is_judged(name: str) -> bool:
     return bool(hashlib.sha256(name.encode()).digest()[0] & 1)
 
 
-def natural_spells(seconds: Array, width: int = 5, ratio: float = 1.05, before: int = 24) -> Mask:
+def find_natural_spells(seconds: Array, width: int = 5, ratio: float = 1.05, before: int = 24) -> Mask:
     """Return (step,) whether the run was slow of itself there.
 
     It was if the median of 5 steps is 5 % and 3 robust sigmas above the 24 calm steps before.
@@ -119,7 +119,7 @@ def ours(seconds: Array) -> Iterator[bool]:
     for number, duration_s in enumerate(seconds.tolist()):
         now_ms += int(duration_s * 1000)
         attempt.fold(Step(job="judged", sequence=number, time_ms=now_ms, step=number, duration_s=duration_s))
-        pace = pace_of(attempt, pace)
+        pace = measure_pace(attempt, pace)
         yield pace.slow
 
 
@@ -136,12 +136,12 @@ def change_point(seconds: Array) -> Iterator[bool]:
         deviation = window.std()
         window = window[np.abs(window - window.mean()) <= 3 * deviation] if deviation > 0 else window
         if usual is None or np.median(window[-5:]) <= 1.05 * usual:
-            split = _best_split(window) if usual is None and len(window) >= 22 else None
+            split = _find_best_split(window) if usual is None and len(window) >= 22 else None
             usual = split[0] if split is not None and split[1] > 1.10 * split[0] else None
         yield usual is not None
 
 
-def _best_split(window: Array) -> tuple[float, float] | None:
+def _find_best_split(window: Array) -> tuple[float, float] | None:
     """Return (mean before, mean after) the likeliest change. None if its posterior is not above 0.8.
 
     The change has more than 10 steps on either side.
@@ -266,7 +266,7 @@ def watch(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> None:
     With the same seed, every rule gets the same series.
     """
     rng = np.random.default_rng(seed)
-    spells, quiet = natural_spells(seconds), is_quiet(seconds)
+    spells, quiet = find_natural_spells(seconds), is_quiet(seconds)
     tally.recorded.watch(rule(seconds), spells)
     tally.continued.watch(rule(continued(seconds, spells, CONTINUED, rng)), spells)
     for one in draw_slowdowns(seconds, spells, rng):

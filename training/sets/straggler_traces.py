@@ -17,8 +17,8 @@ from fleetcast.fleet.events import Started, Step, StepParts
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.models.stragglers.step_peers import blame
-from fleetcast.models.stragglers.steps import StepPace, pace_of
-from fleetcast.models.stragglers.what_if import OP_TYPES, Attribution, attribute, step_time
+from fleetcast.models.stragglers.steps import StepPace, measure_pace
+from fleetcast.models.stragglers.what_if import OP_TYPES, Attribution, attribute, simulate_step_time
 from fleetcast.training.judges.straggler_metrics import Table
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.operation_traces import OperationTrace
@@ -97,18 +97,18 @@ def _scale_back_culprit(seconds: Array, culprit: tuple[int, int]) -> Array:
     return made
 
 
-def fleet_wide_z(seconds: Array) -> Array:
+def score_by_fleet_z(seconds: Array) -> Array:
     """Return (step, replica, stage) the robust z of compute time where it is above 3, else 0.
 
     A plain z would not do, because it never exceeds (n - 1) / sqrt(n).
     """
     busy = np.nansum(seconds, axis=(3, 4))
     flat = busy.reshape(len(busy), -1)
-    z = _robust_z(flat, np.median(flat, axis=1, keepdims=True)).reshape(busy.shape)
+    z = _compute_robust_z(flat, np.median(flat, axis=1, keepdims=True)).reshape(busy.shape)
     return np.where(z > Z_LIMIT, z, 0.0)
 
 
-def minder_distance(seconds: Array) -> Array:
+def score_by_minder_distance(seconds: Array) -> Array:
     """Return (step, replica, stage) the distance score of the farthest worker, else 0.
 
     The farthest worker is found if its mean distance from the others is 3 robust deviations out. Channels
@@ -119,12 +119,12 @@ def minder_distance(seconds: Array) -> Array:
     busy = np.nansum(seconds, axis=4).reshape(steps, replicas * stages, -1)
     scaled = busy / np.maximum(np.median(busy, axis=1, keepdims=True), 1e-9)
     far = np.linalg.norm(scaled[:, :, None] - scaled[:, None], axis=-1).mean(axis=2)
-    z = _robust_z(far, np.ones((steps, 1)))
+    z = _compute_robust_z(far, np.ones((steps, 1)))
     worst = np.where((z >= Z_LIMIT) & (z == z.max(axis=1, keepdims=True)), z, 0.0)
     return np.asarray(worst.reshape(steps, replicas, stages))
 
 
-def _robust_z(values: Array, usual: Array) -> Array:
+def _compute_robust_z(values: Array, usual: Array) -> Array:
     """Return (step, worker) the deviation from the step's median in robust sigmas.
 
     The sigma has a floor, which is a share of `usual` (step, 1).
@@ -134,7 +134,7 @@ def _robust_z(values: Array, usual: Array) -> Array:
     return np.asarray((values - median) / np.maximum(MAD_TO_SIGMA * mad + FLOOR * usual, 1e-9))
 
 
-def static_threshold(seconds: Array) -> Array:
+def score_by_static_ratio(seconds: Array) -> Array:
     """Return (step, replica, stage) compute time over all workers' median where that is above 1.5, else 0."""
     busy = np.nansum(seconds, axis=(3, 4))
     ratio = busy / np.maximum(np.median(busy, axis=(1, 2), keepdims=True), 1e-9)
@@ -192,9 +192,9 @@ def ours(seconds: Array) -> Array:
 Finder = Callable[[Array], Array]
 FINDERS: dict[str, Finder] = {
     "ours": ours,
-    "fleet-wide z": fleet_wide_z,
-    "Minder-style distance": minder_distance,
-    "static 1.5x": static_threshold,
+    "fleet-wide z": score_by_fleet_z,
+    "Minder-style distance": score_by_minder_distance,
+    "static 1.5x": score_by_static_ratio,
 }
 
 
@@ -246,10 +246,10 @@ def _judge_answers(table: Table, trace: OperationTrace, cases: list[Case]) -> No
 
 def _pace(trace: OperationTrace, seconds: Array) -> tuple[StepPace, Array]:
     """Return the job's pace after its last step, and the step times that a replay yields."""
-    whole_s = step_time(seconds, trace.order, trace.transfer_s)
+    whole_s = simulate_step_time(seconds, trace.order, trace.transfer_s)
     job, pace = TracedJob(seconds, whole_s), StepPace(0)
     for number in range(len(seconds)):
-        pace = pace_of(job.step(number), pace)
+        pace = measure_pace(job.step(number), pace)
     return pace, whole_s
 
 

@@ -21,10 +21,10 @@ from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.archive.files import ArchiveFiles, day_ms
 from fleetcast.ingest.archive.read import NOTHING_MS, ArchiveSpan, newest_ms, read_events, read_samples
-from fleetcast.ingest.archive.rows import Words, adding
+from fleetcast.ingest.archive.rows import Words, make_row_lookup
 from fleetcast.ingest.archive.source import ArchiveSource
 from fleetcast.models.risk.rules import RULES
-from fleetcast.models.risk.score import fold_evidence
+from fleetcast.models.risk.score import update_fleet_evidence
 from fleetcast.models.risk.watch import FleetWatch
 from fleetcast.training.sites.site_days import DAY_MS, SiteDays, SiteRecorder
 
@@ -68,29 +68,29 @@ def node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:
     newest = newest_ms(files)
     middle = (span.first_ms + span.end_ms) // 2
     for at in (
-        {span.first_ms, _first_sample_ms(files, span), middle, newest - CHECK_INTERVAL_MS}
+        {span.first_ms, _find_first_sample_ms(files, span), middle, newest - CHECK_INTERVAL_MS}
         if newest != NOTHING_MS
         else ()
     ):
         read_samples(
             files,
             ArchiveSpan(max(at, span.first_ms), min(at + CHECK_INTERVAL_MS, span.end_ms)),
-            Words(adding(entities)),
+            Words(make_row_lookup(entities)),
         )
     return sorted(names | set(entities[EntityKind.NODE].names))
 
 
-def _first_sample_ms(files: ArchiveFiles, span: ArchiveSpan) -> int:
+def _find_first_sample_ms(files: ArchiveFiles, span: ArchiveSpan) -> int:
     return min((name.first_ms for name in span.names(files, "samples")), default=span.first_ms)
 
 
-def scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
+def measure_scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
     """Return the usual seconds between two samples of a series.
 
     If there are too few samples, it is the usual interval of most exporters.
     """
-    first_ms = _first_sample_ms(files, span)
-    rows = read_samples(files, ArchiveSpan(first_ms, first_ms + CHECK_INTERVAL_MS), Words(adding(Entities())))
+    first_ms = _find_first_sample_ms(files, span)
+    rows = read_samples(files, ArchiveSpan(first_ms, first_ms + CHECK_INTERVAL_MS), Words(make_row_lookup(Entities())))
     order = np.lexsort((rows.time_ms, rows.series))
     gaps = np.diff(rows.time_ms[order])[np.diff(rows.series[order]) == 0]
     gaps = gaps[gaps > 0]
@@ -98,7 +98,7 @@ def scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
 
 
 async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology, say: Say) -> SiteDays:
-    watch, recorder = FleetWatch.of(topology, scrape_interval_s(files, span)), SiteRecorder(topology.names)
+    watch, recorder = FleetWatch.of(topology, measure_scrape_interval_s(files, span)), SiteRecorder(topology.names)
     options = {"url": files.url, "from_ms": span.first_ms, "to_ms": span.end_ms, "step_ms": STEP_MS}
     source = ArchiveSource(watch.entities, ManualClock(span.end_ms), options)
     levels: NDArray[np.float64] = np.zeros((len(topology), len(RULES)))
@@ -117,7 +117,7 @@ async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology, sa
         _record_events(recorder, batch.node_events)
         if batch.node_events or now_ms - looked_ms >= EVERY_MS:
             frames = watch.frames(topology, now_ms)
-            seen = fold_evidence(watch.moment(frames, topology, now_ms), watch.memory)
+            seen = update_fleet_evidence(watch.moment(frames, topology, now_ms), watch.memory)
             levels, looked_ms = seen.signals.levels(len(topology)), now_ms
     return recorder.days(watch.memory.faults, span.end_ms)
 

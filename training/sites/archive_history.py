@@ -24,7 +24,7 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles, day_ms
 from fleetcast.ingest.archive.read import ArchiveSpan, newest_ms, read_events, read_samples
-from fleetcast.ingest.archive.rows import Words, adding
+from fleetcast.ingest.archive.rows import Words, make_row_lookup
 from fleetcast.models.forecast import Panel
 
 Array = NDArray[np.float64]
@@ -111,16 +111,16 @@ def read_history(
     while (left := newest // bin_ms - end_bin) > 0:
         parts.append(_read(replay.fold.demand, end_bin, min(left, BINS[bin_s]), bin_s))
         end_bin += min(left, BINS[bin_s])
-    attempts = sorted(replay.attempts.values(), key=_arrival_key)
-    panels = _panels(parts, first_bin * bin_ms, bin_s, fleet_gpus or gpus_at(files, newest)) if parts else ()
+    attempts = sorted(replay.attempts.values(), key=_make_arrival_key)
+    panels = _panels(parts, first_bin * bin_ms, bin_s, fleet_gpus or count_gpus_at_time(files, newest)) if parts else ()
     return ArchiveHistory(panels, tuple(attempts), newest, bad)
 
 
-def gpus_at(files: ArchiveFiles, time_ms: int) -> int:
+def count_gpus_at_time(files: ArchiveFiles, time_ms: int) -> int:
     """Count the GPUs that sent samples just before a moment."""
     entities = Entities()
     span = ArchiveSpan(time_ms - CHECK_INTERVAL_MS, time_ms + 1)
-    read_samples(files, span, Words(adding(entities)), [("kind", "==", EntityKind.GPU.value)])
+    read_samples(files, span, Words(make_row_lookup(entities)), [("kind", "==", EntityKind.GPU.value)])
     return len(entities[EntityKind.GPU])
 
 
@@ -135,7 +135,7 @@ def _days(files: ArchiveFiles, span: ArchiveSpan, bad: dict[str, int]) -> Iterat
         yield day, [event for event in events if not isinstance(event, NodeEvent)]
 
 
-def _arrival_key(attempt: JobAttempt) -> tuple[int, str, int]:
+def _make_arrival_key(attempt: JobAttempt) -> tuple[int, str, int]:
     times = (attempt.submitted_ms, attempt.started_ms, attempt.ended_ms)
     return min((time_ms for time_ms in times if time_ms is not None), default=0), attempt.job, attempt.attempt
 
@@ -146,12 +146,12 @@ _Window = dict[str, dict[Target, Array]]  # queue -> target -> (bin,)
 def _read(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) -> _Window:
     """Return all series of `bins` full bins from `first_bin` on."""
     return {
-        queue: {target: full_bins(demand, queue, target, first_bin, bins, bin_s) for target in TARGETS}
+        queue: {target: collect_full_bins(demand, queue, target, first_bin, bins, bin_s) for target in TARGETS}
         for queue in demand.queues()
     }
 
 
-def full_bins(demand: DemandSeries, queue: str, target: Target, first_bin: int, bins: int, bin_s: int) -> Array:
+def collect_full_bins(demand: DemandSeries, queue: str, target: Target, first_bin: int, bins: int, bin_s: int) -> Array:
     """Return (bin,) the values of full bins.
 
     For levels, the series also ends with the current bin. It is not over, so it is left out.

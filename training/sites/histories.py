@@ -74,11 +74,11 @@ class TrainingInputs:
         A start or end after the moment is not known.
         """
         if self.data is None:
-            return self._some([(ARCHIVE, job_table(self.history.attempts))], "jobs")
-        from fleetcast.training.sets.data_folders import set_names
+            return self._some([(ARCHIVE, make_job_table(self.history.attempts))], "jobs")
+        from fleetcast.training.sets.data_folders import list_set_names
 
         found = []
-        for name in set_names(self.data):
+        for name in list_set_names(self.data):
             if name.startswith("jobs/") and self._wanted(name):
                 table, skipped = read_public_jobs(self.data / name)
                 for reason, count in sorted(skipped.items()):
@@ -102,7 +102,7 @@ class TrainingInputs:
         raise FleetcastError(f"{where}: no {what}{sets}, or too little of it, before the given moment")
 
 
-def job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
+def make_job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
     """Return the attempts that requested GPUs, as a job history.
 
     A waiting attempt starts at infinity. A running attempt has no end.
@@ -111,9 +111,9 @@ def job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
     run time only says when they were stopped.
     """
     rows = [row for row in attempts if row.gpus > 0 and _is_whole(row)]
-    rows.sort(key=lambda row: (_arrival_ms(row) or 0, row.job, row.attempt))
+    rows.sort(key=lambda row: (_find_arrival_ms(row) or 0, row.job, row.attempt))
     asked = [row.submission for row in rows]
-    submit_s = _numbers([(_arrival_ms(row) or 0) / 1000 for row in rows])
+    submit_s = _numbers([(_find_arrival_ms(row) or 0) / 1000 for row in rows])
     start_s = _numbers([np.inf if row.started_ms is None else row.started_ms / 1000 for row in rows])
     end_s = _numbers([None if row.over_ms is None else row.over_ms / 1000 for row in rows])
     over = {"finished": 0.0, "": np.nan}
@@ -136,10 +136,10 @@ def job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
 def _is_whole(attempt: JobAttempt) -> bool:
     begin_ms, end_ms = attempt.started_ms, attempt.over_ms
     backwards = begin_ms is not None and end_ms is not None and end_ms < begin_ms
-    return attempt.outcome != "preempted" and _arrival_ms(attempt) is not None and not backwards
+    return attempt.outcome != "preempted" and _find_arrival_ms(attempt) is not None and not backwards
 
 
-def _arrival_ms(attempt: JobAttempt) -> int | None:
+def _find_arrival_ms(attempt: JobAttempt) -> int | None:
     return attempt.started_ms if attempt.submitted_ms is None else attempt.submitted_ms
 
 

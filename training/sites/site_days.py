@@ -17,13 +17,19 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeRecord
-from fleetcast.fleet.xids import gravity
+from fleetcast.fleet.xids import classify_severity
 from fleetcast.models.risk.fault_log import FaultLog
 from fleetcast.models.risk.hazard import FEATURES, HORIZONS_DAYS, FaultHistory, HistoryFit
-from fleetcast.models.risk.node_risk import Excess, excess_hazard, probabilities, shipped_fit, times_usual
+from fleetcast.models.risk.node_risk import (
+    Excess,
+    compute_excess_hazard,
+    compute_outcome_factor,
+    load_shipped_fit,
+    probabilities,
+)
 from fleetcast.models.risk.rules import RULES
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
-from fleetcast.models.risk.site_risk import SITE_FEATURES, SiteFit, event_columns, site_hazard
+from fleetcast.models.risk.site_risk import SITE_FEATURES, SiteFit, compute_site_hazard, make_event_columns
 from fleetcast.models.risk.state import RiskState
 
 Array = NDArray[np.float64]
@@ -100,13 +106,13 @@ class SiteDays:
         refit: the history hazard that a service with enough faults fits by itself.
         """
         levels = self.levels.astype(np.float64)
-        excess: Excess = excess_hazard(levels, shipped_fit())
+        excess: Excess = compute_excess_hazard(levels, load_shipped_fit())
         history = self.history.T.astype(np.float64)
         if refit is not None:
             history = refit.hazard(self.columns[:, : len(FEATURES)].astype(np.float64), RISK_HORIZONS_S)
-        site = None if fit is None else site_hazard(fit, self.columns.astype(np.float64))
+        site = None if fit is None else compute_site_hazard(fit, self.columns.astype(np.float64))
         known = np.ones(len(self), np.bool_)
-        return probabilities(excess, history * times_usual(levels), known, site)[:, JUDGED_AT]
+        return probabilities(excess, history * compute_outcome_factor(levels), known, site)[:, JUDGED_AT]
 
 
 @dataclass(slots=True)
@@ -133,7 +139,7 @@ class SiteRecorder:
             self._drains.append((row, event.time_ms))
         elif event.type == "undrain":
             self._drained.discard(event.node)
-        elif event.type == "health" and gravity(event) == "warning" and event.probability is None:
+        elif event.type == "health" and classify_severity(event) == "warning" and event.probability is None:
             self._slow.append((row, event.time_ms))
 
     def record(self, state: RiskState, records: Mapping[str, NodeRecord], levels: Array, now_ms: int) -> None:
@@ -142,9 +148,11 @@ class SiteRecorder:
         levels: (node, rule) as last evaluated.
         """
         away = {name for name, record in records.items() if record.drained or record.lost}
-        works = [row for row, name in enumerate(self.names) if name not in away and not state.faults.has_now(name)]
+        works = [
+            row for row, name in enumerate(self.names) if name not in away and not state.faults.has_current_fault(name)
+        ]
         rows = np.array(works, np.intp)
-        past = event_columns(state.faults, records, self.names, now_ms)
+        past = make_event_columns(state.faults, records, self.names, now_ms)
         columns = np.concatenate((past, state.days.at(self.names, now_ms)), axis=1)
         history = state.faults.hazard(self.names, RISK_HORIZONS_S, now_ms).T
         self._rows.append((now_ms, rows, columns[rows], levels[rows], history[rows]))

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetcast.fleet.decode_faults import explain_json
+from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.schedulers.kube_types import ExtenderArgs, FilterResult, HostPriority, PreemptionArgs, PreemptionResult
 from fleetcast.schedulers.trimaran import WatcherMetrics
 from fleetcast.schedulers.volcano import EnqueueableAnswer, EnqueueableArgs, PrioritizeArgs, VolcanoScores
@@ -30,12 +30,12 @@ def _asked(adapter: str, verb: str) -> Handler:
         try:
             return _answer(context, adapter, verb, body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Problem(400, "not_json", f"the body is not JSON: {explain_json(error)}") from None
+            raise Problem(400, "not_json", f"the body is not JSON: {explain_json_error(error)}") from None
 
     return handle
 
 
-async def _answer_watcher(request: Request, context: Context, query: Query) -> Response:
+async def _answer_load_watcher(request: Request, context: Context, query: Query) -> Response:
     """Answer the load watcher for all nodes of the newest board, even a stale one.
 
     Trimaran sends no names.
@@ -134,7 +134,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/adapters/trimaran/watcher",
-        _answer_watcher,
+        _answer_load_watcher,
         "Trimaran's load watcher: how busy each node will be",
         "adapters",
         answer=WatcherMetrics,

@@ -7,7 +7,7 @@ from fleetcast.service.board.board import Board
 from fleetcast.service.http.table import JSON, NO_STORE
 
 
-def age_headers(context: Context, as_of_ms: int, board: Board | None = None) -> dict[str, str]:
+def make_age_headers(context: Context, as_of_ms: int, board: Board | None = None) -> dict[str, str]:
     """Return the headers with the age in whole seconds of fleet time, and the number of the board."""
     age_s = max(0, (context.clock.now_ms() - as_of_ms) // 1000)
     headers = {"age": str(age_s), "cache-control": NO_STORE}
@@ -18,4 +18,4 @@ def age_headers(context: Context, as_of_ms: int, board: Board | None = None) -> 
 
 def answer(context: Context, board: Board, as_of_ms: int, body: bytes) -> Response:
     """Return a JSON answer about the fleet, with its age."""
-    return Response(body, 200, age_headers(context, as_of_ms, board), JSON)
+    return Response(body, 200, make_age_headers(context, as_of_ms, board), JSON)

@@ -8,7 +8,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetcast.models.jobs.checkpointing import DAY_S, RESTART_S, ettr, plan_of
+from fleetcast.models.jobs.checkpointing import DAY_S, RESTART_S, compute_ettr, plan_of
 from fleetcast.models.risk.gang_risk import gang_risk
 from fleetcast.models.risk.node_risk import usual_risk
 from fleetcast.service.api.routes.aged_answer import answer
@@ -77,7 +77,7 @@ def _rate(cache: BoardCache, board: Board, nodes: Sequence[str]) -> float | None
         return None
     cache.section(board, "node.risk")
     risk = board.array("node.risk").astype(np.float64)
-    rows = cache.derived(
+    rows = cache.get_or_derive(
         board, "rows_of_nodes", lambda: {name: row for row, name in enumerate(board.names("names.node"))}
     )
     known = np.array([row for node in nodes if (row := rows.get(node, risk.shape[2])) < risk.shape[2]], np.int64)
@@ -105,7 +105,7 @@ def _advice(as_of_ms: int, model: str, facts: CheckpointFacts, rate: float | Non
     if not cost_s or not rate:
         return found
     plan = plan_of(cost_s, rate)
-    now = ettr(every_s, cost_s, rate) if every_s else None
+    now = compute_ettr(every_s, cost_s, rate) if every_s else None
     sentence = f"Checkpoint every {plan.interval_s / 60:.0f} min: {_failing(nodes, rate)}"
     sentence += f" and a checkpoint takes {cost_s:.0f} s, so {100 * plan.expected_ettr:.1f} % of the time is work"
     sentence += f"; now, every {every_s / 60:.0f} min, {100 * now:.1f} %." if every_s and now is not None else "."

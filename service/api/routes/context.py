@@ -19,7 +19,7 @@ from fleetcast.service.board.mirror import BoardMirror
 from fleetcast.service.config import Config
 from fleetcast.service.http.access import Access
 from fleetcast.service.http.body_budget import BodyBudget
-from fleetcast.service.http.problems import Problem, as_problem
+from fleetcast.service.http.problems import Problem, convert_to_problem
 from fleetcast.service.listening import ApiListening
 
 
@@ -49,13 +49,13 @@ class Context:
     prefix: str = ""
 
     def problem_of(self, error: FleetcastError) -> Problem:
-        return as_problem(error)
+        return convert_to_problem(error)
 
     def writer(self) -> InboxWriter:
         """Return the inbox. Raises SourceError before the start and after the end."""
         return _open(self.inbox)
 
-    def sample_writer(self) -> InboxWriter:
+    def open_sample_writer(self) -> InboxWriter:
         """Return the inbox of samples. Raises SourceError also while too many samples wait."""
         self.backlog.refuse()
         return _open(self.writes)

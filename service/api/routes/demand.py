@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.fleet.events import JobClass
-from fleetcast.models.demand.forecaster import TARGETS, SeriesKey, series_name
+from fleetcast.models.demand.forecaster import TARGETS, SeriesKey, format_series_name
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.service.answers.demand import Demand, DemandModel, DemandRecord
 from fleetcast.service.api.routes import demand_examples
@@ -18,9 +18,15 @@ from fleetcast.service.api.routes.aged_answer import answer
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
-from fleetcast.service.http.problems import unprocessable
+from fleetcast.service.http.problems import make_unprocessable_problem
 from fleetcast.service.http.table import Param, Query, Row, encode
-from fleetcast.service.pipeline.demand.sections import KEYS, DemandKeys, demand_fan, demand_keys, demand_rows
+from fleetcast.service.pipeline.demand.sections import (
+    KEYS,
+    DemandKeys,
+    read_demand_keys,
+    read_demand_record,
+    read_demand_rows,
+)
 
 CLASSES = ("all", *get_args(JobClass))
 NAMED = 20  # in an error
@@ -58,20 +64,20 @@ async def demand(request: Request, context: Context, query: Query) -> Response:
     as_of_ms = cache.as_of_ms(board, "doc.demand")
     key = ("demand", *(query[param.name] for param in FILTERS))
     return answer(
-        context, board, as_of_ms, cache.derived(board, key, lambda: demand_body(cache, board, query, as_of_ms))
+        context, board, as_of_ms, cache.get_or_derive(board, key, lambda: encode_demand(cache, board, query, as_of_ms))
     )
 
 
-def demand_body(cache: BoardCache, board: Board, query: Query, as_of_ms: int) -> bytes:
+def encode_demand(cache: BoardCache, board: Board, query: Query, as_of_ms: int) -> bytes:
     """Encode the matching series, found by their keys.
 
     Rows are decoded only if they are cut to one horizon, or if a note is added.
     """
-    keys = demand_keys(board)
+    keys = read_demand_keys(board)
     asked = {name: query[name] for name in KEYS if query.get(name) is not None}
     _known("group", asked.get("group"), keys.groups)
     found, note = _find(keys, asked)
-    rows: list[Any] = demand_rows(board, found)
+    rows: list[Any] = read_demand_rows(board, found)
     if query["horizon_s"] is not None or note:
         rows = [decode_row(row) for row in rows]
     if query["horizon_s"] is not None:
@@ -87,19 +93,19 @@ def _find(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int], str]:
     A queue without a pool means that queue in all pools, and a pool without a queue means all queues in it.
     Raises UnknownEntity for a name that no series has.
     """
-    scope = one_scope(asked.get("queue"), asked.get("pool"))
+    scope = choose_demand_scope(asked.get("queue"), asked.get("pool"))
     _known("queue", asked.get("queue"), keys.by_queue)
     pool = scope.get("pool", "all")
-    found = keys.matching(asked | scope) if pool in keys.pools else []
+    found = keys.find_matching_rows(asked | scope) if pool in keys.pools else []
     if not found and pool in keys.by_queue and pool != "all":
-        return keys.matching(asked | {"queue": pool, "pool": "all"}), QUEUE_HINT.format(pool)
+        return keys.find_matching_rows(asked | {"queue": pool, "pool": "all"}), QUEUE_HINT.format(pool)
     if pool not in keys.pools and keys.rows:
         pools, queues = (", ".join(sorted(names)[:NAMED]) for names in (keys.pools, keys.by_queue))
         raise UnknownEntity(f"no pool {pool[:200]!r}; pools are {pools}; for a queue set `queue`: queues are {queues}")
     return found, ""
 
 
-def one_scope(queue: str | None, pool: str | None) -> dict[str, str]:
+def choose_demand_scope(queue: str | None, pool: str | None) -> dict[str, str]:
     """Return the queue and pool that a query means, or {} for every series.
 
     Raises a 422 problem for both at once, because a series belongs to a queue or to a pool.
@@ -107,7 +113,7 @@ def one_scope(queue: str | None, pool: str | None) -> dict[str, str]:
     if queue is None and pool is None:
         return {}
     if queue not in (None, "all") and pool not in (None, "all"):
-        raise unprocessable("pool", pool, "no pool beside a queue: set `queue` or `pool`")
+        raise make_unprocessable_problem("pool", pool, "no pool beside a queue: set `queue` or `pool`")
     return {"queue": queue or "all", "pool": pool or "all"}
 
 
@@ -121,7 +127,7 @@ def _cut(rows: list[DemandRow], horizon_s: int) -> list[DemandRow]:
     """Cut the rows to one horizon. Raises a 422 problem if none of them has it."""
     horizons = sorted({horizon for row in rows for horizon in row.horizons_s})
     if rows and horizon_s not in horizons:
-        raise unprocessable("horizon_s", horizon_s, "one of " + ", ".join(map(str, horizons)))
+        raise make_unprocessable_problem("horizon_s", horizon_s, "one of " + ", ".join(map(str, horizons)))
     return [_at(row, horizon_s) for row in rows if horizon_s in row.horizons_s]
 
 
@@ -137,14 +143,14 @@ async def record(request: Request, context: Context, query: Query) -> Response:
     cache, board = context.cache, context.cache.board()
     cache.section(board, "demand_record.keys")
     as_of_ms = cache.as_of_ms(board, "doc.demand_record")
-    scope = {"queue": "all", "pool": "all"} | one_scope(query["queue"], query["pool"])
-    note, fan = "", demand_fan(board, _record_name(scope, query))
+    scope = {"queue": "all", "pool": "all"} | choose_demand_scope(query["queue"], query["pool"])
+    note, fan = "", read_demand_record(board, _make_record_name(scope, query))
     if fan is None and scope["pool"] != "all":
-        fan = demand_fan(board, _record_name({"queue": scope["pool"], "pool": "all"}, query))
+        fan = read_demand_record(board, _make_record_name({"queue": scope["pool"], "pool": "all"}, query))
         note = QUEUE_HINT.format(scope["pool"])
     if fan is None:
         known = ", ".join(sorted(msgspec.json.decode(cache.section(board, "demand_record.keys")))[:NAMED]) or "none yet"
-        name = _record_name(scope, query)[:200]
+        name = _make_record_name(scope, query)[:200]
         raise UnknownEntity(f"no record of queue|target[|class[|pool]] {name!r}; there are: {known}")
     if note:
         scope["queue"] = scope["pool"]
@@ -152,9 +158,9 @@ async def record(request: Request, context: Context, query: Query) -> Response:
     return answer(context, board, as_of_ms, encode(body | ({"note": note} if note else {})))
 
 
-def _record_name(scope: Mapping[str, str], query: Query) -> str:
+def _make_record_name(scope: Mapping[str, str], query: Query) -> str:
     """Return the name of a record, as `DemandForecaster.record` makes it."""
-    return series_name(SeriesKey(scope["queue"], query["class"], pool=scope["pool"]), query["target"])
+    return format_series_name(SeriesKey(scope["queue"], query["class"], pool=scope["pool"]), query["target"])
 
 
 async def model(request: Request, context: Context, query: Query) -> Response:
@@ -164,7 +170,7 @@ async def model(request: Request, context: Context, query: Query) -> Response:
     rows = cache.document(board, "doc.demand_model")["rows"]
     rows = [{"queue": row["pool"]} | row for row in rows]  # of a pipeline of an earlier version
     queues = {row["queue"] for row in rows}
-    scope, note = one_scope(query["queue"], query["pool"]), ""
+    scope, note = choose_demand_scope(query["queue"], query["pool"]), ""
     _known("queue", query["queue"], queues)
     if scope.get("pool", "all") != "all":
         note = QUEUE_HINT.format(scope["pool"])

@@ -19,11 +19,11 @@ from fleetcast.service.answers.jobs import JobRow, RemainingTime
 from fleetcast.service.api.routes.aged_answer import answer
 from fleetcast.service.api.routes.checkpoint import CheckpointFacts
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.jobs import Object, find_job, part_of, start_like
+from fleetcast.service.api.routes.jobs import Object, estimate_similar_start, find_job, part_of
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
-from fleetcast.service.board.free import describe_window, promises_on, serving, unheld, use_on
-from fleetcast.service.board.gpu_use import Occupant, gpus, use_sentence
+from fleetcast.service.board.free import count_promised_gpus, describe_window, find_unheld_gpus, read_gpu_use, serving
+from fleetcast.service.board.gpu_use import Occupant, describe_gpu_use, gpus
 from fleetcast.service.config import PlacerConfig
 from fleetcast.service.http.table import Query, Row, encode
 from fleetcast.service.pipeline.documents import probability
@@ -122,7 +122,7 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
         kept_by=window,
         queue_delay_s=None,
         queue_reason=NOT_PLAYED,
-        sentence=_sentence(name, about, jobs, use_sentence(unknown, [*promised.items()]), window),
+        sentence=_sentence(name, about, jobs, describe_gpu_use(unknown, [*promised.items()]), window),
     )
     return answer(context, board, as_of_ms, encode(body))
 
@@ -138,16 +138,16 @@ def _held(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
 
 def _find_non_job_use(board: Board, row: int) -> tuple[int, dict[str, int]]:
     """Return the GPUs of a node in unknown use, and the requests to which GPUs there are promised."""
-    use = use_on(board)
+    use = read_gpu_use(board)
     if row >= len(use):
         return 0, {}
-    return int((use[row] == Occupant.UNKNOWN).sum()), promises_on(board, row)
+    return int((use[row] == Occupant.UNKNOWN).sum()), count_promised_gpus(board, row)
 
 
 def _pool(cache: BoardCache, board: Board, row: int, placer: PlacerConfig) -> PoolCounts:
     cache.section(board, "node.pool")
     pool = board.array("node.pool")
-    usable, free = board.array("gpu.usable"), unheld(board, placer)
+    usable, free = board.array("gpu.usable"), find_unheld_gpus(board, placer)
     n = min(len(pool), len(usable))  # a topology of this moment may know more nodes than were scored
     open_here = serving(board, placer)[:n] & (pool[:n] == pool[row])
     in_service = (board.array("node.state")[:n] == NodeState.IN_SERVICE) & (pool[:n] == pool[row])
@@ -189,7 +189,7 @@ async def _jobs(
                 nodes=len(row.nodes),
                 running_s=None if row.started_ms is None else max(0.0, (now_ms - row.started_ms) / 1000),
                 remaining_s=row.remaining_s,
-                last_checkpoint_s=_seconds_since_checkpoint(facts.last_checkpoint_ms, now_ms),
+                last_checkpoint_s=_compute_unsaved_seconds(facts.last_checkpoint_ms, now_ms),
                 next_checkpoint_ms=facts.next_checkpoint_ms,
                 restart_ms=start,
                 restart_reason=why,
@@ -198,7 +198,7 @@ async def _jobs(
     return jobs
 
 
-def _seconds_since_checkpoint(last_ms: int | None, now_ms: int) -> float | None:
+def _compute_unsaved_seconds(last_ms: int | None, now_ms: int) -> float | None:
     """Return the seconds of work that would be repeated, or None without a known complete checkpoint."""
     return None if last_ms is None else round(max(0.0, (now_ms - last_ms) / 1000), 1)
 
@@ -210,7 +210,7 @@ async def _estimate_restart(
 
     If that is unknown, return None and the reason.
     """
-    start = await start_like(request, context, row, f"{row.job} again", asks, avoid_nodes=[node])
+    start = await estimate_similar_start(request, context, row, f"{row.job} again", asks, avoid_nodes=[node])
     if start.answer is None:
         return None, start.why
     start_ms = start.answer.start_ms

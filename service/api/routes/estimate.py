@@ -42,7 +42,10 @@ async def estimate_job(request: Request, context: Context, query: Query) -> Resp
 
 async def ask(request: Request, context: Context, body: bytes) -> Forwarded | SourceError:
     """Ask the placer about the start of a request. A replica gets the whole answer of the api that has a placer."""
-    headers = context.access.on_behalf(request) | {"content-type": "application/json", "accept": "application/json"}
+    headers = context.access.make_caller_headers(request) | {
+        "content-type": "application/json",
+        "accept": "application/json",
+    }
     path = "/jobs/estimate" if context.mirror else "/estimate"
     try:
         return await context.placer.forward("POST", path, body, headers, TIMEOUT_S)

@@ -41,9 +41,9 @@ async def events(request: Request, context: Context, query: Query) -> Response:
     """Accept every good record of the body, and refuse the others one by one. 422 if all were refused."""
     context.writer()
     try:
-        body = await body_of(request, context)
+        body = await read_event_body(request, context)
     except Problem as problem:
-        await refuse_whole(context, problem)
+        await refuse_unreadable_body(context, problem)
         raise
     now_ms = context.clock.now_ms()
     decoded = await _decode(body, now_ms, dict(request.headers), context)
@@ -59,14 +59,14 @@ async def accept(request: Request, context: Context, decoded: DecodedBody, now_m
     Raises a 429 problem for too many new names. The other records are stored, and the sender may send all of
     them again.
     """
-    with context.listening.receiving():
+    with context.listening.hold_listening_statement():
         return await _accept(request, context, decoded, now_ms)
 
 
 async def _accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
     writer = context.writer()
     await _mark_refused_promises(context, decoded)
-    new = await new_records(decoded.records, context.recent)
+    new = await filter_new_records(decoded.records, context.recent)
     names = context.names.body(caller_of(request))
     fresh = await _filter_admitted_records(new, names)
     errors = [error for _, error in decoded.rejected]
@@ -86,7 +86,7 @@ async def _accept(request: Request, context: Context, decoded: DecodedBody, now_
     return Response(encode(body), 202, {"cache-control": NO_STORE}, JSON)
 
 
-async def refuse_whole(context: Context, problem: Problem) -> None:
+async def refuse_unreadable_body(context: Context, problem: Problem) -> None:
     """Count a body that cannot be read. A body that found no room may hold the start of any promise."""
     if problem.status == 503:
         context.listening.interrupt()
@@ -94,7 +94,7 @@ async def refuse_whole(context: Context, problem: Problem) -> None:
     await _record_refusals(context.writer(), [RecordError(problem.code, problem.detail)], context.clock.now_ms())
 
 
-async def body_of(request: Request, context: Context, expected: str = EXPECTED) -> bytes:
+async def read_event_body(request: Request, context: Context, expected: str = EXPECTED) -> bytes:
     """Return the body, unpacked and not empty.
 
     Raises problems 400, 413, 415 and 422 that say what is expected.
@@ -115,7 +115,7 @@ async def _decode(body: bytes, now_ms: int, headers: dict[str, str], context: Co
     return await asyncio.to_thread(decode_body, body, now_ms, headers, limit_ms)
 
 
-async def new_records(
+async def filter_new_records(
     records: Sequence[DecodedRecord], recent: RecentIdentities
 ) -> list[tuple[DecodedRecord, Identity]]:
     """Return the records that are new to us and not repeated in this body.

@@ -56,7 +56,7 @@ async def utilisation(request: Request, context: Context, query: Query) -> Respo
     as_of_ms = cache.as_of_ms(board, "doc.utilisation")
     rows = cache.document(board, "doc.utilisation", list[dict[str, object]])
     chosen = [row for row in rows if query["verdict"] is None or row["verdict"] == query["verdict"]]
-    chosen = sorted(chosen, key=_wasted_gpu_seconds, reverse=True)[: query["limit"]]
+    chosen = sorted(chosen, key=_compute_wasted_gpu_seconds, reverse=True)[: query["limit"]]
     return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **_looked(cache, board), "rows": chosen}))
 
 
@@ -65,7 +65,7 @@ def _looked(cache: BoardCache, board: Board) -> dict[str, int]:
     return looked_ms
 
 
-def _wasted_gpu_seconds(row: dict[str, object]) -> float:
+def _compute_wasted_gpu_seconds(row: dict[str, object]) -> float:
     """Return the GPU-seconds without work."""
     idle_s, gpus = row["idle_s"], row["gpus"]
     return float(idle_s) * float(gpus) if isinstance(idle_s, int | float) and isinstance(gpus, int) else 0.0

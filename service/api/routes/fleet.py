@@ -11,7 +11,7 @@ from starlette.responses import Response
 from fleetcast.service.answers.fitted_models import FittedModels
 from fleetcast.service.answers.fleet import FleetAnswer, Ingestion
 from fleetcast.service.answers.served_models import ServedModels
-from fleetcast.service.api.routes.aged_answer import age_headers, answer
+from fleetcast.service.api.routes.aged_answer import answer, make_age_headers
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.http.table import Param, Query, Row
 
@@ -39,7 +39,7 @@ async def models(request: Request, context: Context, query: Query) -> Response:
 def _document(context: Context, name: str) -> Response:
     """Return a section of the board as the whole body of an answer."""
     cache, board = context.cache, context.cache.board()
-    body = cache.derived(board, ("body", name), lambda: bytes(cache.section(board, name)))
+    body = cache.get_or_derive(board, ("body", name), lambda: bytes(cache.section(board, name)))
     return answer(context, board, cache.as_of_ms(board, name), body)
 
 
@@ -52,7 +52,7 @@ BOARD_PARAMS = (
 async def board(request: Request, context: Context, query: Query) -> Response:
     """Return the board's container, for a reader on another host. 304 if the caller has that ETag."""
     newest = context.cache.board()
-    headers = {**age_headers(context, newest.as_of_ms, newest), "cache-control": "no-cache"}
+    headers = {**make_age_headers(context, newest.as_of_ms, newest), "cache-control": "no-cache"}
     known = request.headers.get("if-none-match", "")
     tag, body = await asyncio.to_thread(_read, context.config.board / query["part"], known)
     if tag is None:

@@ -17,7 +17,7 @@ from fleetcast.service.api.routes.aged_answer import answer
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.board.board import Board
 from fleetcast.service.http.access import Scope
-from fleetcast.service.http.problems import unprocessable
+from fleetcast.service.http.problems import make_unprocessable_problem
 from fleetcast.service.http.request_body import decoded, read_body
 from fleetcast.service.http.table import Query, Row, encode
 
@@ -80,7 +80,7 @@ async def gang(request: Request, context: Context, query: Query) -> Response:
     answers = context.cache.node_answers(board)
     if len(asked.nodes) > len(answers.rows):
         known = f"at most the {len(answers.rows)} nodes of the fleet"
-        raise unprocessable("nodes", f"{len(asked.nodes)} names", known)
+        raise make_unprocessable_problem("nodes", f"{len(asked.nodes)} names", known)
     missing = [name for name in asked.nodes if name.encode() not in answers.rows]
     if missing:
         some = ", ".join(repr(name[:200]) for name in missing[:20])
@@ -101,16 +101,16 @@ def _read(body: bytes) -> GangAsked:
     """Decode the question. Raises a problem that names the invalid field."""
     asked = decoded(body, GANG)
     if not asked.nodes or len(asked.nodes) > MOST_NODES:
-        raise unprocessable("nodes", f"{len(asked.nodes)} names", f"from 1 to {MOST_NODES} names")
-    twice = named_twice(asked.nodes)
+        raise make_unprocessable_problem("nodes", f"{len(asked.nodes)} names", f"from 1 to {MOST_NODES} names")
+    twice = find_repeated_name(asked.nodes)
     if twice is not None:
-        raise unprocessable("nodes", twice[:200], "each node once")
+        raise make_unprocessable_problem("nodes", twice[:200], "each node once")
     if not 0 < asked.duration_s <= LONGEST_S:
-        raise unprocessable("duration_s", str(asked.duration_s), f"a number above 0, at most {LONGEST_S}")
+        raise make_unprocessable_problem("duration_s", str(asked.duration_s), f"a number above 0, at most {LONGEST_S}")
     return asked
 
 
-def named_twice(names: Iterable[str]) -> str | None:
+def find_repeated_name(names: Iterable[str]) -> str | None:
     """Return the first name that occurs a second time, or None."""
     seen: set[str] = set()
     for name in names:

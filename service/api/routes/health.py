@@ -8,11 +8,11 @@ from starlette.responses import Response
 from fleetcast.fleet.errors import SourceError
 from fleetcast.service.adapter_records import AdapterRecords
 from fleetcast.service.answers.fleet import Health, Readiness
-from fleetcast.service.api.adapter_metrics import adapters_page
+from fleetcast.service.api.adapter_metrics import make_adapters_page
 from fleetcast.service.api.readiness import checks
-from fleetcast.service.api.routes.aged_answer import age_headers
+from fleetcast.service.api.routes.aged_answer import make_age_headers
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.telemetry import CONTENT_TYPE, merge_pages, pipeline_page
+from fleetcast.service.api.telemetry import CONTENT_TYPE, format_pipeline_page, merge_pages
 from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.table import JSON, NO_STORE, Query, Row, encode
 
@@ -35,7 +35,7 @@ async def readyz(request: Request, context: Context, query: Query) -> Response:
     board = context.cache.board()
     warming = context.cache.document(board, "meta").get("warming") if "meta" in board else None
     body = {"status": "ready", "as_of_ms": board.as_of_ms, "warming": warming, "checks": found}
-    return Response(encode(body), 200, age_headers(context, board.as_of_ms, board), JSON)
+    return Response(encode(body), 200, make_age_headers(context, board.as_of_ms, board), JSON)
 
 
 async def metrics(request: Request, context: Context, query: Query) -> Response:
@@ -43,7 +43,7 @@ async def metrics(request: Request, context: Context, query: Query) -> Response:
 
     They cover this process, the pipeline and the fleet as the board reports them, the placer, and the adapters.
     """
-    adapters = adapters_page(AdapterRecords(context.config.folder).status(), context.clock.now_ms())
+    adapters = make_adapters_page(AdapterRecords(context.config.folder).status(), context.clock.now_ms())
     pages = [context.metrics.page(), _make_pipeline_page(context), await _fetch_placer_page(request, context), adapters]
     body = merge_pages(*pages).encode() + _read_fleet_page(context)
     return Response(body, media_type=None, headers={"content-type": CONTENT_TYPE})
@@ -53,13 +53,13 @@ def _make_pipeline_page(context: Context) -> str:
     board = context.cache.latest()
     stale_after_s = context.config.stale_after_s(context.clock)
     if board is None:
-        return pipeline_page({}, None, None, stale_after_s)
+        return format_pipeline_page({}, None, None, stale_after_s)
     age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
     try:
         ingestion = board.json("doc.ingestion")
     except KeyError:
         ingestion = {}
-    return pipeline_page(ingestion, age_s, board.sequence, stale_after_s)
+    return format_pipeline_page(ingestion, age_s, board.sequence, stale_after_s)
 
 
 def _read_fleet_page(context: Context) -> bytes:
@@ -72,7 +72,7 @@ async def _fetch_placer_page(request: Request, context: Context) -> str:
     if context.mirror is not None:  # it is the other api's to tell
         return ""
     try:
-        asked = context.placer.forward("GET", "/metrics", headers=context.access.on_behalf(request))
+        asked = context.placer.forward("GET", "/metrics", headers=context.access.make_caller_headers(request))
         answer = await asyncio.wait_for(asked, PLACER_PAGE_S)
     except (SourceError, TimeoutError):
         return PLACER_UP + "fleetcast_placer_up 0\n"

@@ -17,7 +17,7 @@ from fleetcast.service.api.routes.context import Context
 from fleetcast.service.api.routes.jobs import row_of
 from fleetcast.service.board.board import Board
 from fleetcast.service.http.access import Scope
-from fleetcast.service.http.problems import unprocessable
+from fleetcast.service.http.problems import make_unprocessable_problem
 from fleetcast.service.http.request_body import decoded, read_body
 from fleetcast.service.http.table import Query, Row, encode
 from fleetcast.service.pipeline.documents import number
@@ -30,7 +30,7 @@ from fleetcast.service.pipeline.jobs.interference import (
     Known,
     LearntCoRuns,
     Speeds,
-    residuals_of,
+    decode_residuals,
     speeds,
 )
 from fleetcast.service.pipeline.jobs.isolation import (
@@ -129,11 +129,13 @@ async def interference(request: Request, context: Context, query: Query) -> Resp
     asked = decoded(await read_body(request, context.config.api.max_body_bytes), PAIR)
     cache, board = context.cache, context.cache.board()
     if asked.others and asked.share in ON_GPU:
-        raise unprocessable("others", len(asked.others), "none on a GPU: more than two are told of on a link only")
+        raise make_unprocessable_problem(
+            "others", len(asked.others), "none on a GPU: more than two are told of on a link only"
+        )
     shares: dict[str, LearntCoRuns] = cache.document(board, SECTION, dict[str, LearntCoRuns])
     known = Known.on(board)
     a, b, *others = (known.party(_keys(known, one)) for one in (asked.a, asked.b, *asked.others))
-    residuals = cache.derived(board, ("co-runs", asked.share), lambda: residuals_of(shares.get(asked.share)))
+    residuals = cache.get_or_derive(board, ("co-runs", asked.share), lambda: decode_residuals(shares.get(asked.share)))
     pair_speeds = speeds(a, b, asked.share, residuals, others)
     as_of_ms = cache.as_of_ms(board, SECTION)
     now = _now(cache.document(board, NOW, dict[str, Going]), asked)
@@ -243,9 +245,11 @@ async def verify(request: Request, context: Context, query: Query) -> Response:
     sight = _sight(board, seen, row, asked)
     rows = checks(asked.expected, sight, as_of_ms)
     if not rows:
-        raise unprocessable("expected", {}, f"at least one of {', '.join(IsolationExpectation.__struct_fields__)}")
+        raise make_unprocessable_problem(
+            "expected", {}, f"at least one of {', '.join(IsolationExpectation.__struct_fields__)}"
+        )
     ok = verdict(rows)
-    body = Isolation(as_of_ms, ok, rows, _verdict_sentence(ok, rows, sight.heard))
+    body = Isolation(as_of_ms, ok, rows, _format_verdict(ok, rows, sight.heard))
     return answer(context, board, as_of_ms, encode(body))
 
 
@@ -274,7 +278,7 @@ def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> Ob
     return sight
 
 
-def _verdict_sentence(ok: bool | None, rows: list[IsolationCheck], heard: bool) -> str:
+def _format_verdict(ok: bool | None, rows: list[IsolationCheck], heard: bool) -> str:
     wrong = [row for row in rows if row.ok is False]
     if wrong:
         named = "; ".join(f"{row.field} is {row.observed}, not {row.expected}" for row in wrong)

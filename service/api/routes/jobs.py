@@ -17,11 +17,11 @@ from fleetcast.service.api.routes.context import Context
 from fleetcast.service.api.routes.estimate import ask, start_of
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
-from fleetcast.service.http.access import Caller, viewer_of
+from fleetcast.service.http.access import Caller, get_admitted_caller
 from fleetcast.service.http.table import Param, Query, Row, encode
-from fleetcast.service.pipeline.documents import job_detail, job_row
+from fleetcast.service.pipeline.documents import make_job_detail, make_job_row
 from fleetcast.service.pipeline.jobs.interference import NOW as CO_RUNS
-from fleetcast.service.pipeline.jobs.interference import blamed
+from fleetcast.service.pipeline.jobs.interference import explain_by_co_run
 from fleetcast.service.pipeline.jobs.verdicts import SECTION as VERDICTS
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ async def jobs(request: Request, context: Context, query: Query) -> Response:
     """Return running, queued and lately ended jobs, in that order."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.jobs")
-    rows, caller = cache.document(board, "doc.jobs", list[msgspec.Raw]), viewer_of(request)
+    rows, caller = cache.document(board, "doc.jobs", list[msgspec.Raw]), get_admitted_caller(request)
     if query["state"] is not None or caller.queues:
         heads = cache.document(board, "doc.jobs", list[Head])
         state = query["state"]
@@ -79,7 +79,9 @@ def find_job(cache: BoardCache, board: Board, name: str) -> JobRow:
 
 def row_of(cache: BoardCache, board: Board, name: str) -> JobRow | None:
     """Return the row of a job's latest attempt, or None if no job has this name."""
-    latest = cache.derived(board, "latest_attempts", lambda: _latest(cache.document(board, "doc.jobs", list[Head])))
+    latest = cache.get_or_derive(
+        board, "latest_attempts", lambda: _latest(cache.document(board, "doc.jobs", list[Head]))
+    )
     if name not in latest:
         return None
     return decode_row(cache.document(board, "doc.jobs", list[msgspec.Raw])[latest[name]])
@@ -91,10 +93,10 @@ def _latest(heads: list[Head]) -> dict[str, int]:
     for place, head in enumerate(heads):
         if head.job not in latest or head.attempt > heads[latest[head.job]].attempt:
             latest[head.job] = place
-    return latest | _reused_number_names(latest, heads)
+    return latest | _map_reused_numbers(latest, heads)
 
 
-def _reused_number_names(latest: dict[str, int], heads: list[Head]) -> dict[str, int]:
+def _map_reused_numbers(latest: dict[str, int], heads: list[Head]) -> dict[str, int]:
     """Return further names for jobs whose number Slurm has reused. The number alone names the newest job.
 
     The first job has its number as its name. It also gets a name that ends with its submission time, so that
@@ -122,7 +124,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     A job that is no longer on the board is read from the archive.
     """
     cache, board = context.cache, context.cache.board()
-    name, caller = request.path_params["job"], viewer_of(request)
+    name, caller = request.path_params["job"], get_admitted_caller(request)
     row = row_of(cache, board, name)
     as_of_ms = cache.as_of_ms(board, "doc.job")
     if caller.queues and (row is None or not sees(caller, row)):
@@ -156,11 +158,11 @@ async def _read_archived_job(context: Context, name: str) -> Object:
     if found.attempt is None:
         raise UnknownEntity(f"{nowhere}, and the archive has no event of it{_describe_search_range(found)}")
     attempt = found.attempt
-    row = job_row(attempt, context.clock.now_ms(), {}, slow=False)
+    row = make_job_row(attempt, context.clock.now_ms(), {}, slow=False)
     reasons = _reasons(attempt.state if attempt.over_ms is not None else "ended")
     if attempt.over_ms is None:
         reasons["ended_ms"] = f"nobody told of its end, or the archive has it not yet{_describe_search_range(found)}"
-    detail: Object = msgspec.to_builtins(job_detail(attempt))
+    detail: Object = msgspec.to_builtins(make_job_detail(attempt))
     detail.pop("asks", None)
     return {**msgspec.to_builtins(row), **detail, "start_ms": None, "source": "archive", "reasons": reasons}
 
@@ -195,7 +197,7 @@ def _reasons(state: str) -> dict[str, str]:
             return {"run_s": "nothing was told before it was over", "remaining_s": OVER, "start_ms": OVER}
 
 
-async def start_like(
+async def estimate_similar_start(
     request: Request, context: Context, row: JobRow, request_id: str, asks: object, **more: object
 ) -> Start:
     """Ask the placer when it would start a job like this one.
@@ -213,7 +215,7 @@ async def _start(request: Request, context: Context, row: JobRow, asks: object) 
 
     If that is unknown, return None and the reason.
     """
-    start = await start_like(request, context, row, row.job, asks)
+    start = await estimate_similar_start(request, context, row, row.job, asks)
     if start.answer is None:
         return None, start.why
     start_ms = start.answer.start_ms
@@ -240,13 +242,13 @@ async def stragglers(request: Request, context: Context, query: Query) -> Respon
     as_of_ms = cache.as_of_ms(board, "doc.stragglers")
     score = part_of(cache, board, "doc.stragglers", name, Object)
     if score is None:
-        score = _last_verdict(cache, board, name)
+        score = _find_last_verdict(cache, board, name)
     elif CO_RUNS in board:
-        score |= blamed(score, part_of(cache, board, CO_RUNS, name, Object))
+        score |= explain_by_co_run(score, part_of(cache, board, CO_RUNS, name, Object))
     return answer(context, board, as_of_ms, encode({"judged_ms": as_of_ms, **score, "as_of_ms": as_of_ms}))
 
 
-def _last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
+def _find_last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
     """Return the last verdict on a job before its end.
 
     Raises UnknownEntity if neither job nor verdict is known.

@@ -11,9 +11,9 @@ from fleetcast.ingest.kernel_log.events import KernelReader
 from fleetcast.ingest.node_names import check_name
 from fleetcast.service.answers.events import EventsAnswer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
+from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, read_event_body, refuse_unreadable_body
 from fleetcast.service.http.access import Scope
-from fleetcast.service.http.problems import Problem, unprocessable
+from fleetcast.service.http.problems import Problem, make_unprocessable_problem
 from fleetcast.service.http.table import Param, Query, Row, encode
 
 MOST_OFFSET_S = 86_399.0
@@ -32,11 +32,11 @@ async def kernel_log(request: Request, context: Context, query: Query) -> Respon
     try:
         if node:
             check_name(node)
-        body = await body_of(request, context, "lines of a kernel log")
+        body = await read_event_body(request, context, "lines of a kernel log")
     except ConfigError:
-        raise unprocessable("node", node, "a node's name") from None
+        raise make_unprocessable_problem("node", node, "a node's name") from None
     except Problem as problem:
-        await refuse_whole(context, problem)
+        await refuse_unreadable_body(context, problem)
         raise
     now_ms = context.clock.now_ms()
     reader = KernelReader(node, query["utc_offset_s"], boot_ms=float(query["boot_ms"]))

@@ -25,7 +25,7 @@ async def forward(request: Request, context: Context, query: Query) -> Response:
     """Return the placer's answer to the same request without /v1."""
     body = await read_body(request, context.config.api.max_body_bytes) if request.method in ("POST", "PUT") else None
     headers = {name: value for name, value in request.headers.items() if name in FORWARDED_HEADERS or name[:3] == "ce-"}
-    headers |= context.access.on_behalf(request)
+    headers |= context.access.make_caller_headers(request)
     if request.client is not None:
         headers["x-forwarded-for"] = request.client.host
     answer = await _ask(context.placer, request, body, headers)
@@ -34,13 +34,13 @@ async def forward(request: Request, context: Context, query: Query) -> Response:
 
 async def _ask(placer: PlacerLink, request: Request, body: bytes | None, headers: dict[str, str]) -> Forwarded:
     try:
-        return await placer.forward(request.method, placer_path(request), body, headers)
+        return await placer.forward(request.method, make_placer_path(request), body, headers)
     except SourceError as error:
         retry = {"retry-after": f"{max(1, round(error.retry_after_s))}"}
         raise Problem(503, "placer_away", str(error), headers=retry) from None
 
 
-def placer_path(request: Request) -> str:
+def make_placer_path(request: Request) -> str:
     """Return path and query as the client sent them, still encoded, without /v1."""
     raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     path = raw.partition(b"?")[0].decode("ascii", "replace").removeprefix("/v1")

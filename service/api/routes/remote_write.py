@@ -14,11 +14,11 @@ from fleetcast.fleet.errors import RecordError
 from fleetcast.ingest.inbox.segments import RecordKind
 from fleetcast.ingest.remote_write.decoder import MAX_UNPACKED_BYTES
 from fleetcast.ingest.remote_write.request import Version, WriteRequest, walk
-from fleetcast.ingest.remote_write.snappy import unpack, unpacked_bytes
+from fleetcast.ingest.remote_write.snappy import read_unpacked_size, unpack
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
-from fleetcast.service.http.request_body import lease_of, read_raw
+from fleetcast.service.http.request_body import get_body_lease, read_raw_body
 from fleetcast.service.http.table import NO_STORE, Query, Row
 
 PROTOBUF = "application/x-protobuf"
@@ -35,14 +35,14 @@ EXPECTED = f"{PROTOBUF}, and no other proto= than prometheus.WriteRequest or io.
 
 async def write(request: Request, context: Context, query: Query) -> Response:
     """Accept one request, or refuse all of it."""
-    writer = context.sample_writer()
+    writer = context.open_sample_writer()
     version = _version(request.headers.get("content-type", ""))
     _check_coding(request.headers.get("content-encoding", ""))
-    body = await read_raw(request, context.config.api.max_body_bytes)
+    body = await read_raw_body(request, context.config.api.max_body_bytes)
     try:
-        size_bytes = unpacked_bytes(body)
+        size_bytes = read_unpacked_size(body)
         if size_bytes <= MAX_UNPACKED_BYTES:
-            lease_of(request).grow(size_bytes)
+            get_body_lease(request).grow(size_bytes)
         if size_bytes < IN_A_THREAD_BYTES:
             taken = read(body, version)
         else:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleetcast.fleet.errors import UnknownEntity
-from fleetcast.models.risk.part_risk import usual_parts
+from fleetcast.models.risk.part_risk import list_usual_parts
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.service.answers.risk import NodeAnswer, RiskNodes
 from fleetcast.service.api.routes.aged_answer import answer
@@ -22,7 +22,7 @@ from fleetcast.service.pipeline.documents import probability
 
 MAX_ROWS = 100_000
 ROWS_AT_A_TIME = 250
-USUAL = encode(usual_parts())
+USUAL = encode(list_usual_parts())
 
 RANKING_PARAMS = (
     Param("horizon_s", int, "how far ahead the probability looks", RISK_HORIZONS_S[0], choices=RISK_HORIZONS_S),
@@ -50,10 +50,12 @@ async def ranking(request: Request, context: Context, query: Query) -> Response:
     """Return the nodes, the riskiest first."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "answers.risk")
-    of_rack = _rack_mask(board, query["rack"])
+    of_rack = _make_rack_mask(board, query["rack"])
     key = ("ranking", query["horizon_s"], query["kind"])
     ranked = await asyncio.shield(
-        cache.derived(board, key, lambda: asyncio.ensure_future(_rank(cache, board, query["horizon_s"], query["kind"])))
+        cache.get_or_derive(
+            board, key, lambda: asyncio.ensure_future(_rank(cache, board, query["horizon_s"], query["kind"]))
+        )
     )
     chosen = ranked.p >= (-1.0 if query["min"] is None else query["min"])
     if of_rack is not None:
@@ -112,7 +114,7 @@ async def _rank(cache: BoardCache, board: Board, horizon_s: int, kind: str | Non
     return Ranking(order, np.array(shown), rows)
 
 
-def _rack_mask(board: Board, rack: str | None) -> NDArray[np.bool_] | None:
+def _make_rack_mask(board: Board, rack: str | None) -> NDArray[np.bool_] | None:
     """Return (n,) whether each node is in a rack, or None for all racks. Raises UnknownEntity."""
     if rack is None:
         return None

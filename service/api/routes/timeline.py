@@ -136,13 +136,13 @@ class NodeTimeline(msgspec.Struct):
 async def timeline(request: Request, context: Context, query: Query) -> Response:
     """Return the changes of the last minutes, the oldest first."""
     cache, board = context.cache, context.cache.board()
-    shown = past_of(cache, board, request.path_params["node"])
+    shown = read_node_past(cache, board, request.path_params["node"])
     as_of_ms = cache.as_of_ms(board, "answers.node")
     body = _timeline(shown, as_of_ms - 60_000 * int(query["minutes"]), as_of_ms)
     return answer(context, board, as_of_ms, encode(body))
 
 
-def past_of(cache: BoardCache, board: Board, name: str) -> Shown:
+def read_node_past(cache: BoardCache, board: Board, name: str) -> Shown:
     """Return the past of a node. Raises UnknownEntity, and a 503 problem while there is none."""
     rows = cache.node_answers(board).rows
     row = rows.get(name.encode())
@@ -168,7 +168,7 @@ def _timeline(past: Shown, from_ms: int, now_ms: int) -> NodeTimeline:
         from_ms=from_ms,
         known_since_ms=past.began_ms,
         scores=[_scores(past, at, from_ms) for at in range(len(HORIZONS_S))],
-        signals=[_signal(row) for row in past.signals if _since(row, from_ms)],
+        signals=[_make_signal_spell(row) for row in past.signals if _since(row, from_ms)],
         events=sorted(happened, key=lambda row: row.time_ms),
         jobs=[_stay(row) for row in past.stays if _since(row, from_ms)],
         actions=sorted((row for row in actions if _since(row, from_ms)), key=lambda row: row.began_ms),
@@ -195,7 +195,7 @@ def _scores(past: Shown, at: int, from_ms: int) -> Scores:
     return Scores(HORIZONS_S[at], steps)
 
 
-def _signal(row: Spell) -> SignalSpell:
+def _make_signal_spell(row: Spell) -> SignalSpell:
     values = [Value(time_ms, value) for time_ms, value in row.points]
     said = (row.feature, row.entity, row.unit, row.sentence, row.usual, row.share)
     return SignalSpell(*said, row.began_ms, row.ended_ms, values)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from fleetcast.ingest.health.nvsentinel import HealthEnvelope, decode
 from fleetcast.service.answers.events import EventsAnswer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
+from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, read_event_body, refuse_unreadable_body
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.table import Query, Row
@@ -18,9 +18,9 @@ async def nvsentinel(request: Request, context: Context, query: Query) -> Respon
     """Accept every good event of the body."""
     context.writer()
     try:
-        body = await body_of(request, context)
+        body = await read_event_body(request, context)
     except Problem as problem:
-        await refuse_whole(context, problem)
+        await refuse_unreadable_body(context, problem)
         raise
     now_ms = context.clock.now_ms()
     limit_ms = round(context.config.pipeline.future_limit_s * 1000)

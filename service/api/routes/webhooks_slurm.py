@@ -15,16 +15,23 @@ from starlette.responses import Response
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import JobEvent, Queued, Submitted
 from fleetcast.ingest.inbox.event_body import DecodedBody, DecodedRecord
-from fleetcast.ingest.lifecycle import ENDED, EXPLAINED, STARTED, SUBMITTED, queued_later, submitted_later
-from fleetcast.ingest.slurm.job_numbers import JobNumbers, NumberedJob, number_of, slurm_id, who
+from fleetcast.ingest.lifecycle import (
+    ENDED,
+    EXPLAINED,
+    STARTED,
+    SUBMITTED,
+    compute_queued_sequence,
+    compute_submitted_sequence,
+)
+from fleetcast.ingest.slurm.job_numbers import JobNumbers, NumberedJob, number_of, parse_slurm_id, who
 from fleetcast.ingest.slurm.jobcomp import read_completions
 from fleetcast.ingest.slurm.jobs import Site, SlurmJob, check, job_events
 from fleetcast.ingest.slurm.records import Read
 from fleetcast.service.answers.events import EventsAnswer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
+from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, read_event_body, refuse_unreadable_body
 from fleetcast.service.http.access import Scope
-from fleetcast.service.http.problems import Problem, unprocessable
+from fleetcast.service.http.problems import Problem, make_unprocessable_problem
 from fleetcast.service.http.table import Param, Query, Row
 
 MOST_OFFSET_S = 86_399.0
@@ -55,16 +62,16 @@ class KnownAttempt(msgspec.Struct):
     queues: tuple[str, ...] = ()
 
 
-async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Response:
+async def accept_slurm_jobcomp(request: Request, context: Context, query: Query) -> Response:
     """Accept every good record of the body. Jobs without GPUs that are not known yet are ignored."""
     context.writer()
     prefix = query["prefix"]
     if len(prefix) > MOST_PREFIX or not prefix.isprintable():
-        raise unprocessable("prefix", prefix[:80], f"at most {MOST_PREFIX} printable characters")
+        raise make_unprocessable_problem("prefix", prefix[:80], f"at most {MOST_PREFIX} printable characters")
     try:
-        body = await body_of(request, context, "what Slurm's plugins, scripts or commands write")
+        body = await read_event_body(request, context, "what Slurm's plugins, scripts or commands write")
     except Problem as problem:
-        await refuse_whole(context, problem)
+        await refuse_unreadable_body(context, problem)
         raise
     now_ms = context.clock.now_ms()
     zone = timezone(timedelta(seconds=query["utc_offset_s"]))
@@ -113,10 +120,10 @@ class _Passed(Exception):
 def _named(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
     """Return the record under the name of its job, if the board has other jobs with the same number."""
     number = number_of(job.id)
-    rows = _rows_by_number(context).get(prefix + number, ())
+    rows = _find_attempts_by_number(context).get(prefix + number, ())
     jobs: dict[str, NumberedJob] = {}
     for row in rows:
-        suffix = row.job.removeprefix(slurm_id(row.job))
+        suffix = row.job.removeprefix(parse_slurm_id(row.job))
         submit_s, (user, _) = (row.submitted_ms or 0) // 1000, who(SlurmJob(id="", states=(), user=row.user))
         known = jobs.get(suffix, NumberedJob(suffix, submit_s, submit_s, row.attempt, user, is_counted=True))
         known.first_s, known.last_s = min(known.first_s, submit_s), max(known.last_s, submit_s)
@@ -127,7 +134,7 @@ def _named(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
     return JobNumbers({number: sorted(jobs.values(), key=lambda one: one.last_s)}).place(job)
 
 
-def _rows_by_number(context: Context) -> dict[str, list[KnownAttempt]]:
+def _find_attempts_by_number(context: Context) -> dict[str, list[KnownAttempt]]:
     """Return the board's submitted attempts by the number that Slurm gave their job.
 
     The number has the prefix of its cluster.
@@ -135,10 +142,12 @@ def _rows_by_number(context: Context) -> dict[str, list[KnownAttempt]]:
     board, cache = context.cache.latest(), context.cache
     if board is None or "doc.jobs" not in board:
         return {}
-    return cache.derived(board, "attempts_by_number", lambda: _group_by_number(known_attempts(context).values()))
+    return cache.get_or_derive(
+        board, "attempts_by_number", lambda: _group_attempts_by_number(known_attempts(context).values())
+    )
 
 
-def _group_by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[KnownAttempt]]:
+def _group_attempts_by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[KnownAttempt]]:
     found: dict[str, list[KnownAttempt]] = {}
     for row in rows:
         if row.submitted_ms is not None:
@@ -171,9 +180,9 @@ def _corrected(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -
     """
     if isinstance(event, Submitted) and (row.queue, row.queues) != (event.queue or row.queue, event.queues):
         since_ms = job.start_ms or job.end_ms if job.holds or job.ended else now_ms
-        return msgspec.structs.replace(event, sequence=submitted_later(event.time_ms, since_ms or now_ms))
+        return msgspec.structs.replace(event, sequence=compute_submitted_sequence(event.time_ms, since_ms or now_ms))
     if isinstance(event, Queued) and row.state == ("queued" if event.blocked else "blocked"):
-        later = queued_later(row.submitted_ms or event.time_ms, now_ms)
+        later = compute_queued_sequence(row.submitted_ms or event.time_ms, now_ms)
         return msgspec.structs.replace(event, sequence=later, time_ms=now_ms)
     return event
 
@@ -184,7 +193,7 @@ def known_attempts(context: Context) -> dict[tuple[str, int], KnownAttempt]:
     if board is None or "doc.jobs" not in board:
         return {}
     rows = cache.document(board, "doc.jobs", list[KnownAttempt])
-    return cache.derived(board, "known_attempts", lambda: {(row.job, row.attempt): row for row in rows})
+    return cache.get_or_derive(board, "known_attempts", lambda: {(row.job, row.attempt): row for row in rows})
 
 
 def read_attempt_numbers(context: Context) -> dict[str, list[tuple[int, int]]]:
@@ -193,7 +202,7 @@ def read_attempt_numbers(context: Context) -> dict[str, list[tuple[int, int]]]:
     if board is None or "doc.jobs" not in board:
         return {}
     cache = context.cache
-    return cache.derived(
+    return cache.get_or_derive(
         board, "submissions", lambda: _group_submissions_by_job(cache.document(board, "doc.jobs", list[KnownAttempt]))
     )
 
@@ -210,7 +219,7 @@ ROWS = (
     Row(
         "POST",
         "/v1/webhooks/slurm-jobcomp",
-        slurm_jobcomp,
+        accept_slurm_jobcomp,
         "Completed jobs of Slurm's jobcomp plugins; environments of its prologs and epilogs",
         "events",
         params=PARAMS,

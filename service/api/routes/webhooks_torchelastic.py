@@ -11,7 +11,7 @@ from starlette.responses import Response
 from fleetcast.ingest.health.torchelastic import ElasticRecord, Sender, decode
 from fleetcast.service.answers.events import EventsAnswer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole
+from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, read_event_body, refuse_unreadable_body
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.table import Param, Query, Row
@@ -26,9 +26,9 @@ async def torchelastic(request: Request, context: Context, query: Query) -> Resp
     """Accept every good record of the body. Records without news are ignored."""
     context.writer()
     try:
-        body = await body_of(request, context)
+        body = await read_event_body(request, context)
     except Problem as problem:
-        await refuse_whole(context, problem)
+        await refuse_unreadable_body(context, problem)
         raise
     now_ms = context.clock.now_ms()
     limit_ms = round(context.config.pipeline.future_limit_s * 1000)

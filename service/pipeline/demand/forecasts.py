@@ -26,11 +26,11 @@ from fleetcast.features.contribution import OTHER, DemandScope, over_quota
 from fleetcast.features.gpu_residency import ObservedGpus
 from fleetcast.features.job_records import JobRecord
 from fleetcast.features.pool_inventory import EVERYTHING, UNASSIGNED, PoolInventory
-from fleetcast.features.request_series import ServingCapacity, request_rates
+from fleetcast.features.request_series import ServingCapacity, sum_request_rates
 from fleetcast.features.serving import ServedInstance
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.demand.demand_model import Key, RunningGpus, cold_starts, demand_model
+from fleetcast.models.demand.demand_model import Key, RunningGpus, demand_model, list_cold_starts
 from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
 from fleetcast.models.demand.prescale import prescale
 from fleetcast.models.demand.rows import DemandRow, WaitsFor
@@ -39,13 +39,13 @@ from fleetcast.service.board.board import Board, Section
 from fleetcast.service.board.gpu_use import Occupant
 from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.demand.histories import read_histories
-from fleetcast.service.pipeline.demand.metrics import parts_page, trees_page
-from fleetcast.service.pipeline.demand.sections import demand_again, demand_sections
-from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, shadow_of
-from fleetcast.service.pipeline.fleet_metrics import demand_page
+from fleetcast.service.pipeline.demand.metrics import make_parts_page, make_trees_page
+from fleetcast.service.pipeline.demand.sections import copy_demand_sections, make_demand_sections
+from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, make_shadow_model
+from fleetcast.service.pipeline.fleet_metrics import make_demand_page
 from fleetcast.service.pipeline.state import PAST_MS, FleetState
 from fleetcast.service.pipeline.tick import Tick
-from fleetcast.service.thread_work import in_thread
+from fleetcast.service.thread_work import run_in_thread
 
 PERIOD_S = 60.0
 SHORTEST_PAUSE_WALL_S = 0.2
@@ -97,7 +97,7 @@ class DemandForecasts(Capability):
         caught_up: set once all events from before the start are folded.
         """
         self.free = asyncio.Lock()
-        self.latest = demand_again(board) if board and clock.now_ms() - board.as_of_ms < AGAIN_MS else []
+        self.latest = copy_demand_sections(board) if board and clock.now_ms() - board.as_of_ms < AGAIN_MS else []
         self.rows: list[DemandRow] = []  # of `/v1/demand`
         self.metrics = b""
         self.dumped: tuple[Any, Any] | None = None  # the forecaster's state, as of `still`
@@ -120,14 +120,14 @@ class DemandForecasts(Capability):
         return self._trees.version if self._trees is not None else ""
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        unknown = unknown_by_pool(tick) if tick.jobs_are_known else None
+        unknown = unknown_by_pool(tick) if tick.are_jobs_known else None
         in_use = None if unknown is None else sum(unknown.values())
         promised = {row.attempt: row.since_ms for row in tick.open.requests}
         self._unread.append(
             TickStamp(
                 tick.now_ms,
                 tick.served,
-                gpu_looks(tick),
+                observe_held_gpus(tick),
                 in_use,
                 tick.open.requested,
                 promised,
@@ -145,7 +145,7 @@ class DemandForecasts(Capability):
     async def still(self) -> AsyncIterator[None]:
         """Dump the forecaster in a thread, because its state is large, and keep it unchanged meanwhile."""
         async with self.free:
-            self.dumped = await in_thread(self._forecaster.dump)
+            self.dumped = await run_in_thread(self._forecaster.dump)
             yield
 
     async def work(self, state: FleetState) -> None:
@@ -186,21 +186,21 @@ class DemandForecasts(Capability):
     async def forecast(self, state: FleetState) -> None:
         """Forecast all demand, and publish the result in `latest` and `metrics`."""
         now_ms, demand = self._clock.now_ms(), state.demand
-        demand.use_inventory(PoolInventory.of(state.topology), state.jobs.attempts.values(), now_ms)
+        demand.apply_inventory(PoolInventory.of(state.topology), state.jobs.attempts.values(), now_ms)
         self.record_ticks(state)
-        demand.rank_groups(now_ms)
+        demand.replace_small_groups(now_ms)
         histories = await read_histories(demand, now_ms)
         rates = {key: demand.requests.served(*key) for key in demand.requests.models()}
         records, residency, quota = demand.records.rows(), demand.residency.shares(), over_quota(demand.known())
         async with self.free:
-            await in_thread(lambda: self._forecast(histories, now_ms, records, residency, rates, quota))
+            await run_in_thread(lambda: self._make_forecasts(histories, now_ms, records, residency, rates, quota))
 
     def record_ticks(self, state: FleetState) -> None:
         """Add the facts of the ticks since the last call to the demand series."""
         demand = state.demand
         while self._unread:
             stamp = self._unread.popleft()
-            demand.requests.record(stamp.time_ms, request_rates(stamp.served))
+            demand.requests.record(stamp.time_ms, sum_request_rates(stamp.served))
             demand.residency.record(stamp.time_ms, stamp.gpus)
             demand.set_sizes(stamp.held_milli, state.jobs.get, stamp.displaced)
             still_open = [row for row in stamp.requests if is_open(row, state.jobs.get(row.job, row.attempt))]
@@ -208,7 +208,7 @@ class DemandForecasts(Capability):
             if stamp.unknown_use is not None:
                 demand.count_unknown_use(stamp.time_ms, stamp.unknown_use, stamp.unknown_by_pool)
 
-    def _forecast(
+    def _make_forecasts(
         self,
         histories: list[Histories],
         now_ms: int,
@@ -221,21 +221,21 @@ class DemandForecasts(Capability):
             if trees is not None and trees.refresh():
                 self._forecaster.use(trees.name, trees.version)
         rows = self._forecaster.update(histories, now_ms)
-        add_bounds(rows, histories, quota)
-        cold = cold_starts(records)
+        add_gpu_bounds(rows, histories, quota)
+        cold = list_cold_starts(records)
         for row in rows:
             if row.target == "request_rate" and (row.queue, row.group) in rates:
                 seen = rates[row.queue, row.group]
                 starts = cold.get((row.queue, row.class_))
                 row.prescale = prescale(row, seen.instances, seen.peak_per_instance, starts)
         if now_ms // BIN_MS != self._model_bin:
-            self._model = demand_model(running_by_class(histories), records, residency)
+            self._model = demand_model(find_running_by_class(histories), records, residency)
             self._model_bin = now_ms // BIN_MS
         self.rows = rows
         if self._trees is not None and self._shadow is not None:
-            self.shadow = shadow_of(self._forecaster.losses(), self._shadow, self._trees)
-        self.latest = demand_sections(rows, self._forecaster.record(), self._model, now_ms)
-        self.metrics = demand_page(rows) + parts_page(rows) + trees_page(self._trees)
+            self.shadow = make_shadow_model(self._forecaster.losses(), self._shadow, self._trees)
+        self.latest = make_demand_sections(rows, self._forecaster.record(), self._model, now_ms)
+        self.metrics = make_demand_page(rows) + make_parts_page(rows) + make_trees_page(self._trees)
 
 
 def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
@@ -250,7 +250,7 @@ def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
     return by_events.started_ms is None if over_ms is None else over_ms < request.submitted_ms
 
 
-def running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
+def find_running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
     """Return (queue, class) -> GPUs in use. Queues come first, then their classes."""
     (running,) = (one for one in histories if one.target == "running")
     return {
@@ -260,7 +260,9 @@ def running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
     }
 
 
-def add_bounds(rows: Sequence[DemandRow], histories: Sequence[Histories], quota: Mapping[DemandScope, float]) -> None:
+def add_gpu_bounds(
+    rows: Sequence[DemandRow], histories: Sequence[Histories], quota: Mapping[DemandScope, float]
+) -> None:
     """Add to each row the GPUs that it may use, and to rows of queued GPUs how many wait for a quota.
 
     quota: scope -> GPUs that wait for a quota. The rest beyond the listed series has no such number.
@@ -291,7 +293,7 @@ def unknown_by_pool(tick: Tick) -> Counter[str]:
     return found
 
 
-def gpu_looks(tick: Tick) -> dict[Key, ObservedGpus]:
+def observe_held_gpus(tick: Tick) -> dict[Key, ObservedGpus]:
     """Return (queue, class) -> GPUs with known memory and activity, those loaded, and those active.
 
     Only GPUs that a running attempt holds are counted.
@@ -318,4 +320,4 @@ def _reading(tick: Tick, feature: str) -> NDArray[np.float64]:
     """Return (n, g) the last fresh value of each GPU, NaN if unknown."""
     if feature not in tick.frames.gpu.names:
         return np.full(tick.gpu_rows.shape, np.nan)
-    return tick.gpu_column(feature)
+    return tick.read_gpu_feature(feature)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.contribution import OTHER, allowed_pools
+from fleetcast.features.contribution import OTHER, find_allowed_pools
 from fleetcast.features.demand_series import DemandSeries, Target
 from fleetcast.features.pool_inventory import EVERYTHING
 from fleetcast.features.request_series import RequestSeries
@@ -33,7 +33,7 @@ def everybody(demand: DemandSeries) -> tuple[SeriesKey, ...]:
     groups = [SeriesKey(*scope) for scope in demand.scopes("group") if scope.queue in queues]
     others = [SeriesKey(queue, group=OTHER) for queue in dict.fromkeys(key.queue for key in groups)]
     classes = [SeriesKey(*scope) for scope in demand.scopes("class")]
-    unlisted = [SeriesKey(OTHER)] if demand.lists_no_more_queues and OTHER not in queues else []
+    unlisted = [SeriesKey(OTHER)] if demand.is_queue_list_full and OTHER not in queues else []
     pools = [SeriesKey(pool=pool) for pool in demand.pools()]
     return (*map(SeriesKey, queues), *unlisted, *classes, *groups, *others, *pools)
 
@@ -54,10 +54,10 @@ async def read_histories(demand: DemandSeries, now_ms: int) -> list[Histories]:
         for (target, bin_s), table in tables.items() if OTHER not in (one.queue, one.group) or one in listed else ():
             table[row] = demand.series(one.queue, target, now_ms, bin_s, SPANS[bin_s], one.class_, one.group, one.pool)
     for table in tables.values():
-        _fill_others(table, keys)
-    tables["arriving", MINUTE_S] = last_ten(tables["arriving", MINUTE_S])
-    return await asyncio.to_thread(_histories, keys, tables, usable_gpus(demand, keys)) + [
-        read_requests(demand.requests, now_ms)
+        _fill_other_demand(table, keys)
+    tables["arriving", MINUTE_S] = sum_last_ten_minutes(tables["arriving", MINUTE_S])
+    return await asyncio.to_thread(_histories, keys, tables, count_usable_gpus(demand, keys)) + [
+        read_request_rates(demand.requests, now_ms)
     ]
 
 
@@ -77,7 +77,7 @@ def _histories(keys: tuple[SeriesKey, ...], tables: dict[tuple[Target, int], Arr
     return found
 
 
-def _fill_others(table: Array, keys: Sequence[SeriesKey]) -> None:
+def _fill_other_demand(table: Array, keys: Sequence[SeriesKey]) -> None:
     """Fill in the demand of "all" beyond the listed queues, and of each queue beyond its groups.
 
     table: (series, bin).
@@ -107,7 +107,7 @@ def thousandths(gpus: Array) -> Array:
     return np.round(gpus, 3)
 
 
-def last_ten(minutes: Array) -> Array:
+def sum_last_ten_minutes(minutes: Array) -> Array:
     """Return (series, bin) the sums over the ten minutes that end with each bin.
 
     A bin is NaN if its minute is unknown.
@@ -117,21 +117,21 @@ def last_ten(minutes: Array) -> Array:
     return np.where(np.isfinite(minutes), thousandths(sums), np.nan)
 
 
-def usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:
+def count_usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:
     """Return (series,) the GPUs that each series may use, NaN if no inventory knows.
 
     A pool may use the GPUs of its nodes. A queue may use the GPUs of the pools that its jobs may run in, which
     are all pools while one of its jobs may run anywhere.
     """
     gpus, total = demand.inventory.gpus, sum(demand.inventory.gpus.values())
-    allowed = allowed_pools(demand.known())
+    allowed = find_allowed_pools(demand.known())
     by_queue = {queue: sum(gpus.get(pool, 0) for pool in pools) for queue, pools in allowed.items()}
     counts = [by_queue.get(one.queue, total) if one.pool == EVERYTHING else gpus.get(one.pool, total) for one in keys]
     found = np.array(counts, np.float64)
     return np.where(found > 0, found, np.nan)
 
 
-def read_requests(requests: RequestSeries, now_ms: int) -> Histories:
+def read_request_rates(requests: RequestSeries, now_ms: int) -> Histories:
     """Return requests per second: of all queues together, of each queue, and of each of its models.
 
     A serving pool counts as a queue.

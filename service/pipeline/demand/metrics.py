@@ -18,7 +18,7 @@ QUANTILES = (0.5, 0.9)
 Rows = Sequence[DemandRow]
 
 
-def parts_page(rows: Rows) -> bytes:
+def make_parts_page(rows: Rows) -> bytes:
     """Make the page of user groups and served models. rows: of `/v1/demand`.
 
     The label `pool` of a served model is that of its exporter, as in the metrics of served models.
@@ -57,7 +57,7 @@ def _ahead(
     ]
 
 
-def trees_page(trees: ServedTrees | None) -> bytes:
+def make_trees_page(trees: ServedTrees | None) -> bytes:
     """Make the metrics of the trees: which version forecasts, and whether the promoted version fails to."""
     page = Page()
     if trees is not None:

@@ -25,7 +25,7 @@ encode = msgspec.json.Encoder().encode
 Key = tuple[str, str, str, str, str]
 
 
-def demand_sections(
+def make_demand_sections(
     rows: Sequence[DemandRow],
     record: Mapping[str, Any],
     model: Sequence[Mapping[str, Any]],
@@ -51,7 +51,7 @@ def demand_sections(
     return [Section(name, part, as_of_ms) for name, part in data.items()]
 
 
-def demand_again(board: Board) -> list[Section]:
+def copy_demand_sections(board: Board) -> list[Section]:
     """Return the demand sections of an older board, with their own times.
 
     Returns an empty list if the board lacks one of them, or knows no pools of machines.
@@ -87,14 +87,14 @@ class DemandKeys:
     groups: frozenset[str]
     pools: frozenset[str]
 
-    def matching(self, wanted: Mapping[str, str]) -> list[int]:
+    def find_matching_rows(self, wanted: Mapping[str, str]) -> list[int]:
         """Return the rows that have all these values. `wanted` has names of KEYS."""
         values = [(KEYS.index(name), value) for name, value in wanted.items()]
         among: Iterable[int] = self.by_queue.get(wanted["queue"], ()) if "queue" in wanted else range(len(self.rows))
         return [row for row in among if all(self.rows[row][at] == value for at, value in values)]
 
 
-def demand_keys(board: Board) -> DemandKeys:
+def read_demand_keys(board: Board) -> DemandKeys:
     """Return the keys of the forecasts on a board. Raises KeyError if the board has no forecast.
 
     Boards with the same keys share the result.
@@ -117,15 +117,15 @@ def _complete_key(key: Sequence[str]) -> Key:
     return queue, class_, group, target, pool
 
 
-def demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
+def read_demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
     """Return some rows without decoding them."""
     return _parts(board, "doc.demand", "demand.offsets", at)
 
 
-def demand_fan(board: Board, name: str) -> dict[str, msgspec.Raw] | None:
+def read_demand_record(board: Board, name: str) -> dict[str, msgspec.Raw] | None:
     """Return the record of a series for `/v1/demand/record`. Returns None if the series has none.
 
-    name: `series_name`.
+    name: `format_series_name`.
     """
     names = msgspec.json.decode(board.raw("demand_record.keys"), type=list[str])
     if name not in names:

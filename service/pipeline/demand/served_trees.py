@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import ModelError
-from fleetcast.models.demand.largest import largest, panel_of
+from fleetcast.models.demand.largest import largest, select_panel_rows
 from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 from fleetcast.models.versions.card import read_card
 from fleetcast.models.versions.registry import Registry
@@ -104,7 +104,7 @@ class ServedTrees:
         if self._model is None or not len(later) or panel.target in self._withheld:
             return found
         try:
-            answer = self._model.forecast(panel_of(panel, rows), origins[later], steps)
+            answer = self._model.forecast(select_panel_rows(panel, rows), origins[later], steps)
         except (ModelError, ValueError) as error:
             self._fail(f"{self.version}: {error}")
             return found
@@ -151,7 +151,7 @@ class ShadowTrees(ServedTrees):
             self._fail(f"the challenger {version}: {error}")
 
 
-def shadow_of(
+def make_shadow_model(
     losses: Mapping[str, Mapping[str, tuple[float, int]]], shadow: ServedTrees, serving: ServedTrees
 ) -> ShadowModel | None:
     """Return the shadow's record over all targets. Returns None without a shadow.

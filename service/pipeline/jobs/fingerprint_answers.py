@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.episodes import TOGETHER_MS, episodes
-from fleetcast.features.fingerprint import class_of, shape_of
-from fleetcast.features.job_past import JobPast, watts_of
+from fleetcast.features.fingerprint import estimate_class_odds, shape_of
+from fleetcast.features.job_past import JobPast, compute_watts
 from fleetcast.features.job_window import GPU_METRICS, JobWindow
 from fleetcast.features.period import LEAST_KNOWN, SAMPLES_A_PERIOD, Period, bridge_gaps, find_period
 from fleetcast.features.pulses import find_rhythm
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.models.jobs.phases import PHASES, JobLevels, PhaseRule
-from fleetcast.models.jobs.renewal import LEVELS, Next, next_of
-from fleetcast.models.jobs.utilisation import FLOPS_LABEL, GIB, Mfu, mfu_of, use_of
+from fleetcast.models.jobs.renewal import LEVELS, Next, predict_next_beginning
+from fleetcast.models.jobs.utilisation import FLOPS_LABEL, GIB, Mfu, compute_mfu, use_of
 from fleetcast.service.answers.fingerprints import Fingerprint, TimeQuantiles, UseRow
-from fleetcast.service.pipeline.jobs.loads import expected_of
+from fleetcast.service.pipeline.jobs.loads import forecast_readings
 
 Array = NDArray[np.float64]
 
@@ -94,7 +94,7 @@ class Pauses:
         return float(np.median(np.diff(self.begins)) / 1000) if len(self.begins) > 1 else None
 
 
-def pauses_of(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int] = ()) -> Pauses:
+def find_reported_pauses(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int] = ()) -> Pauses:
     """Return the pauses that the job reported. seen_ms: pauses that telemetry shows, for a job that reports none."""
     reported = episodes(attempt.checkpoints)
     begins = [one.begin_ms for one in reported] or list(seen_ms)
@@ -103,8 +103,8 @@ def pauses_of(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int] = ()) -> 
     apart = [time_ms for before, time_ms in pairs if time_ms - before > TOGETHER_MS]
     lasts = [one.lasts_s for one in reported if one.lasts_s is not None]
     last_ms = max((one.begin_ms for one in reported if one.end_ms is not None), default=None)
-    upcoming = next_of(np.array(begins, np.int64), now_ms)
-    return Pauses(begins, lasts, last_ms, upcoming, next_of(np.array(apart, np.int64), now_ms))
+    upcoming = predict_next_beginning(np.array(begins, np.int64), now_ms)
+    return Pauses(begins, lasts, last_ms, upcoming, predict_next_beginning(np.array(apart, np.int64), now_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class SeenPauses:
     reason: str = ""
 
 
-def seen_pauses(past: JobPast | None, interval_s: float) -> SeenPauses:
+def find_pause_rhythm(past: JobPast | None, interval_s: float) -> SeenPauses:
     """Find the rhythm of a job's pauses in its own past."""
     if past is None:
         return SeenPauses(None, reason=UNHEARD)
@@ -140,16 +140,16 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
     """Return the response body of `/v1/jobs/{id}/fingerprint` for one job."""
     attempt, window, now_ms = seen.attempt, seen.whole, seen.now_ms
     found = _find_period(window, seen.past) if window else Period(None, seen.unheard)
-    rhythm = seen_pauses(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.unheard)
+    rhythm = find_pause_rhythm(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.unheard)
     odds = _compute_class_odds(window, found) if window else None
     likely = max(odds, key=lambda name: odds[name]) if odds else None
     basis: Literal["steps", "telemetry"] = "steps"
-    period_s = _step_period(attempt)
+    period_s = _compute_step_period(attempt)
     if period_s is None:
         period_s, basis = found.period_s, "telemetry"
-    pauses = pauses_of(attempt, now_ms, () if likely == "inference" else rhythm.begins_ms)
+    pauses = find_reported_pauses(attempt, now_ms, () if likely == "inference" else rhythm.begins_ms)
     phase, since_ms = _phase(attempt, window)
-    cost_s, cost_basis = _checkpoint_cost(attempt, pauses.lasts)
+    cost_s, cost_basis = _find_checkpoint_cost(attempt, pauses.lasts)
     return Fingerprint(
         job=attempt.job,
         attempt=attempt.attempt,
@@ -175,7 +175,7 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
         checkpoint_cost_s=cost_s,
         checkpoint_cost_basis=cost_basis,
         next_evaluation_ms=_quantiles(pauses.evaluation),
-        expected=expected_of(window, _choose_period_s(window, found, pauses)) if window else [],
+        expected=forecast_readings(window, _choose_period_s(window, found, pauses)) if window else [],
     )
 
 
@@ -192,14 +192,14 @@ def _choose_period_s(window: JobWindow, found: Period, pauses: Pauses) -> float 
     return every_s if is_seen else None
 
 
-def utilisation_of(seen: JobCopy) -> UseRow:
+def make_use_row(seen: JobCopy) -> UseRow:
     """Return one row of `/v1/utilisation`."""
     attempt, window = seen.attempt, seen.whole
     gpu = np.full((len(GPU_METRICS), 1, 1), np.nan) if window is None else window.gpu.astype(np.float64)
     of = {name: gpu[row] for row, name in enumerate(GPU_METRICS)}
     steps = list(attempt.steps)[-STEPS:]
     label = attempt.submission.labels.get(FLOPS_LABEL, "") if attempt.submission else ""
-    mfu = mfu_of(steps, _number(label), attempt.gpus, seen.gpu_model) if label else Mfu(None, NO_LABEL)
+    mfu = compute_mfu(steps, _number(label), attempt.gpus, seen.gpu_model) if label else Mfu(None, NO_LABEL)
     interval_s = window.interval_s if window else 1.0
     use = use_of(
         interval_s,
@@ -227,7 +227,7 @@ def utilisation_of(seen: JobCopy) -> UseRow:
     )
 
 
-def idle_of(seen: JobCopy, idle_s: float | None) -> Idle | None:
+def find_idle_time(seen: JobCopy, idle_s: float | None) -> Idle | None:
     """Return the idle time from which the next evaluation continues. Returns None if the job is not idle.
 
     idle_s: from the answer of this evaluation.
@@ -237,7 +237,7 @@ def idle_of(seen: JobCopy, idle_s: float | None) -> Idle | None:
     return Idle(seen.whole.end_ms - round(idle_s * 1000), seen.whole.end_ms)
 
 
-def _checkpoint_cost(
+def _find_checkpoint_cost(
     attempt: JobAttempt, lasts: list[float]
 ) -> tuple[float | None, Literal["measured", "told"] | None]:
     """Return the median duration of the job's checkpoints, or the cost that its submission states."""
@@ -254,7 +254,7 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def _step_period(attempt: JobAttempt) -> float | None:
+def _compute_step_period(attempt: JobAttempt) -> float | None:
     """Return the median duration of the latest steps. Returns None if that is not above zero."""
     steps = attempt.steps[-STEPS:]
     median_s = float(np.median([step.duration_s for step in steps])) if steps else 0.0
@@ -280,7 +280,7 @@ def _channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
     An averaged channel has means over its slots.
     """
     names = ("sm_active", "tensor_active", "power_w", "nvlink_tx_bytes_per_s", "pcie_tx_bytes_per_s")
-    watts, is_mean = watts_of(window)
+    watts, is_mean = compute_watts(window)
     means = [*(window.mean(name) for name in names), window.sent.astype(np.float64)]
     channels = np.stack([*means, watts] if is_mean else means)
     averaged = np.array([False] * len(names) + [True, True][: 1 + is_mean])
@@ -288,7 +288,7 @@ def _channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
     return (channels[:, heard[0] :] if len(heard) else channels), averaged
 
 
-def _exchange_bytes_per_s(window: JobWindow) -> Array:
+def _compute_exchange_rate(window: JobWindow) -> Array:
     """Return (slot,) bytes/s that a GPU sends to others, over NVLink and its share of the node's ports."""
     nvlink, ports = window.mean("nvlink_tx_bytes_per_s"), window.sent / max(window.gpus, 1)
     known = np.isfinite(nvlink) | np.isfinite(ports)
@@ -303,8 +303,8 @@ def _compute_class_odds(window: JobWindow, period: Period) -> dict[str, float] |
     activity = window.mean("sm_active")
     if not np.isfinite(activity).any():
         return None
-    return class_of(
-        shape_of(activity, window.mean("tensor_active"), _exchange_bytes_per_s(window), _host(window), period)
+    return estimate_class_odds(
+        shape_of(activity, window.mean("tensor_active"), _compute_exchange_rate(window), _host(window), period)
     )
 
 
@@ -320,7 +320,7 @@ def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, i
     age_s = (window.first_ms - (attempt.started_ms or window.first_ms)) / 1000
     memory = window.mean("fb_used_bytes") / GIB
     levels = JobLevels(
-        window.interval_s, window.mean("sm_active"), memory, _exchange_bytes_per_s(window), _host(window), age_s
+        window.interval_s, window.mean("sm_active"), memory, _compute_exchange_rate(window), _host(window), age_s
     )
     codes = PhaseRule().phases(levels)
     other = np.flatnonzero(codes != codes[-1])

@@ -31,12 +31,18 @@ from fleetcast.service.answers.fingerprints import Fingerprint, UseRow
 from fleetcast.service.board.board import Section
 from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.job_metrics import JobMetrics
-from fleetcast.service.pipeline.jobs.fingerprint_answers import Idle, JobCopy, fingerprint_of, idle_of, utilisation_of
-from fleetcast.service.pipeline.jobs.loads import load_of, rail_capacity, shares_of
+from fleetcast.service.pipeline.jobs.fingerprint_answers import (
+    Idle,
+    JobCopy,
+    find_idle_time,
+    fingerprint_of,
+    make_use_row,
+)
+from fleetcast.service.pipeline.jobs.loads import load_of, shares_of, sum_rail_capacity
 from fleetcast.service.pipeline.publish import encode
 from fleetcast.service.pipeline.state import FleetState
 from fleetcast.service.pipeline.tick import Tick
-from fleetcast.service.thread_work import in_thread
+from fleetcast.service.thread_work import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +80,7 @@ class _Places:
         self.rows = {name: row for row, name in enumerate(topology.names)}
         self.models = {node.name: node.gpu_model for node in topology.nodes}
         self.gpus = dict(zip(topology.names, topology.gpus.tolist(), strict=True))
-        self.rails = rail_capacity(topology)
+        self.rails = sum_rail_capacity(topology)
 
 
 class Fingerprints(Capability):
@@ -134,10 +140,10 @@ class Fingerprints(Capability):
             began = time.thread_time()
             seen = [await self._copy(state, row, places, now_ms) for row in due]
             left_s -= time.thread_time() - began
-            left_s -= await in_thread(lambda seen=seen: self._answer(seen, places))  # type: ignore[misc]
+            left_s -= await run_in_thread(lambda seen=seen: self._answer(seen, places))  # type: ignore[misc]
             if left_s <= 0:
                 break
-        self.latest = await in_thread(lambda: self._encoded(now_ms, len(running), places))
+        self.latest = await run_in_thread(lambda: self._encoded(now_ms, len(running), places))
         for job, attempt in self._odd.keys() - before:
             why = self._odd[job, attempt]
             logger.warning("job %s, attempt %d has no fingerprint: %s", job, attempt, why)
@@ -245,8 +251,8 @@ def _answers_of(seen: JobCopy, shares: Mapping[Domain, float]) -> Answers:
     """Return the answers. Raises ODD_ERRORS if the job's numbers break the arithmetic."""
     past = extend_past(seen.past, seen.whole) if seen.whole else seen.past
     load = load_of(seen.attempt, seen.whole, shares, seen.now_ms)
-    use = utilisation_of(seen)
-    return Answers(fingerprint_of(replace(seen, past=past)), use, load, idle_of(seen, use.idle_s), past)
+    use = make_use_row(seen)
+    return Answers(fingerprint_of(replace(seen, past=past)), use, load, find_idle_time(seen, use.idle_s), past)
 
 
 def _unknown(seen: JobCopy, shares: Mapping[Domain, float], why: str) -> Answers:

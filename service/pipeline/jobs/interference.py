@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.co_runs import MOST_CO_RUNS, READ, CoRun, CoRuns, Keys, KeyTable, mean_loads
+from fleetcast.features.co_runs import MOST_CO_RUNS, READ, CoRun, CoRuns, Keys, KeyTable, compute_mean_loads
 from fleetcast.features.sharing import Attempt, Wiring
 from fleetcast.fleet.topology import Topology
 from fleetcast.models.jobs.interference import (
@@ -31,8 +31,8 @@ from fleetcast.models.jobs.interference import (
     Pairs,
     Prediction,
     Residuals,
+    compute_held_out_margins,
     learn,
-    margins_without,
     predict,
 )
 from fleetcast.models.jobs.link_overlap import LinkFit, Turns, fit, overlap
@@ -41,7 +41,7 @@ from fleetcast.service.board.board import Board, Section
 from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.documents import number
 from fleetcast.service.pipeline.jobs.co_run_versions import ServedCoRuns
-from fleetcast.service.pipeline.jobs.isolation import gpu_readings, isolation_sections
+from fleetcast.service.pipeline.jobs.isolation import make_isolation_sections, stack_gpu_readings
 from fleetcast.service.pipeline.publish import encode
 from fleetcast.service.pipeline.tick import Tick
 
@@ -87,7 +87,7 @@ class Known:
         return cls(*(board.array(name) for name in (*JOBS, *ALONE_OF)))
 
     def of_job(self, job: str) -> Keys | None:
-        at = _place(self.jobs, name_key(job))
+        at = _place(self.jobs, hash_job_name(job))
         return None if at < 0 else (int(self.job_keys[at, 0]), int(self.job_keys[at, 1]))
 
     def party(self, keys: Keys | None) -> "Party":
@@ -165,9 +165,9 @@ class Sharing(Capability):
         places = tick.events.placements
         keys = tick.memory.recall("keys", (places,), lambda: self.co_runs.keys_of(running))
         divided = tick.mig.keys() | _find_silent_gpus(self.co_runs.divided - tick.mig.keys(), tick)
-        self.co_runs.observe(running, keys, divided, loads_of(tick), tick.now_ms, self._wiring, places)
+        self.co_runs.observe(running, keys, divided, compute_attempt_loads(tick), tick.now_ms, self._wiring, places)
         waiting_keys = self._waiting_keys(waiting)
-        jobs = tick.memory.recall("jobs by key", (keys, *waiting), lambda: _jobs_table(keys | waiting_keys))
+        jobs = tick.memory.recall("jobs by key", (keys, *waiting), lambda: _make_jobs_table(keys | waiting_keys))
         fresh = self._served.refresh(tick.now_ms)
         alone = self._served.alone | _alone(self.co_runs)
         self._learn(alone, tick.now_ms, fresh)
@@ -177,7 +177,7 @@ class Sharing(Capability):
             (SECTION, self._document),
             (NOW, encode(self.going())),
         ]
-        return [Section(name, part, tick.now_ms) for name, part in data] + isolation_sections(tick)
+        return [Section(name, part, tick.now_ms) for name, part in data] + make_isolation_sections(tick)
 
     @property
     def version(self) -> str:
@@ -208,12 +208,12 @@ class Sharing(Capability):
             before = [row for row in past if row.share == share]
             of = taught[share] = _learn_co_runs([*before, *rows.values()], alone)
             speed, errors = np.array([row.speed for row in rows.values()]), np.array(of.errors)[len(before) :]
-            bounds = np.clip(speed - errors + np.minimum(margins_without(errors), 0.0), 0.0, None)
+            bounds = np.clip(speed - errors + np.minimum(compute_held_out_margins(errors), 0.0), 0.0, None)
             self._bounds |= dict(zip(rows, bounds.tolist(), strict=True))
         self._document = encode(taught)
 
 
-def blamed(score: Mapping[str, Any], going: Mapping[str, Any] | None) -> dict[str, str]:
+def explain_by_co_run(score: Mapping[str, Any], going: Mapping[str, Any] | None) -> dict[str, str]:
     """Return a new cause and sentence for an unexplained slow job, if its co-run explains it.
 
     Else return {}.
@@ -243,7 +243,7 @@ def _table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[
     return keys[order], values[order]
 
 
-def _jobs_table(keys: Mapping[Attempt, Keys]) -> tuple[NDArray[np.uint64], NDArray[Any]]:
+def _make_jobs_table(keys: Mapping[Attempt, Keys]) -> tuple[NDArray[np.uint64], NDArray[Any]]:
     return _table({_cached_name_key(job): own for (job, _), own in keys.items()}, 2, np.uint64)
 
 
@@ -253,15 +253,15 @@ def _place(keys: NDArray[np.uint64], key: int) -> int:
     return at if at < len(keys) and int(keys[at]) == key else -1
 
 
-def name_key(job: str) -> int:
+def hash_job_name(job: str) -> int:
     digest = hashlib.blake2b(job.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-_cached_name_key = lru_cache(65_536)(name_key)  # of the fleet's jobs, never of what a client asks
+_cached_name_key = lru_cache(65_536)(hash_job_name)  # of the fleet's jobs, never of what a client asks
 
 
-def loads_of(tick: Tick) -> Array:
+def compute_attempt_loads(tick: Tick) -> Array:
     """Return (running, LOADS) mean loads over the GPUs that each attempt holds.
 
     The loads are those of the last two minutes, or of now.
@@ -269,14 +269,14 @@ def loads_of(tick: Tick) -> Array:
     gpu = tick.frames.gpu
     seen = tick.held & (tick.gpu_rows >= 0) & (tick.gpu_rows < len(gpu.values))
     number = tick.occupancy.holder[seen].astype(np.intp)
-    return mean_loads(gpu, number, tick.gpu_rows[seen].astype(np.intp), len(tick.events.running))
+    return compute_mean_loads(gpu, number, tick.gpu_rows[seen].astype(np.intp), len(tick.events.running))
 
 
 def _find_silent_gpus(gpus: Collection[str], tick: Tick) -> set[str]:
     """Return those of these GPUs about which telemetry reports nothing now. Their last known state holds."""
     if not gpus:
         return set()
-    is_known = np.isfinite(gpu_readings(tick))
+    is_known = np.isfinite(stack_gpu_readings(tick))
     found = set()
     for gpu in gpus:
         node, _, index = gpu.rpartition("/")
@@ -293,12 +293,14 @@ def _learn_co_runs(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]
         for row in rows
     ]
     pairs = Pairs.of([(one.load, other.load, one.keys, other.keys) for one, other in parties])
-    prior = np.array([prior_of(one, other, row.share) for (one, other), row in zip(parties, rows, strict=True)])
+    prior = np.array(
+        [predict_prior_speed(one, other, row.share) for (one, other), row in zip(parties, rows, strict=True)]
+    )
     residuals = learn(pairs, np.array([row.speed for row in rows]) - np.nan_to_num(prior, nan=1.0))
     stated = [
         (
-            [_finite_or_none(value) for value in one.load],
-            [_finite_or_none(value) for value in other.load],
+            [_convert_nan_to_none(value) for value in one.load],
+            [_convert_nan_to_none(value) for value in other.load],
             one.keys,
             other.keys,
         )
@@ -307,7 +309,7 @@ def _learn_co_runs(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]
     return LearntCoRuns(stated, residuals.weight.tolist(), residuals.errors.tolist(), residuals.strange.tolist())
 
 
-def _finite_or_none(value: float) -> float | None:
+def _convert_nan_to_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
@@ -321,7 +323,7 @@ def _make_party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
     return Party(keys, load, None if turns is None else Turns(turns[0], turns[1]))
 
 
-def residuals_of(taught: LearntCoRuns | None) -> Residuals:
+def decode_residuals(taught: LearntCoRuns | None) -> Residuals:
     """Return the residuals that were learnt from co-runs, as the board has them."""
     if taught is None:
         return learn(Pairs.of([]), np.zeros(0))
@@ -331,7 +333,7 @@ def residuals_of(taught: LearntCoRuns | None) -> Residuals:
     return Residuals(pairs, np.array(taught.weight), np.array(taught.errors), np.array(taught.strange))
 
 
-def prior_of(a: Party, b: Party, share: str) -> float:
+def predict_prior_speed(a: Party, b: Party, share: str) -> float:
     """Return the predicted speed of a next to b before any co-run is counted. NaN if unknown."""
     if share == "gpu":
         return _apply_gpu_prior(a.load[0], b.load[0])
@@ -346,7 +348,7 @@ _meets = lru_cache(4096)(overlap)
 
 
 def _apply_gpu_prior(own: float, other: float) -> float:
-    """Apply `gpu_prior` to one pair."""
+    """Apply `compute_gpu_prior` to one pair."""
     if math.isnan(own) and math.isnan(other):
         return math.nan
     own, other = (MOST_LOAD if math.isnan(load) else min(load, MOST_LOAD) for load in (own, other))
@@ -359,7 +361,7 @@ def speeds(a: Party, b: Party, share: str, residuals: Residuals, more: Sequence[
     more: on a link, other jobs there, which the fit covers as well.
     """
     pairs = Pairs.of([(a.load, b.load, a.keys, b.keys), (b.load, a.load, b.keys, a.keys)])
-    found = predict(pairs, np.array([prior_of(a, b, share), prior_of(b, a, share)]), residuals)
+    found = predict(pairs, np.array([predict_prior_speed(a, b, share), predict_prior_speed(b, a, share)]), residuals)
     on_gpu = share in ON_GPU
     alone = [one.known if on_gpu else one.turns is not None for one in (a, b)]
     known = alone[0] or found.observed[0] > 0, alone[1] or found.observed[1] > 0

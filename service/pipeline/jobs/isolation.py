@@ -110,7 +110,7 @@ class ObservedGpu(msgspec.Struct):
         return bool(self.mig) or any(map(math.isfinite, self.readings.values()))
 
 
-def isolation_sections(tick: Tick) -> list[Section]:
+def make_isolation_sections(tick: Tick) -> list[Section]:
     """Return the sections with the readings of every GPU, and with the jobs and instances on it."""
     running = tick.events.running
     network = np.full(len(tick.topology), np.nan, np.float32)
@@ -120,22 +120,22 @@ def isolation_sections(tick: Tick) -> list[Section]:
     holders, somewhere = tick.memory.recall(
         "isolation",
         (tick.events.placements,),
-        lambda: (msgspec.Raw(encode(holders_of(running))), msgspec.Raw(encode(_find_unnamed_gpu_jobs(running)))),
+        lambda: (msgspec.Raw(encode(group_jobs_by_gpu(running))), msgspec.Raw(encode(_find_unnamed_gpu_jobs(running)))),
     )
     data: dict[str, NDArray[Any] | bytes] = {
-        READINGS: gpu_readings(tick),
+        READINGS: stack_gpu_readings(tick),
         NETWORK: network,
         DOCUMENT: encode({"mig": tick.mig, "holders": holders, "somewhere": somewhere}),
     }
     return [Section(name, part, tick.now_ms) for name, part in data.items()]
 
 
-def gpu_readings(tick: Tick) -> NDArray[np.float32]:
+def stack_gpu_readings(tick: Tick) -> NDArray[np.float32]:
     """Return (n, g, OBSERVED) the readings of a tick, NaN if unknown."""
-    return np.stack([tick.gpu_column(name) for name in OBSERVED], axis=-1).astype(np.float32)
+    return np.stack([tick.read_gpu_feature(name) for name in OBSERVED], axis=-1).astype(np.float32)
 
 
-def holders_of(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
+def group_jobs_by_gpu(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
     """Return GPU -> the jobs that hold it, if events name their GPUs."""
     found: dict[str, list[str]] = {}
     for attempt in running:
@@ -225,10 +225,10 @@ def _jobs(wanted: Sequence[str], sight: ObservedGpu) -> tuple[Any, bool | None]:
     return sight.holders, None if may else True
 
 
-def gib_of_profile(profile: str) -> float | None:
+def parse_profile_gib(profile: str) -> float | None:
     """Return the memory in GiB that a MIG profile names, or None if it names none.
 
-    >>> gib_of_profile("1g.10gb"), gib_of_profile("MIG 1c.3g.40gb+me"), gib_of_profile("half")
+    >>> parse_profile_gib("1g.10gb"), parse_profile_gib("MIG 1c.3g.40gb+me"), parse_profile_gib("half")
     (10.0, 40.0, None)
     """
     found = _PROFILE.fullmatch(profile.strip())
@@ -240,7 +240,7 @@ def _profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, bool | 
 
     Telemetry shows the memory of instances, not their slices.
     """
-    gib = gib_of_profile(wanted)
+    gib = parse_profile_gib(wanted)
     if not mig:
         return "no MIG instance", False
     sizes = sorted(size for size in mig.values() if size is not None)

@@ -12,8 +12,8 @@ from fleetcast.features.episodes import episodes
 from fleetcast.features.job_window import JobWindow
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.topology import Level, Topology
-from fleetcast.models.jobs.level import at_present_level
-from fleetcast.models.jobs.renewal import next_of
+from fleetcast.models.jobs.level import shift_to_present_level
+from fleetcast.models.jobs.renewal import predict_next_beginning
 from fleetcast.models.jobs.spikes import Burst, Domain, JobLoad
 from fleetcast.models.jobs.template import ahead, locked
 from fleetcast.service.answers.fingerprints import ExpectedReading
@@ -59,7 +59,7 @@ def load_of(attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domai
         series = series_of(window)
         named = {"power_w": series["power_w"], "sent_bytes_per_s": series["ib_tx_bytes_per_s"]}
         known = {name: values[-lately:][np.isfinite(values[-lately:])] for name, values in named.items()}
-        readings = {name: at_present_level(values) for name, values in known.items()}
+        readings = {name: shift_to_present_level(values) for name, values in known.items()}
     return JobLoad(attempt.job, shares, readings, _burst(attempt, now_ms))
 
 
@@ -69,7 +69,7 @@ def _burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
     Returns None if its time, its duration or its bytes are unknown.
     """
     reported = episodes(attempt.checkpoints)
-    upcoming = next_of(np.array([one.begin_ms for one in reported], np.int64), now_ms)
+    upcoming = predict_next_beginning(np.array([one.begin_ms for one in reported], np.int64), now_ms)
     whole = [(one.lasts_s, one.bytes) for one in reported if one.lasts_s is not None and one.bytes]
     if upcoming is None or not whole:
         return None
@@ -79,7 +79,7 @@ def _burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
     return Burst(upcoming, lasts_s, written / lasts_s, target)
 
 
-def rail_capacity(topology: Topology) -> dict[Domain, float]:
+def sum_rail_capacity(topology: Topology) -> dict[Domain, float]:
     """Return rail group -> bytes/s that its adapters can send together.
 
     A group is left out if the speed of one of its adapters is unknown.
@@ -106,7 +106,7 @@ def series_of(window: JobWindow) -> dict[str, Array]:
     return {**means, "ib_tx_bytes_per_s": window.sent.astype(np.float64)}
 
 
-def expected_of(window: JobWindow, period_s: float | None) -> list[ExpectedReading]:
+def forecast_readings(window: JobWindow, period_s: float | None) -> list[ExpectedReading]:
     """Return the expected reading of each metric at each horizon, not the peak until then.
 
     period_s: None if the job has no period, so that the level is expected to stay.
@@ -117,7 +117,7 @@ def expected_of(window: JobWindow, period_s: float | None) -> list[ExpectedReadi
         lately = lately[np.isfinite(lately)]
         if not len(lately):
             continue
-        level = np.quantile(at_present_level(lately), LEVELS).tolist()
+        level = np.quantile(shift_to_present_level(lately), LEVELS).tolist()
         lock = locked(values, period_s / window.interval_s) if period_s else None
         for ahead_s in AHEAD_S:
             quantiles = level

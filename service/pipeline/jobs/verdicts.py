@@ -55,7 +55,7 @@ class Verdicts(Capability, Stateful):
 
     def _forget(self, now_ms: int) -> bool:
         """Drop verdicts that are too old or too many. Return whether any was dropped."""
-        young = {job: row for job, row in self._ended.items() if row["judged_ms"] >= now_ms - _retention_ms(row)}
+        young = {job: row for job, row in self._ended.items() if row["judged_ms"] >= now_ms - _choose_retention_ms(row)}
         too_many = max(0, len(young) - MAX_REMEMBERED)
         going = set(islice(sorted(young, key=lambda job: bool(young[job].get("slow"))), too_many))
         kept = {job: row for job, row in young.items() if job not in going}
@@ -78,5 +78,5 @@ class Verdicts(Capability, Stateful):
             row["judged_ms"] += by_ms
 
 
-def _retention_ms(verdict: Verdict) -> int:
+def _choose_retention_ms(verdict: Verdict) -> int:
     return SLOW_RETENTION_MS if verdict.get("slow") else ENDED_RETENTION_MS

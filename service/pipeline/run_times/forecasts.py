@@ -23,18 +23,24 @@ from fleetcast.features.run_past import LEVELS
 from fleetcast.features.similarity import shape_of
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.run_times.remaining import beyond, with_everybody
+from fleetcast.models.run_times.remaining import beyond, blend_with_everybody
 from fleetcast.models.run_times.tracker import RunTracker
 from fleetcast.models.versions.drift import Recent
 from fleetcast.service.board.board import Section
-from fleetcast.service.board.kind_tables import PEAK, RUN, RUNS_SEEN, table_sections
+from fleetcast.service.board.kind_tables import PEAK, RUN, RUNS_SEEN, make_table_sections
 from fleetcast.service.exposition import Page
 from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.run_times.model import BASELINE, ServedRunModel
-from fleetcast.service.pipeline.run_times.record import Attempt, IssuedRunTime, RunTimeRecord, issue_run_time, with_left
+from fleetcast.service.pipeline.run_times.record import (
+    Attempt,
+    IssuedRunTime,
+    RunTimeRecord,
+    issue_run_time,
+    update_remaining_times,
+)
 from fleetcast.service.pipeline.state import FleetState
 from fleetcast.service.pipeline.tick import Tick
-from fleetcast.service.thread_work import in_thread
+from fleetcast.service.thread_work import run_in_thread
 
 PERIOD_S = 60.0
 NEW_S = 10.0
@@ -129,18 +135,18 @@ class RunForecasts(Capability):
             live = {_key(row): row for row in (*state.jobs.running(), *state.jobs.queued())}
             closed, retained = state.runs.closed(), self._find_retained_forecasts(state, live, now_ms)
             taken = {key: state.runs.taken(*key) for key in live if key not in retained}
-            new = await _make_in_slices(
+            new = await _process_in_slices(
                 [*taken], lambda key: self._make_forecast_inputs(state, live[key], taken[key], now_ms)
             )
-            over = await _make_in_slices(closed, lambda run: self._over(run, now_ms))
+            over = await _process_in_slices(closed, lambda run: self._over(run, now_ms))
             new += [row for row in over if row is not None]
             self._polled_ms = now_ms
             due = record.due(MOST_DUE)
-            kinds = await _make_in_slices(due, lambda row: state.runs.features(row[1], now_ms))
+            kinds = await _process_in_slices(due, lambda row: state.runs.features(row[1], now_ms))
             aging = self._choose_running_attempts(live, retained, now_ms)
-            old = await _make_in_slices(aging, lambda row: _find_features(state, row, now_ms))
+            old = await _process_in_slices(aging, lambda row: _find_features(state, row, now_ms))
             inputs = ForecastInputs(new, [shape for _, shape in due], kinds, aging, old, state.demand.durations())
-            run_s, issued = await in_thread(lambda: self._issue(inputs, retained, now_ms))
+            run_s, issued = await run_in_thread(lambda: self._issue(inputs, retained, now_ms))
             record.issued = issued
             record.use_model(self.model.name)
             record.update_kinds([key for key, _ in due], run_s)
@@ -149,7 +155,7 @@ class RunForecasts(Capability):
                     self._score(issued[row.key], row.closed)
             if due:
                 self.latest = self._table(now_ms)
-            self.metrics = run_page(record, self.model, now_ms)
+            self.metrics = make_run_page(record, self.model, now_ms)
             self.recent = Recent() if self.model.name == BASELINE else record.recent()
 
     def _table(self, now_ms: int) -> list[Section]:
@@ -157,7 +163,7 @@ class RunForecasts(Capability):
         keys, run_s, runs = self.record.table()
         if not len(keys):
             return []
-        return [*table_sections(RUN, keys, run_s, now_ms, self.record.model), Section(RUNS_SEEN, runs, now_ms)]
+        return [*make_table_sections(RUN, keys, run_s, now_ms, self.record.model), Section(RUNS_SEEN, runs, now_ms)]
 
     def _find_retained_forecasts(self, state: FleetState, live: Rows, now_ms: int) -> dict[Attempt, IssuedRunTime]:
         """Return the issued forecasts, without those of attempts that ended long ago."""
@@ -174,7 +180,7 @@ class RunForecasts(Capability):
         features: as of its submission, if known.
         """
         shape = shape_of(row)
-        self.record.mark_due(shape)
+        self.record.mark_kinds_due(shape)
         if features is None:
             return New(_key(row), shape, _find_features(state, row, now_ms), in_time=False)
         return New(_key(row), shape, features, self._is_in_time(shape))
@@ -189,7 +195,7 @@ class RunForecasts(Capability):
     def _over(self, run: ClosedRun, now_ms: int) -> New | None:
         """Score an ended run. If it has no forecast, return the inputs of one, unless it ended long ago."""
         key = (run.job, run.attempt)
-        self.record.mark_due(run.shape, is_over=True)
+        self.record.mark_kinds_due(run.shape, is_over=True)
         issued, in_time = self.record.issued.get(key), self._is_in_time(run.shape)
         if issued is not None:
             self._score(issued, run)
@@ -239,7 +245,7 @@ class RunForecasts(Capability):
             len(keys), len(LEVELS)
         )
         left_s = self._left_s(_stacked(inputs.old), elapsed_s, issued_s, ended_s)
-        return run_s[len(new) :], issued | with_left(issued, keys, left_s, now_ms)
+        return run_s[len(new) :], issued | update_remaining_times(issued, keys, left_s, now_ms)
 
     def _left_s(self, features: Array, elapsed_s: Floats, issued_s: Floats, ended_s: Floats) -> Array:
         """Return (attempt, LEVELS) seconds from now, at most the time left to the limit.
@@ -250,7 +256,7 @@ class RunForecasts(Capability):
         if self.model.name == BASELINE:
             log_s = np.log(np.maximum(ended_s, 1.0))
             everybody_s = np.stack([beyond(log_s, elapsed_s, level) for level in LEVELS], axis=1)
-            left_s = with_everybody(left_s, everybody_s, elapsed_s)
+            left_s = blend_with_everybody(left_s, everybody_s, elapsed_s)
         left_s = young(left_s, issued_s, elapsed_s)
         ahead_s = (np.exp(features[:, _LIMIT].astype(np.float64)) - elapsed_s)[:, None]
         return np.where(ahead_s > 0, np.minimum(left_s, ahead_s), left_s).astype(np.float32)
@@ -284,11 +290,11 @@ def young(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
 
 def _find_features(state: FleetState, row: JobAttempt, now_ms: int) -> Array:
     """Return the features of a waiting or running attempt, even if its submission never arrived."""
-    found = state.runs.features_of(*_key(row), now_ms)
+    found = state.runs.compute_job_features(*_key(row), now_ms)
     return state.runs.features(shape_of(row), now_ms) if found is None else found
 
 
-async def _make_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
+async def _process_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
     """Return `make` of each row. Events are folded in between."""
     made = []
     for at, row in enumerate(rows):
@@ -309,10 +315,10 @@ def peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
     memory, power = tick.frames.gpu.column("fb_used_bytes"), tick.frames.gpu.column("power_w")
     readings = tick.occupancy.holder, tick.gpu_rows, memory, power
     peaks.observe(tick.events.running, tick.now_ms, *readings, tick.events.placements)
-    return table_sections(PEAK, *peaks.table(), tick.now_ms)
+    return make_table_sections(PEAK, *peaks.table(), tick.now_ms)
 
 
-def run_page(record: RunTimeRecord, model: ServedRunModel, now_ms: int) -> bytes:
+def make_run_page(record: RunTimeRecord, model: ServedRunModel, now_ms: int) -> bytes:
     """Return the metrics of run times: how often bounds held, and which model forecasts."""
     page = Page()
     page.gauge(

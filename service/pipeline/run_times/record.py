@@ -18,7 +18,7 @@ from fleetcast.fleet.stateful import Dump, Stateful
 from fleetcast.models.run_times.tracker import RunTracker
 from fleetcast.models.versions.drift import Recent
 from fleetcast.service.answers.jobs import RemainingTime
-from fleetcast.service.board.kind_tables import P50, P90, P99, quantiles_of
+from fleetcast.service.board.kind_tables import P50, P90, P99, round_run_quantiles
 
 MOST_KINDS = 4096
 MAX_RUNS = 1000
@@ -64,7 +64,7 @@ def issue_run_time(
     run_s: Array, similar_s: Array, limit_s: float | None, model: str, in_time: bool, is_over: bool = False
 ) -> IssuedRunTime:
     """Issue a forecast. run_s, similar_s: (LEVELS,)."""
-    quantiles = quantiles_of(np.minimum(run_s, limit_s or np.inf)) if np.isfinite(run_s).all() else None
+    quantiles = round_run_quantiles(np.minimum(run_s, limit_s or np.inf)) if np.isfinite(run_s).all() else None
     return IssuedRunTime(
         run_s=run_s,
         similar_s=similar_s,
@@ -151,7 +151,7 @@ class RunTimeRecord(Stateful):
 
     # -- kinds
 
-    def mark_due(self, shape: JobShape, *, is_over: bool = False) -> None:
+    def mark_kinds_due(self, shape: JobShape, *, is_over: bool = False) -> None:
         """Mark the kinds of a shape as due, because such a job arrived or ended."""
         for kind, key in kinds(shape).items():
             before = self._shapes.pop(key, None)
@@ -223,11 +223,11 @@ class RunTimeRecord(Stateful):
         for at, (job, attempt, limit_s, model, in_time, left_ms, is_left, is_over) in enumerate(about["told"]):
             issued[job, attempt] = issue_run_time(run_s[at], similar_s[at], limit_s, model, in_time, is_over)
             if is_left:
-                issued |= with_left(issued, [(job, attempt)], left_s[at : at + 1], left_ms)
+                issued |= update_remaining_times(issued, [(job, attempt)], left_s[at : at + 1], left_ms)
         self.issued = issued
 
 
-def with_left(
+def update_remaining_times(
     issued: Mapping[Attempt, IssuedRunTime], keys: Iterable[Attempt], left_s: Array, now_ms: int
 ) -> dict[Attempt, IssuedRunTime]:
     """Return the forecasts with new remaining times. left_s: (attempt, LEVELS)."""
@@ -257,12 +257,12 @@ def _drop_unshared_fields(shape: JobShape, kind: Kind, before: JobShape | None) 
         case "user and GPUs" | "user":
             return replace(shape, name="")
         case "queue and GPUs":
-            return replace(shape, name="", user="", limit_s=_usual_limit_s(shape, before))
+            return replace(shape, name="", user="", limit_s=_compute_usual_limit_s(shape, before))
         case _:
-            return replace(shape, name="", user="", group="", queue="", limit_s=_usual_limit_s(shape, before))
+            return replace(shape, name="", user="", group="", queue="", limit_s=_compute_usual_limit_s(shape, before))
 
 
-def _usual_limit_s(shape: JobShape, before: JobShape | None) -> float | None:
+def _compute_usual_limit_s(shape: JobShape, before: JobShape | None) -> float | None:
     known = None if before is None else before.limit_s
     if shape.limit_s is None or known is None:
         return shape.limit_s or known

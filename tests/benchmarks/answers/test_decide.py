@@ -1,4 +1,4 @@
-from fleetcast.benchmarks.answers.decide import BestFit, run, synthetic_view
+from fleetcast.benchmarks.answers.decide import BestFit, make_synthetic_view, run
 
 
 def test_every_case_measures_a_success() -> None:
@@ -9,7 +9,7 @@ def test_every_case_measures_a_success() -> None:
 
 
 def test_the_peer_solves_the_same_task() -> None:
-    view = synthetic_view(200)
+    view = make_synthetic_view(200)
     names = BestFit(view).place(10, 8)
     assert len(set(names)) == 10
     assert all(view.free[view.topology.names.index(name)].all() for name in names)

@@ -3,8 +3,16 @@
 import numpy as np
 import pytest
 
-from fleetcast.benchmarks.answers.keda import served_forecasts
-from fleetcast.benchmarks.kit.autoscale import COLD_S, DAY, ReplicaSet, as_costly, autoscaled, ramp, wish
+from fleetcast.benchmarks.answers.keda import make_served_forecasts
+from fleetcast.benchmarks.kit.autoscale import (
+    COLD_S,
+    DAY,
+    ReplicaSet,
+    match_replica_hours,
+    ramp,
+    simulate_autoscaler,
+    wish,
+)
 
 STEP = np.concatenate([np.full(60, 8.0), np.full(60, 80.0)])
 
@@ -42,9 +50,9 @@ def test_new_replicas_are_cold_and_a_metric_without_a_value_counts_for_nothing()
 
 
 def test_a_step_that_is_foreseen_finds_warm_replicas() -> None:
-    alone = autoscaled(STEP, None, 10.0)
+    alone = simulate_autoscaler(STEP, None, 10.0)
     told = np.concatenate([STEP[8:], np.full(8, 80.0)])  # eight minutes ahead
-    both = autoscaled(STEP, told, 10.0)
+    both = simulate_autoscaler(STEP, told, 10.0)
     assert alone.cold_s >= COLD_S
     assert both.cold_s == both.short == 0
     assert both.replica_hours > alone.replica_hours
@@ -52,8 +60,8 @@ def test_a_step_that_is_foreseen_finds_warm_replicas() -> None:
 
 def test_the_peer_of_equal_cost_costs_as_much() -> None:
     rates = ramp(2, 3)
-    peer = as_costly(rates, 16.0, 1.1 * autoscaled(rates, None, 16.0).replica_hours)
-    assert peer.replica_hours == pytest.approx(1.1 * autoscaled(rates, None, 16.0).replica_hours, rel=0.02)
+    peer = match_replica_hours(rates, 16.0, 1.1 * simulate_autoscaler(rates, None, 16.0).replica_hours)
+    assert peer.replica_hours == pytest.approx(1.1 * simulate_autoscaler(rates, None, 16.0).replica_hours, rel=0.02)
 
 
 def test_a_forecast_knows_nothing_of_what_comes_later() -> None:
@@ -61,7 +69,7 @@ def test_a_forecast_knows_nothing_of_what_comes_later() -> None:
     first = len(rates) - DAY + 600
     other = rates.copy()
     other[first + 3 :] *= 5
-    told, changed = (served_forecasts(one[: first + 6], first) for one in (rates, other))
+    told, changed = (make_served_forecasts(one[: first + 6], first) for one in (rates, other))
     for quantile, values in told.items():
         np.testing.assert_array_equal(values[:3], changed[quantile][:3])
         assert np.isfinite(values).all()

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fleetcast.benchmarks.kit.load import Ask, closed_loop, get, open_loop, post
+from fleetcast.benchmarks.kit.load import Ask, get, post, run_closed_loop, run_open_loop
 
 
 class Server:
@@ -60,7 +60,7 @@ def test_a_closed_loop_asks_until_nothing_is_left() -> None:
     bodies: list[bytes] = []
     asks = [get(f"/{number}", lambda head, body: bodies.append(body)) for number in range(20)]
     with Server().running() as server:
-        load = closed_loop(server.port, lambda: asks.pop() if asks else None, connections=3, seconds=10)
+        load = run_closed_loop(server.port, lambda: asks.pop() if asks else None, connections=3, seconds=10)
         assert sorted(server.asked) == sorted(f"GET /{number}".encode() for number in range(20))
     assert len(load.latency_s) == load.checked == 20
     assert bodies == [b"abcd"] * 20
@@ -69,16 +69,16 @@ def test_a_closed_loop_asks_until_nothing_is_left() -> None:
 def test_an_open_loop_charges_a_stall_to_all_that_were_due_meanwhile() -> None:
     # 100 a second over one connection; the fifth waits 0.4 s, and so do about 40 behind it, each a little less
     with Server(stall_s=0.4).running() as server:
-        load = open_loop(server.port, lambda: get("/"), connections=1, seconds=1.0, rate=100)
+        load = run_open_loop(server.port, lambda: get("/"), connections=1, seconds=1.0, rate=100)
     assert len(load.latency_s) == 100
     assert sum(latency > 0.1 for latency in load.latency_s) >= 25
-    assert load.quantile_ms(1.0) >= 390
+    assert load.compute_quantile_ms(1.0) >= 390
 
 
 @pytest.mark.parametrize("status", ["500 Oops", "404 Not Found"])
 def test_an_answer_with_another_status_ends_the_run(status: str) -> None:
     with Server(status=status).running() as server, pytest.raises(AssertionError, match=status[:3]):
-        closed_loop(server.port, lambda: get("/"), connections=1, seconds=5)
+        run_closed_loop(server.port, lambda: get("/"), connections=1, seconds=5)
 
 
 def test_a_body_goes_out_with_its_length() -> None:

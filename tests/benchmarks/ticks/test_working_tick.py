@@ -9,7 +9,7 @@ from fleetcast.service.pipeline.jobs.interference import Sharing
 def test_every_part_of_a_tick_is_called(tmp_path: Path) -> None:
     """A part that is timed under a name that nobody calls any more would tell zero."""
     fleet = WorkingFleet(Size(gpus=48, step_s=2.0, scrapes=2), tmp_path)
-    fleet.measured_tick()
+    fleet.measure_tick()
     assert set(fleet.watch.seconds) == {*PARTS, *BESIDE}
 
 
@@ -23,7 +23,7 @@ def test_a_line_has_every_part() -> None:
 def test_the_fleet_works_as_a_real_one_does(tmp_path: Path) -> None:
     fleet = WorkingFleet(Size(gpus=64, ranks=2, step_s=2.0, scrapes=2), tmp_path)
     for _ in range(3):
-        fleet.measured_tick()
+        fleet.measure_tick()
     state = fleet.pipeline.state
     assert len(state.jobs.running()) == fleet.jobs
     assert {step.rank for row in state.jobs.running() for step in row.steps} >= {0, 1}

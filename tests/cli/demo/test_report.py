@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from fleetcast.cli.demo.evidence import SHOWN_BY, UNFLAGGED, evidence_of
+from fleetcast.cli.demo.evidence import SHOWN_BY, UNFLAGGED, parse_flag_reasons
 from fleetcast.cli.demo.report import Totals, Watch, false_nodes, judge_faults, verdict
 from fleetcast.models.risk.rules import BY_NAME
 from fleetcast.simulator.faults.magnitudes import FAULT_KINDS
@@ -35,7 +35,7 @@ def reason(feature: str, entity: str, sentence: str, value: float = 1.0) -> dict
 def flagged(node: str, since_ms: int, *reasons: dict[str, Any]) -> Watch:
     watch = Watch()
     watch.update([row(node)], since_ms)
-    watch.record(node, evidence_of(list(reasons)), since_ms)
+    watch.record(node, parse_flag_reasons(list(reasons)), since_ms)
     return watch
 
 
@@ -55,9 +55,9 @@ def test_a_fault_is_detected_when_its_node_is_flagged_for_it() -> None:
     watch = Watch()
     watch.update([row("n1", "none")], 10)
     assert watch.update([row("n1")], 20) == [("n1", "hot")]
-    watch.record("n1", evidence_of([reason("gpu_temp_c", "n1/3", "GPU 3: 90 °C, its node's other GPUs 60")]), 20)
+    watch.record("n1", parse_flag_reasons([reason("gpu_temp_c", "n1/3", "GPU 3: 90 °C, its node's other GPUs 60")]), 20)
     assert watch.update([row("n1")], 30) == []
-    watch.record("n1", evidence_of([reason("sm_clock_mhz", "n1/3", THROTTLES)]), 30)
+    watch.record("n1", parse_flag_reasons([reason("sm_clock_mhz", "n1/3", THROTTLES)]), 30)
     (judged,) = judge_faults([fault("n1", 15)], watch, 40)
     assert (judged["detected_ms"], judged["reason"]) == (30, THROTTLES)
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fleetcast.cli.lab import curves
-from fleetcast.cli.lab.curves import CURVES, file_at
+from fleetcast.cli.lab.curves import CURVES, make_fault_settings
 from fleetcast.cli.main import app
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.simulator import instrument
@@ -59,17 +59,17 @@ def test_what_is_left_out_is_judged_on_the_same_fleets(tmp_path: Path, monkeypat
 
 def test_faults_are_as_strong_as_the_point_says_and_one_is_the_usual() -> None:
     assert scaled(USUAL, 1.0) == USUAL
-    half = file_at("magnitude", 0.5, 7).kinds
+    half = make_fault_settings("magnitude", 0.5, 7).kinds
     assert half.slow_nic.slow == (1.1, 1.3)
     assert half.thermal_throttle.hot_c == (75.5, 78.0)
     assert half.pcie_downgrade.widths == USUAL.pcie_downgrade.widths
-    assert file_at("interval", 60.0, 7).interval_s == 60.0
+    assert make_fault_settings("interval", 60.0, 7).interval_s == 60.0
     assert min(scaled(USUAL, 9.0).power_brake.clock) > 0
 
 
 @pytest.mark.parametrize("times", CURVES["magnitude"])
 def test_look_alikes_keep_their_full_strength_at_each_point(times: float) -> None:
-    kinds, usual = (file_at(*point, 7).kinds for point in (("magnitude", times), ("drop", "nothing")))
+    kinds, usual = (make_fault_settings(*point, 7).kinds for point in (("magnitude", times), ("drop", "nothing")))
     assert {kind: kinds.of(kind) for kind in DECOY_KINDS} == {kind: usual.of(kind) for kind in DECOY_KINDS}
 
 

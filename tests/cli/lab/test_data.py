@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from fleetcast.cli.lab.data import app, data_folder
+from fleetcast.cli.lab.data import app, find_data_folder
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.ingest.job_tables import read_history
 
@@ -82,9 +82,9 @@ def test_list_of_a_missing_folder_names_every_set(tmp_path):
 
 def test_the_data_folder_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("FLEETCAST_DATA", str(tmp_path))
-    assert data_folder() == tmp_path
+    assert find_data_folder() == tmp_path
     monkeypatch.delenv("FLEETCAST_DATA")
-    assert data_folder().parts[-2:] == ("shared", "data")
+    assert find_data_folder().parts[-2:] == ("shared", "data")
 
 
 def test_split_by_time_keeps_layout_and_columns(data, tmp_path):

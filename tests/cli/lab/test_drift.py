@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fleetcast.cli.lab.drift import _describe_samples, _explain_serving
+from fleetcast.cli.lab.drift import _describe_drifted_features, _explain_serving
 from fleetcast.models.versions.card import Card
 from fleetcast.models.versions.drift import Recent, judge, moved
 from fleetcast.training.fits.drift_report import FeatureDrift
@@ -27,6 +27,8 @@ def test_a_set_says_what_drifted_and_what_cannot_be_told() -> None:
     rng = np.random.default_rng(0)
     before, now = rng.normal(size=(2000, 2)), rng.normal(size=(500, 2)) + 4.0
     now[8:, 1] = np.nan
-    said = _describe_samples(FeatureDrift("venus running", moved(("a", "b"), before, now), ("a", "b"), before, now))
+    said = _describe_drifted_features(
+        FeatureDrift("venus running", moved(("a", "b"), before, now), ("a", "b"), before, now)
+    )
     assert said.startswith("1 of 2 features drifted: a (PSI ")
     assert said.endswith("; of 1 too few to tell (as few as 7 independent rows): their PSI may be chance")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fleetcast.cli.lab.models import app
 from fleetcast.fleet.errors import ConfigError, FleetcastError, ModelError, UnknownEntity
-from fleetcast.models.versions.card import calibration_of, metrics_of
+from fleetcast.models.versions.card import compute_calibration, metrics_of
 from fleetcast.models.versions.registry import Registry
 from fleetcast.training.reports.card_page import card_html
 from tests.models.versions.test_registry import LOST, WON, card, hurt, write
@@ -27,7 +27,7 @@ def state(tmp_path: Path) -> Path:
     registry = Registry(tmp_path / "models")
     metrics = metrics_of(demand_results(origins=1).rows)
     full = msgspec.structs.replace(
-        card(WON), metrics=metrics, calibration=calibration_of(metrics), dependencies={"lightgbm": "4.7.0"}
+        card(WON), metrics=metrics, calibration=compute_calibration(metrics), dependencies={"lightgbm": "4.7.0"}
     )
     for one in (card(WON), full, card(LOST)):
         registry.add("demand", write, one)

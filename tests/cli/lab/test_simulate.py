@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from fleetcast.cli.lab.waiting_fleet import WaitingFleet
 from fleetcast.cli.main import app
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.simulator.days.traces import fit_to_fleet, generate_trace
+from fleetcast.simulator.days.traces import drop_oversized_jobs, generate_trace
 from fleetcast.simulator.faults.fault_file import FaultFile, parse_fault_file
 from fleetcast.simulator.hardware.cluster import FleetSpec
 from fleetcast.training.sets.fault_runs import read_fault_runs
@@ -56,7 +56,7 @@ def test_a_wrong_file_is_refused_with_the_key_and_the_fix(tmp_path: Path) -> Non
 def test_a_simulated_queue_is_told_start_times(tmp_path: Path, teams: bool) -> None:
     spec, start_ms = FleetSpec(nodes=4), 1_760_000_000_000
     trace = generate_trace(32, start_ms=start_ms, seed=2, days_before=1, days_after=1)
-    fleet = WaitingFleet(tmp_path, fit_to_fleet(trace, nodes=4, gpus_per_node=8), 2, spec, teams)
+    fleet = WaitingFleet(tmp_path, drop_oversized_jobs(trace, nodes=4, gpus_per_node=8), 2, spec, teams)
     told = fleet.service.starts
     asyncio.run(fleet.live(60))
     assert fleet.service.starts
@@ -66,7 +66,7 @@ def test_a_simulated_queue_is_told_start_times(tmp_path: Path, teams: bool) -> N
 
 def test_a_cold_site_gives_no_start_time_before_anything_is_known(tmp_path: Path) -> None:
     spec, start_ms = FleetSpec(nodes=4), 1_760_000_000_000
-    trace = fit_to_fleet(
+    trace = drop_oversized_jobs(
         generate_trace(32, start_ms=start_ms, seed=2, days_before=1, days_after=1, rush_h=2), nodes=4, gpus_per_node=8
     )
     fleet = WaitingFleet(tmp_path, trace, 2, spec, is_cold=True)

@@ -14,17 +14,17 @@ import pytest
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.events import Finished, JobEvent, NodeEvent, Queued, Submitted
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
-from fleetcast.ingest.archive.compact import compact, old_days, prune, runs
+from fleetcast.ingest.archive.compact import compact, list_old_days, prune, runs
 from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles, FileName, live
 from fleetcast.ingest.archive.read import ArchiveSpan, newest_ms, read_events, read_samples
-from fleetcast.ingest.archive.rows import METRIC_NAMES, Words, adding
+from fleetcast.ingest.archive.rows import METRIC_NAMES, Words, make_row_lookup
 
 T0 = 1_795_276_800_000  # an hour begins
-POWER = metric_row(EntityKind.GPU, "power_w")
+POWER = find_metric_row(EntityKind.GPU, "power_w")
 TOPOLOGY = Topology.build([NodeSpec("n1", 8, domains={Level.BLOCK: "b1"}), NodeSpec("n2", 8)])
 
 Row = tuple[int, float]  # seconds after T0, value; of n1/0
@@ -307,7 +307,7 @@ def test_a_compaction_that_was_killed_shows_each_row_once_and_is_finished(
     for name in run.names[: {"ready": 0, "one part gone": 1}.get(moment, 3)]:
         world.files.remove(name)
     monkeypatch.undo()
-    words = Words(adding(Entities()))
+    words = Words(make_row_lookup(Entities()))
     assert len(read_samples(world.files, ArchiveSpan(T0, T0 + DAY_MS), words)) == 3
     again = world.died()
     again.add([(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)])
@@ -349,9 +349,9 @@ def test_days_that_are_too_old_go_and_are_not_written(tmp_path: Path) -> None:
     world = World(tmp_path, keep_days=2)
     world.add([(0, 1.0), (86_400, 2.0)])
     world.flush()
-    assert old_days(world.files, T0 + 2 * DAY_MS, 2) == []
-    assert old_days(world.files, T0 + 3 * DAY_MS, 2) == ["2026-11-21"]
-    prune(world.files, old_days(world.files, T0 + 3 * DAY_MS, 2))
+    assert list_old_days(world.files, T0 + 2 * DAY_MS, 2) == []
+    assert list_old_days(world.files, T0 + 3 * DAY_MS, 2) == ["2026-11-21"]
+    prune(world.files, list_old_days(world.files, T0 + 3 * DAY_MS, 2))
     assert world.rows() == [(86_400, 2.0)]
     world.now_ms = T0 + 4 * DAY_MS
     world.add([(-90_000, 1.0), (86_400 * 3, 3.0)])
@@ -375,7 +375,7 @@ def test_a_damaged_file_is_said_and_holds_up_nobody(
     again.add([(0, 1.0), (2, 1.0), (3, 1.0)])
     again.flush()
     assert [run.names for run in runs(again.files, "0", T0 + HOUR_MS, most_rows=100)]
-    words = Words(adding(Entities()))
+    words = Words(make_row_lookup(Entities()))
     rows = read_samples(again.files, ArchiveSpan(T0, T0 + DAY_MS), words)
     assert sorted(rows.time_ms - T0) == [0, 2000, 3000]
     assert len(read_events(again.files, ArchiveSpan(T0, T0 + DAY_MS))[0]) == 2
@@ -393,7 +393,7 @@ def test_any_filesystem_will_do(tmp_path: Path) -> None:
     again = World(tmp_path, url)
     again.add([(0, 1.0), (15, 1.0), (30, 1.0)])
     again.flush()
-    rows = read_samples(again.files, ArchiveSpan(T0, T0 + DAY_MS), Words(adding(Entities())))
+    rows = read_samples(again.files, ArchiveSpan(T0, T0 + DAY_MS), Words(make_row_lookup(Entities())))
     assert sorted(rows.time_ms.tolist()) == [T0, T0 + 15_000, T0 + 30_000]
     assert newest_ms(again.files) == T0 + 30_000
     with pytest.raises(ConfigError, match=r"archive\.url"):

@@ -12,7 +12,7 @@ from fleetcast.fleet.clock import SystemClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.events import Finished, NodeEvent
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.archive.archive import Archive
@@ -22,7 +22,7 @@ from fleetcast.ingest.source import Batch
 
 T0 = 1_795_276_800_000
 STEPS = 100  # of 15 s: 25 minutes
-POWER, UP = metric_row(EntityKind.GPU, "power_w"), metric_row(EntityKind.NODE, "scrape_up")
+POWER, UP = find_metric_row(EntityKind.GPU, "power_w"), find_metric_row(EntityKind.NODE, "scrape_up")
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from fleetcast.ingest.archive.rows import (
     STATISTICS,
     ArchiveRows,
     Words,
-    adding,
     decode_samples,
     encode_samples,
     in_order,
+    make_row_lookup,
     series_of,
 )
 
@@ -74,7 +74,7 @@ def test_a_file_of_several_row_groups_has_all_rows(count: int, monkeypatch: pyte
     rows, _ = in_order(rows_of([(places[at % len(places)], at) for at in range(count)]), HOUR_MS)
     data = encode_samples(rows, {kind: entities[kind].names for kind in KINDS})
     found = Entities()
-    read = decode_samples(io.BytesIO(data), Words(adding(found)))
+    read = decode_samples(io.BytesIO(data), Words(make_row_lookup(found)))
     assert pq.read_metadata(io.BytesIO(data)).num_row_groups == max(1, -(-count // 8))
     assert _named(read, found) == _named(rows, entities)
     assert read.value.tolist() == rows.value.tolist()

@@ -14,7 +14,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.ingest.health import gpud
-from fleetcast.ingest.health.gpud import TOKEN, GpudSource, parse_gpud
+from fleetcast.ingest.health.gpud import TOKEN, GpudSource, parse_gpud_target
 from tests.ingest.health_daemon import Daemon, make_certificate, running
 
 NOW_MS = 1_763_700_000_000
@@ -188,8 +188,8 @@ def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
 
 
 def test_targets_name_their_nodes() -> None:
-    assert parse_gpud("https://n001:15132/") == ("n001", "https://n001:15132")
-    assert parse_gpud("n7=https://10.0.0.7:15132") == ("n7", "https://10.0.0.7:15132")
+    assert parse_gpud_target("https://n001:15132/") == ("n001", "https://n001:15132")
+    assert parse_gpud_target("n7=https://10.0.0.7:15132") == ("n7", "https://10.0.0.7:15132")
 
 
 def test_a_closed_source_ends() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Phase, Resized, Started
 from fleetcast.fleet.jobs import JobTable
-from fleetcast.ingest.health.torchelastic import Sender, decode, failure_of
+from fleetcast.ingest.health.torchelastic import Sender, decode, parse_failure
 from fleetcast.ingest.inbox.event_body import DecodedBody
 
 NOW_MS = 1_760_000_000_000
@@ -90,7 +90,7 @@ def test_a_failed_worker_says_why_and_where() -> None:
     ],
 )
 def test_an_error_has_a_category(raw_error: str, category: str) -> None:
-    assert failure_of(raw_error).category == category
+    assert parse_failure(raw_error).category == category
 
 
 def test_the_first_agent_tells_that_all_have_finished() -> None:

@@ -11,7 +11,7 @@ from fleetcast.checks import check_source
 from fleetcast.fleet.entities import Entities
 from fleetcast.ingest.inbox.divided import DividedInbox, read_marks
 from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
-from fleetcast.ingest.inbox.segments import segments_of
+from fleetcast.ingest.inbox.segments import list_segments
 from fleetcast.ingest.shares import Share
 
 NOW_MS = 1_789_000_000_000
@@ -55,7 +55,7 @@ def read_all(source: DividedInbox, position: dict[str, Any] | None = None) -> li
 
 
 def numbers(folder: Path) -> list[int]:
-    return [number for number, _ in segments_of(folder).get("api", [])]
+    return [number for number, _ in list_segments(folder).get("api", [])]
 
 
 def test_it_is_a_source(tmp_path: Path) -> None:

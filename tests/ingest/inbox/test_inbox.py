@@ -11,7 +11,7 @@ import pytest
 from fleetcast.fleet.errors import RecordError, SourceError
 from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter, read_events
 from fleetcast.ingest.inbox.records import decode_records, encode_refusals
-from fleetcast.ingest.inbox.segments import HEADER, Record, RecordKind, encode_record, scan_records, segments_of
+from fleetcast.ingest.inbox.segments import HEADER, Record, RecordKind, encode_record, list_segments, scan_records
 from fleetcast.ingest.source import Batch
 
 NOW_MS = 1_760_000_000_000
@@ -54,7 +54,7 @@ def sequences(batch: Batch) -> list[int]:
 
 
 def segment_files(folder: Path) -> list[Path]:
-    return [path for rows in segments_of(folder).values() for _, path in rows]
+    return [path for rows in list_segments(folder).values() for _, path in rows]
 
 
 def test_what_was_appended_is_read_in_order(tmp_path: Path) -> None:

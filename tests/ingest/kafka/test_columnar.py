@@ -8,7 +8,7 @@ import pytest
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
-from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.metrics import METRICS, find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.kafka import columnar
 from fleetcast.ingest.kafka.columnar import (
@@ -16,8 +16,8 @@ from fleetcast.ingest.kafka.columnar import (
     Header,
     RecordDecoder,
     RecordNames,
-    encode_binary,
-    encode_json,
+    encode_binary_record,
+    encode_json_record,
 )
 from fleetcast.ingest.kafka.node_records import node_records
 from fleetcast.ingest.source import Batch
@@ -42,7 +42,7 @@ def told(batch: Batch, entities: Entities) -> set[tuple[str, str, int, float]]:
     }
 
 
-@pytest.mark.parametrize("encode", [encode_binary, encode_json])
+@pytest.mark.parametrize("encode", [encode_binary_record, encode_json_record])
 def test_a_record_comes_back_as_it_was_written(encode: object) -> None:
     assert callable(encode)
     decoder = RecordDecoder(entities := Entities())
@@ -59,8 +59,8 @@ def test_a_record_comes_back_as_it_was_written(encode: object) -> None:
 
 def test_both_forms_share_what_a_header_stands_for() -> None:
     decoder = RecordDecoder(Entities())
-    decoder.decode(encode_json(RECORD), NOW_MS)
-    decoder.decode(encode_binary(RECORD), NOW_MS)
+    decoder.decode(encode_json_record(RECORD), NOW_MS)
+    decoder.decode(encode_binary_record(RECORD), NOW_MS)
     assert len(decoder._plans) == 1
 
 
@@ -68,7 +68,7 @@ def test_metrics_and_kinds_of_a_newer_sender_are_noted_and_the_rest_is_read() ->
     columns = {"gpu": RecordNames(("from_tomorrow", "power_w"), ("0",)), "quantum": RecordNames(("spin",), ("a", "b"))}
     values = np.array([[7.0], [401.5]]), np.array([[1.0, 2.0]])
     decoder = RecordDecoder(entities := Entities())
-    batch = decoder.decode(encode_binary(ColumnarRecord(Header("n1", columns), NOW_MS, values)), NOW_MS)
+    batch = decoder.decode(encode_binary_record(ColumnarRecord(Header("n1", columns), NOW_MS, values)), NOW_MS)
     assert told(batch, entities) == {("power_w", "n1/0", NOW_MS, 401.5)}
     assert decoder.noted["unknown_metric"] == 3
 
@@ -77,14 +77,14 @@ def test_infinite_values_are_bad_and_the_others_are_kept() -> None:
     record = ColumnarRecord(
         Header("n1", {"gpu": RecordNames(("power_w",), ("0", "1"))}), NOW_MS, (np.array([[math.inf, 2.0]]),)
     )
-    batch = RecordDecoder(Entities()).decode(encode_binary(record), NOW_MS)
+    batch = RecordDecoder(Entities()).decode(encode_binary_record(record), NOW_MS)
     assert [error.reason for error in batch.bad] == ["not_finite"]
     assert [rows.value.tolist() for rows in batch.samples] == [[2.0]]
 
 
 def test_what_the_sender_could_not_read_is_counted_here() -> None:
     record = ColumnarRecord(Header("n1", {}, bad={"bad_line": 2, "bad_value": 1}), NOW_MS, ())
-    batch = RecordDecoder(Entities()).decode(encode_binary(record), NOW_MS)
+    batch = RecordDecoder(Entities()).decode(encode_binary_record(record), NOW_MS)
     assert sorted(error.reason for error in batch.bad) == ["bad_line", "bad_line", "bad_value"]
 
 
@@ -111,8 +111,8 @@ POWER = {"entities": ["0"], "values": {"power_w": [1.0]}}
         (columns(columns={"gpu": {"entities": ["0", "0"], "values": {"power_w": [1.0, 2.0]}}}), "duplicate"),
         (columns(columns={"port": {"entities": ["mlx5_0"], "values": {"rx_bytes": [1.0]}}}), "bad_label"),
         (columns(columns={"node": {"entities": ["n1"], "values": {"scrape_up": [1.0]}}}), "bad_label"),
-        (encode_binary(RECORD)[:-3], "truncated"),
-        (encode_binary(RECORD)[:-8], "bad_shape"),
+        (encode_binary_record(RECORD)[:-3], "truncated"),
+        (encode_binary_record(RECORD)[:-8], "bad_shape"),
         (b"FCT1", "truncated"),
         (b"FCT1" + bytes(12), "not_readable"),
     ],
@@ -125,7 +125,7 @@ def test_a_record_that_cannot_be_read_says_why(record: bytes, reason: str) -> No
 
 def test_a_scrape_becomes_a_record_for_each_node_and_moment() -> None:
     entities = Entities()
-    power, up = metric_row(EntityKind.GPU, "power_w"), metric_row(EntityKind.NODE, "scrape_up")
+    power, up = find_metric_row(EntityKind.GPU, "power_w"), find_metric_row(EntityKind.NODE, "scrape_up")
     gpus = [entities.of_node(EntityKind.GPU, node, gpu) for node in ("n1", "n2") for gpu in (0, 1)]
     rows = [(power, gpu, NOW_MS + (15_000 if gpu == gpus[3] else 0), float(gpu)) for gpu in gpus]
     batch = Batch(
@@ -146,7 +146,7 @@ def test_a_scrape_becomes_a_record_for_each_node_and_moment() -> None:
     )
     assert records[1].header == Header("n2", {"gpu": RecordNames(("power_w",), ("0",))}, "H100")
     decoder = RecordDecoder(again := Entities())
-    came = set().union(*(told(decoder.decode(encode_binary(one), NOW_MS), again) for one in records[:2]))
+    came = set().union(*(told(decoder.decode(encode_binary_record(one), NOW_MS), again) for one in records[:2]))
     assert came == {
         ("power_w", "n1/0", NOW_MS, 0.0),
         ("power_w", "n1/1", NOW_MS, 1.0),
@@ -161,7 +161,7 @@ def test_served_models_are_bounded_as_those_of_metric_pages_are(monkeypatch: pyt
 
     def send(name: str) -> None:
         header = Header("", {"served_model": RecordNames((METRICS[EntityKind.SERVED_MODEL][0].name,), (name,))}, "")
-        decoder.decode(encode_binary(ColumnarRecord(header, NOW_MS, (np.array([[1.0]]),))), NOW_MS)
+        decoder.decode(encode_binary_record(ColumnarRecord(header, NOW_MS, (np.array([[1.0]]),))), NOW_MS)
 
     for number in range(3):
         send(f"pool/model/{number}")

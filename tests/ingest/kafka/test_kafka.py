@@ -12,7 +12,14 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.events import Finished
 from fleetcast.ingest.kafka import source as kafka
-from fleetcast.ingest.kafka.columnar import BINARY_TYPE, ColumnarRecord, Header, RecordNames, encode_binary, encode_json
+from fleetcast.ingest.kafka.columnar import (
+    BINARY_TYPE,
+    ColumnarRecord,
+    Header,
+    RecordNames,
+    encode_binary_record,
+    encode_json_record,
+)
 from fleetcast.ingest.kafka.source import KafkaSource
 from fleetcast.ingest.source import Batch
 from tests.ingest.fake_kafka import FakeBrokers, FakeReader
@@ -58,8 +65,8 @@ def power_of(node: str, time_ms: int = NOW_MS, watts: float = 400.0) -> bytes:
 
 
 def test_every_form_of_telemetry_is_read(brokers: FakeBrokers) -> None:
-    brokers.put((TELEMETRY, 0), encode_binary(RECORD), b"block-1")
-    brokers.put((TELEMETRY, 0), encode_json(RECORD), b"block-1", headers={"content-type": BINARY_TYPE})
+    brokers.put((TELEMETRY, 0), encode_binary_record(RECORD), b"block-1")
+    brokers.put((TELEMETRY, 0), encode_json_record(RECORD), b"block-1", headers={"content-type": BINARY_TYPE})
     brokers.put((TELEMETRY, 1), PAGE, b"n2", NOW_MS - 5)
     said = {"node": "n3", "time_ms": str(NOW_MS - 7), "content-type": "text/plain; version=0.0.4"}
     brokers.put((TELEMETRY, 1), PAGE.replace(b"GPU-1", b"GPU-2"), b"block-1", headers=said)
@@ -318,6 +325,8 @@ def test_a_wrong_option_is_named_at_the_start(options: dict[str, Any], words: st
 
 
 def test_a_record_without_columns_is_no_poison(brokers: FakeBrokers) -> None:
-    brokers.put((TELEMETRY, 0), encode_binary(ColumnarRecord(Header("n1", {"gpu": RecordNames(())}), NOW_MS, ())))
+    brokers.put(
+        (TELEMETRY, 0), encode_binary_record(ColumnarRecord(Header("n1", {"gpu": RecordNames(())}), NOW_MS, ()))
+    )
     brokers.put((EVENTS, 0), finished("a"))
     assert not take(source_on(brokers)).bad

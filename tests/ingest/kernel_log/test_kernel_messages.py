@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fleetcast.fleet.events import NodeEvent
-from fleetcast.fleet.xids import gravity
+from fleetcast.fleet.xids import classify_severity
 from fleetcast.ingest.kernel_log.events import SOURCE, KernelReader
 from fleetcast.ingest.kernel_log.messages import TELLING, KernelFinding, MessageReader
 
@@ -212,7 +212,7 @@ def test_the_codes_of_public_lines_are_read() -> None:
         assert not bad
         events += found
     assert {event.source for event in events} == {SOURCE}
-    assert {gravity(event) for event in events} == {"fatal", "warning", ""}
+    assert {classify_severity(event) for event in events} == {"fatal", "warning", ""}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.ingest.kernel_log.log_lines import NOTHING, LogLine, read_line
+from fleetcast.ingest.kernel_log.log_lines import NOTHING, LogLine, parse_log_line
 
 
 def at(*parts: int) -> int:
@@ -70,7 +70,7 @@ JOURNAL = (
     ],
 )
 def test_a_line_is_read_whoever_wrote_it(line: str, expected: LogLine) -> None:
-    assert read_line(line + "\n", NOW_MS) == expected
+    assert parse_log_line(line + "\n", NOW_MS) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_a_line_is_read_whoever_wrote_it(line: str, expected: LogLine) -> None:
     ],
 )
 def test_only_the_kernel_is_believed(line: str) -> None:
-    assert read_line(line, NOW_MS) == NOTHING
+    assert parse_log_line(line, NOW_MS) == NOTHING
 
 
 def test_a_message_of_the_journal_that_is_no_text_is_read_as_far_as_it_goes() -> None:
     line = '{"_TRANSPORT":"kernel","__REALTIME_TIMESTAMP":"1740327858283302","MESSAGE":[78,86,255,300,-1]}'
-    assert read_line(line, NOW_MS).text == "NV\ufffd"
+    assert parse_log_line(line, NOW_MS).text == "NV\ufffd"
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_a_message_of_the_journal_that_is_no_text_is_read_as_far_as_it_goes() ->
 )
 def test_a_form_that_is_not_understood_is_a_bad_record_with_an_example(line: str, reason: str) -> None:
     with pytest.raises(RecordError) as error:
-        read_line(line, NOW_MS)
+        parse_log_line(line, NOW_MS)
     assert error.value.reason == reason
     assert error.value.detail
 
 
 def test_stamps_without_a_zone_are_the_nodes_own_time() -> None:
-    assert read_line("[Sun Feb 23 16:24:18 2025] x", NOW_MS, 3600.0).time_ms == THEN - 3_600_000
-    assert read_line("Feb 23 16:24:18 n1 kernel: x", NOW_MS, -3600.0).time_ms == THEN + 3_600_000
+    assert parse_log_line("[Sun Feb 23 16:24:18 2025] x", NOW_MS, 3600.0).time_ms == THEN - 3_600_000
+    assert parse_log_line("Feb 23 16:24:18 n1 kernel: x", NOW_MS, -3600.0).time_ms == THEN + 3_600_000
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,6 @@ def test_stamps_without_a_zone_are_the_nodes_own_time() -> None:
     ],
 )
 def test_a_stamp_without_a_year_is_of_the_latest_that_fits(now: int, stamp: str, year: int) -> None:
-    time_ms = read_line(f"{stamp} n1 kernel: x", now).time_ms
+    time_ms = parse_log_line(f"{stamp} n1 kernel: x", now).time_ms
     assert time_ms is not None
     assert datetime.fromtimestamp(time_ms / 1000, UTC).year == year

@@ -148,7 +148,7 @@ def test_a_position_of_before_groups_were_read_goes_on_with_the_same_job() -> No
     state: JobState = again.source._at.jobs
     state.members = {key: msgspec.structs.replace(row, kind="Experiment") for key, row in state.members.items()}
     state.workloads = {key: msgspec.structs.replace(row, kind="Experiment") for key, row in state.workloads.items()}
-    again.source._resume(again.source._at)
+    again.source._restore_position(again.source._at)
     again.put("pods", owned("x-0", "acme.io/v1", "Experiment", "x"))
     assert again.events == []
     assert state.members[uid].job == "ml/x"

@@ -44,7 +44,7 @@ class Nodes(Fed):
     @property
     def state(self) -> tuple[str, str]:
         record = self.nodes.nodes.get("n1")
-        return ("IN_SERVICE", "") if record is None else (record.state.name, record.withheld_for)
+        return ("IN_SERVICE", "") if record is None else (record.state.name, record.withheld_reason)
 
 
 @pytest.mark.parametrize(

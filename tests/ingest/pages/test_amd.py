@@ -7,7 +7,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages.exporters import ExporterResolver
-from fleetcast.ingest.remote_write.backfill import write_of
+from fleetcast.ingest.remote_write.backfill import make_write_request
 from fleetcast.ingest.remote_write.decoder import WriteDecoder
 from fleetcast.ingest.tally import SkipRule
 from tests.ingest.amd_pages import HOT, LINKS, amd_labels, amd_lines, amd_page
@@ -178,7 +178,7 @@ def test_remote_writes_and_backfill_read_the_same() -> None:
     desk = Desk("m001")
     told = [desk.words(desk.decoder.decode(page, 1000 * at)) for at, page in enumerate(pages)]
     entities = Entities()
-    batch = WriteDecoder(ExporterResolver(entities)).read(write_of(_matrix(pages)), 10_000)
+    batch = WriteDecoder(ExporterResolver(entities)).read(make_write_request(_matrix(pages)), 10_000)
     assert not batch.bad
     written: dict[tuple[str, int], float] = {}
     for samples in batch.samples:

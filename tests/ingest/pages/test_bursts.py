@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.clock import ScaledClock
 from fleetcast.ingest.pages import bursts
-from fleetcast.ingest.pages.bursts import BURSTS, FetchSlots, next_round_ms, phase_of
+from fleetcast.ingest.pages.bursts import BURSTS, FetchSlots, compute_burst_phase, compute_next_burst_ms
 from fleetcast.ingest.pages.scrape import Scraper
 from fleetcast.ingest.source import Batch
 from tests.fuzz.bounds import examples
@@ -22,7 +22,7 @@ URLS = [f"http://n{number}:9400/metrics" for number in range(400)]
 
 
 def test_targets_share_five_to_fifteen_moments_of_the_interval_evenly() -> None:
-    moments = Counter(map(phase_of, URLS))
+    moments = Counter(map(compute_burst_phase, URLS))
     assert 5 <= len(moments) <= 15
     assert min(moments.values()) > 0.5 * len(URLS) / len(moments)
     spread = sorted(moments)
@@ -34,7 +34,7 @@ def test_targets_share_five_to_fifteen_moments_of_the_interval_evenly() -> None:
 def test_the_second_round_falls_into_the_targets_burst_half_an_interval_later_or_more(
     now_ms: int, url: str, period_ms: float
 ) -> None:
-    due_ms = next_round_ms(now_ms, phase_of(url), period_ms)
+    due_ms = compute_next_burst_ms(now_ms, compute_burst_phase(url), period_ms)
     slack = 1e-3 + 1e-6 * period_ms
     assert now_ms + 0.5 * period_ms - slack <= due_ms <= now_ms + 1.5 * period_ms + slack
 
@@ -43,7 +43,7 @@ def test_the_second_round_falls_into_the_targets_burst_half_an_interval_later_or
 @given(st.floats(1000, 60_000), st.sampled_from(URLS), st.integers(0, 10**12))
 def test_bursts_keep_clear_of_the_edges_of_slots(period_ms: float, url: str, now_ms: int) -> None:
     """A clock that is slewed by some milliseconds must not move samples into the slot before."""
-    offset_ms = next_round_ms(now_ms, phase_of(url), period_ms) % period_ms
+    offset_ms = compute_next_burst_ms(now_ms, compute_burst_phase(url), period_ms) % period_ms
     assert 0.04 * period_ms < offset_ms < 0.96 * period_ms
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fleetcast.clients.prometheus import MatrixRow
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages import exporters
 from fleetcast.ingest.pages.amd import READINGS
@@ -16,7 +16,7 @@ from fleetcast.ingest.pages.host import HOST_NAMES
 from fleetcast.ingest.pages.infiniband import PORT_READINGS
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Target
-from fleetcast.ingest.remote_write.backfill import Wish, known, write_of
+from fleetcast.ingest.remote_write.backfill import Wish, known, make_write_request
 from fleetcast.ingest.remote_write.decoder import WriteDecoder
 from fleetcast.ingest.series import Series
 from fleetcast.ingest.tally import SkipRule
@@ -82,7 +82,7 @@ class FanResolver(Resolver):
         if not self.reads(name):
             return None
         node = self.entities.node(self.node(labels, target))
-        return Series(EntityKind.NODE, metric_row(EntityKind.NODE, "bmc_power_w"), node, node)
+        return Series(EntityKind.NODE, find_metric_row(EntityKind.NODE, "bmc_power_w"), node, node)
 
 
 def test_a_new_exporter_needs_a_class_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,5 +93,5 @@ def test_a_new_exporter_needs_a_class_and_a_row(monkeypatch: pytest.MonkeyPatch)
     assert desk.tally.names == ("fan_rpm",)
     assert known(["fan_rpm", "fan_watts"]) == ["fan_watts"]
     row = MatrixRow({"__name__": "fan_watts", "instance": "n2:9"}, [(1.0, 41.0)])
-    written = WriteDecoder(exporters.ExporterResolver(Entities())).read(write_of([row]), 2000)
+    written = WriteDecoder(exporters.ExporterResolver(Entities())).read(make_write_request([row]), 2000)
     assert [samples.value.tolist() for samples in written.samples] == [[41.0]]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages.page_state import MAX_NAMES
 from fleetcast.ingest.pages.text import MAX_BAD_LINES, MAX_LINES
-from fleetcast.ingest.pages.unread import unread_page
+from fleetcast.ingest.pages.unread import describe_unread_page
 from fleetcast.ingest.tally import RecordTally, SkipRule
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, labels, page
@@ -179,7 +179,7 @@ def test_many_names_are_cut() -> None:
     tally = desk.decoder.decode(page(*(f"made_up_{number} 1" for number in range(100))), 1000).tally
     assert tally is not None
     assert tally.names == tuple(f"made_up_{number}" for number in range(MAX_NAMES))
-    assert "made_up_2, …;" in unread_page(tally.names)
+    assert "made_up_2, …;" in describe_unread_page(tally.names)
 
 
 def test_a_page_without_samples_or_with_bad_lines_alone_is_not_called_unread() -> None:

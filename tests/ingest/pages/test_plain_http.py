@@ -379,7 +379,7 @@ def test_a_peer_that_httptools_cannot_read_is_aiohttps_for_a_while(monkeypatch: 
             for _ in range(2):
                 assert (await client.fetch(it.url, LIMIT)).body == PAGE
                 opened.append(it.opened)
-            client._drop_old()  # the while is over
+            client._close_idle_connections()  # the while is over
             await client.fetch(it.url, LIMIT)
             opened.append(it.opened)
         await client.close()
@@ -413,18 +413,18 @@ def test_a_peer_that_httptools_cannot_read_is_aiohttps_for_a_while(monkeypatch: 
     ],
 )
 def test_urls_of_another_form_are_aiohttps(url: str) -> None:
-    assert plain_http._plain_request(url) is None
+    assert plain_http._make_plain_request(url) is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "n001", "c01", "10-0-0-1.svc", "[::1]", "fe80.example"])
 def test_hosts_of_these_forms_are_plain(host: str) -> None:
-    assert plain_http._plain_request(f"http://{host}:9400/metrics") is not None
+    assert plain_http._make_plain_request(f"http://{host}:9400/metrics") is not None
 
 
 def test_a_url_cannot_add_lines_to_a_request() -> None:
-    assert plain_http._plain_request("http://n001:9400/a\r\nX: 1") is None
-    assert plain_http._plain_request("http://n001:9400/a\n") is None
-    assert plain_http._plain_request("http://n001:9400/a b") is None
+    assert plain_http._make_plain_request("http://n001:9400/a\r\nX: 1") is None
+    assert plain_http._make_plain_request("http://n001:9400/a\n") is None
+    assert plain_http._make_plain_request("http://n001:9400/a b") is None
 
 
 def test_an_ipv6_address_and_its_host_header() -> None:

@@ -10,7 +10,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.ports.sysfs import SysfsSource, parse_number
+from fleetcast.ingest.ports.sysfs import SysfsSource, parse_leading_number
 from fleetcast.ingest.source import Batch
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
@@ -118,8 +118,8 @@ def test_bad_options_are_refused_at_the_start(options: dict[str, object]) -> Non
 
 
 def test_numbers_of_sysfs() -> None:
-    assert parse_number(b"56 Gb/sec (4X FDR)\n") == 56.0
-    assert parse_number(b"18446744073709551615\n") == 2.0**64
+    assert parse_leading_number(b"56 Gb/sec (4X FDR)\n") == 56.0
+    assert parse_leading_number(b"18446744073709551615\n") == 2.0**64
 
 
 @pytest.mark.skipif(not (DATA / "telemetry").is_dir(), reason="needs FLEETCAST_DATA")

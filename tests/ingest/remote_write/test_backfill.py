@@ -10,7 +10,7 @@ from fleetcast.ingest.archive.archive import Archive
 from fleetcast.ingest.archive.files import ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan, read_samples
 from fleetcast.ingest.archive.rows import Words
-from fleetcast.ingest.remote_write.backfill import Progress, PrometheusBackfill, Wish, known, write_of
+from fleetcast.ingest.remote_write.backfill import Progress, PrometheusBackfill, Wish, known, make_write_request
 
 HOUR_MS = 3_600_000
 T0 = 1_760_000_400_000 // HOUR_MS * HOUR_MS
@@ -117,7 +117,7 @@ def test_only_what_the_catalogue_knows_is_asked_for_hosts_first() -> None:
 
 
 def test_an_answer_is_a_write() -> None:
-    write = write_of([MatrixRow({"b": "1", "a": "2"}, [(1.5, 2.0), (2.0, 3.0)]), MatrixRow({}, [])])
+    write = make_write_request([MatrixRow({"b": "1", "a": "2"}, [(1.5, 2.0), (2.0, 3.0)]), MatrixRow({}, [])])
     assert write.time_ms.tolist() == [1500, 2000]
     assert [write.symbols[ref] for ref in write.refs] == [b"a", b"2", b"b", b"1"]
-    assert len(write_of([]).of) == 0
+    assert len(make_write_request([]).of) == 0

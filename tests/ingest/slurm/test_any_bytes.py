@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.ingest.slurm.jobcomp import read_completions
-from fleetcast.ingest.slurm.json import read_accounting, read_nodes, read_queue
+from fleetcast.ingest.slurm.json import decode_accounted_jobs, decode_queued_jobs, read_nodes
 from fleetcast.ingest.slurm.text import read_jobs
 from tests.fuzz.bounds import examples
 from tests.ingest.slurm.test_changing_records import FIELD_MS, NOW_MS, Polled, field
@@ -29,13 +29,13 @@ def test_a_name_in_latin_1_costs_no_job() -> None:
 @pytest.mark.parametrize("key", ["name", "comment", "account", "admin_comment"])
 def test_dirt_in_any_text_of_a_job_costs_nothing_else(dirt: bytes, key: str) -> None:
     body = queue(old_job(7), new_job(8, **{key: "DIRT"}), old_job(9)).replace(b"DIRT", dirt)
-    read = read_queue(body)
+    read = decode_queued_jobs(body)
     assert ([job.id for job in read.rows], read.bad, read.replaced) == (["7", "8", "9"], [], 1)
 
 
 def test_dirt_in_accounts_nodes_and_pushed_jobs_costs_nothing() -> None:
     listed = {"job_id": 7, "state": {"current": ["FAILED"]}, "comment": {"administrator": "DIRT"}, "name": "x"}
-    accounted = read_accounting(queue(listed).replace(b"DIRT", b"\xfc"))
+    accounted = decode_accounted_jobs(queue(listed).replace(b"DIRT", b"\xfc"))
     assert ([job.id for job in accounted.rows], accounted.replaced) == (["7"], 1)
     found = read_nodes(nodes(node("n1", "idle", "DRAIN", reason="DIRT", at=T)).replace(b"DIRT", b"L\xfcfter"))
     assert ([(row.name, row.reason) for row in found.rows], found.replaced) == ([("n1", "L\ufffdfter")], 1)
@@ -47,13 +47,13 @@ def test_dirt_in_accounts_nodes_and_pushed_jobs_costs_nothing() -> None:
 
 
 def test_dirt_beside_the_jobs_costs_no_job() -> None:
-    read = read_queue(queue(old_job(7)).replace(b'"errors": []', b'"errors": [{"description": "\xe9"}]'))
+    read = decode_queued_jobs(queue(old_job(7)).replace(b'"errors": []', b'"errors": [{"description": "\xe9"}]'))
     assert [job.id for job in read.rows] == ["7"]
 
 
 def test_a_record_that_is_wrong_stays_a_bad_record_with_its_own_reason() -> None:
     body = queue(old_job(7), {"job_id": "x", "name": "DIRT"}).replace(b"DIRT", b"\xe9")
-    read = read_queue(body)
+    read = decode_queued_jobs(body)
     assert ([job.id for job in read.rows], len(read.bad), read.replaced) == (["7"], 1, 0)
 
 
@@ -63,7 +63,7 @@ def test_whatever_bytes_a_name_holds_no_other_job_is_lost(dirt: bytes) -> None:
     body = queue(old_job(7), old_job(8, name="DIRT"), old_job(9)).replace(
         b"DIRT", dirt.replace(b'"', b"").replace(b"\\", b"")
     )
-    assert [job.id for job in read_queue(body).rows] == ["7", "8", "9"]
+    assert [job.id for job in decode_queued_jobs(body).rows] == ["7", "8", "9"]
 
 
 def test_what_became_of_every_record_adds_up() -> None:
@@ -78,7 +78,7 @@ def test_what_became_of_every_record_adds_up() -> None:
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
 @pytest.mark.parametrize("key", ["billable_tres", "priority"])
 def test_a_number_that_is_no_json_is_unknown_and_costs_no_job(number: bytes, key: str) -> None:
-    read = read_queue(queue(old_job(7), old_job(8, **{key: 123_456}), old_job(9)).replace(b"123456", number))
+    read = decode_queued_jobs(queue(old_job(7), old_job(8, **{key: 123_456}), old_job(9)).replace(b"123456", number))
     assert ([job.id for job in read.rows], read.bad, read.replaced) == (["7", "8", "9"], [], 1)
     found = read_nodes(nodes(node("n1") | {"free_mem": 123_456}, node("n2")).replace(b"123456", number))
     assert ([row.name for row in found.rows], found.bad) == (["n1", "n2"], [])
@@ -88,5 +88,5 @@ def test_a_number_that_is_no_json_is_unknown_and_costs_no_job(number: bytes, key
     ("written", "name"), [(rb"a\xb", r"a\xb"), (rb"C:\data", r"C:\data"), (rb"a\u12", r"a\u12"), (rb"a\\\d", r"a\\d")]
 )
 def test_a_backslash_that_escapes_nothing_stands_for_itself(written: bytes, name: str) -> None:
-    read = read_queue(queue(old_job(7), new_job(8, name="DIRT")).replace(b"DIRT", written))
+    read = decode_queued_jobs(queue(old_job(7), new_job(8, name="DIRT")).replace(b"DIRT", written))
     assert ([job.name for job in read.rows], read.bad, read.replaced) == (["llama|7b", name], [], 1)

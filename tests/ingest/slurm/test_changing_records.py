@@ -16,7 +16,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import JobEvent, Queued, Submitted
 from fleetcast.fleet.jobs import JobAttempt, JobTable
 from fleetcast.ingest.slurm.jobs import SITE
-from fleetcast.ingest.slurm.json import read_accounting, read_queue
+from fleetcast.ingest.slurm.json import decode_accounted_jobs, decode_queued_jobs
 from fleetcast.ingest.slurm.reasons import is_blocked
 from fleetcast.ingest.slurm.scan import JobScan
 from fleetcast.ingest.slurm.source import SlurmSource
@@ -165,7 +165,7 @@ def test_steps_count_in_a_big_array_and_a_list_that_slurm_cut_is_said_to_be_cut(
     polled = Polled([queue(array("0-100000:4%7", array_task_id=None))])
     polled.poll()
     assert tasks_of(polled) == 25_001
-    read = read_queue(queue(array("0,2,4,...")))
+    read = decode_queued_jobs(queue(array("0,2,4,...")))
     assert [job.id for job in read.rows] == ["500_0", "500_2", "500_4"]
     assert [error.reason for error in read.bad] == ["array_cut"]
 
@@ -177,12 +177,12 @@ def test_steps_count_in_a_big_array_and_a_list_that_slurm_cut_is_said_to_be_cut(
 def test_a_mask_of_slurmdbd_names_the_tasks_that_wait(text: str, tasks: int) -> None:
     listed = {"job_id": 500, "state": {"current": ["PENDING"]}, "array": {"job_id": 500, "task": text}}
     for read in (
-        read_accounting(queue(listed)),
-        read_queue(queue(array(text))),
+        decode_accounted_jobs(queue(listed)),
+        decode_queued_jobs(queue(array(text))),
         read_jobs(accounts(account(f"500_[{text}]"))),
     ):
         assert (sum(job.tasks for job in read.rows), read.bad) == (tasks, [])
-    rows = read_queue(queue(array("0xa0"))).rows
+    rows = decode_queued_jobs(queue(array("0xa0"))).rows
     assert [job.id for job in rows] == ["500_5", "500_7"]
 
 
@@ -200,7 +200,7 @@ def test_an_array_without_a_waiting_task_is_no_job_and_no_bad_record(text: str) 
     assert polled.source.health()["bad"] == 0
     listed = {"job_id": 500, "state": {"current": ["PENDING"]}, "array": {"job_id": 500, "task": text}}
     line = account(f"500_[{text}]", "PENDING", end="Unknown").replace("n[1-2]", "None assigned")
-    for read in (read_accounting(queue(listed)), read_jobs(accounts(line))):
+    for read in (decode_accounted_jobs(queue(listed)), read_jobs(accounts(line))):
         assert (sum(job.tasks for job in read.rows), read.bad) == (0, [])
 
 
@@ -222,13 +222,13 @@ def test_a_record_that_holds_nodes_counts_although_its_array_has_no_waiting_task
 @given(mask=st.integers(0, 2**80), digits=st.integers(0, 40))
 def test_an_array_has_as_many_waiting_tasks_as_its_mask_has_bits(mask: int, digits: int) -> None:
     for text in (f"0x{mask:0{digits}X}", f"0x{mask:0{digits}x}%3"):
-        read = read_queue(queue(array(text)))
+        read = decode_queued_jobs(queue(array(text)))
         assert (sum(job.tasks for job in read.rows), read.bad) == (mask.bit_count(), [])
 
 
 @pytest.mark.parametrize("text", ["all", "1-3;5", "0xZZ", "1-3,?", "0x", "..."])
 def test_an_array_whose_tasks_cannot_be_read_stays_one_job_and_is_a_bad_record(text: str) -> None:
-    for read in (read_queue(queue(array(text))), read_jobs(accounts(account(f"500_[{text}]")))):
+    for read in (decode_queued_jobs(queue(array(text))), read_jobs(accounts(account(f"500_[{text}]")))):
         assert [job.id for job in read.rows] == ["500"]
         assert [error.reason for error in read.bad] == ["array_cut"]
         assert "counts as one task" in read.bad[0].detail

@@ -11,7 +11,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Failed, Submitted
 from fleetcast.ingest.slurm.job_numbers import JobNumbers
 from fleetcast.ingest.slurm.jobs import SlurmJob
-from fleetcast.ingest.slurm.json import read_queue
+from fleetcast.ingest.slurm.json import decode_queued_jobs
 from fleetcast.ingest.slurm.source import SlurmSource
 from tests.ingest.slurm.test_changing_records import FIELD_MS, NOW_MS, Polled, field
 from tests.ingest.slurm_outputs import T, account, accounts, new_job, old_job, queue
@@ -104,7 +104,7 @@ def test_tasks_of_an_array_are_given_again_as_a_whole() -> None:
     polled.poll(2)
     assert states(polled)["7_1@1760000100"] == "running"
     again = queue(task(1, T), task(2, AGAIN, restart_cnt=1), task(3, T))
-    assert {job.id for job in JobNumbers().placed(read_queue(again).rows)} == {"7_1", "7_2", "7_3"}
+    assert {job.id for job in JobNumbers().placed(decode_queued_jobs(again).rows)} == {"7_1", "7_2", "7_3"}
 
 
 def test_a_number_that_was_given_again_is_known_after_a_restart() -> None:

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.fleet.events import Started, Submitted
-from fleetcast.fleet.held_gpus import held_milli, wanted_milli
+from fleetcast.fleet.held_gpus import count_wanted_milli, held_milli
 from fleetcast.fleet.jobs import JobTable
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.ingest.slurm.gres import read_gres
 from fleetcast.ingest.slurm.jobs import Site, job_events
-from fleetcast.ingest.slurm.json import read_accounting, read_nodes, read_queue
+from fleetcast.ingest.slurm.json import decode_accounted_jobs, decode_queued_jobs, read_nodes
 from fleetcast.ingest.slurm.nodes import numbered_gpus, shares_of_gpu
 from fleetcast.ingest.slurm.text import read_jobs
 from tests.ingest.slurm.test_changing_records import FIELD_MS, Polled, field
@@ -24,7 +24,7 @@ def held(polled: Polled, job: str) -> dict[str, int]:
 
 
 def submission(*jobs: dict[str, Any], site: Site = Site()) -> Submitted:  # noqa: B008
-    (job,) = read_queue(queue(*jobs)).rows
+    (job,) = decode_queued_jobs(queue(*jobs)).rows
     event = job_events(job, site)[0]
     assert isinstance(event, Submitted)
     return event
@@ -76,7 +76,7 @@ def test_accounts_and_plugins_name_shards_too() -> None:
         "state": {"current": ["COMPLETED"]},
         "tres": {"allocated": [{"type": "gres", "name": "shard", "count": 4}]},
     }
-    assert read_accounting(queue(listed)).rows[0].shares == 4
+    assert decode_accounted_jobs(queue(listed)).rows[0].shares == 4
 
 
 # -- MIG --------------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_every_spelling_of_a_profile_is_one(kind: str) -> None:
 def test_on_a_node_with_mig_instances_no_number_names_a_gpu() -> None:
     mixed = read_nodes(nodes(node() | {"gres": "gpu:a100:4(S:0),gpu:a100_1g.5gb:14(S:1)"})).rows
     site = Site(numbered_gpus=numbered_gpus(mixed))
-    (job,) = read_queue(queue(old_job(nodes="n1", gres_detail=["gpu:a100:2(IDX:0-1)"]))).rows
+    (job,) = decode_queued_jobs(queue(old_job(nodes="n1", gres_detail=["gpu:a100:2(IDX:0-1)"]))).rows
     started = job_events(job, site)[1]
     assert isinstance(started, Started)
     assert (started.ranks, started.nodes) == ((), ("n1",))
@@ -117,7 +117,7 @@ def test_numbers_beyond_the_gpus_of_a_node_name_none() -> None:
     site = Site(numbered_gpus={"n1": 8, "n2": 8})
     beyond = old_job(nodes="n1", gres_detail=["gpu:2(IDX:9-10)"])
     inside = old_job(nodes="n1", gres_detail=["gpu:2(IDX:6-7)"])
-    ranks = [job_events(read_queue(queue(row)).rows[0], site)[1] for row in (beyond, inside)]
+    ranks = [job_events(decode_queued_jobs(queue(row)).rows[0], site)[1] for row in (beyond, inside)]
     assert [len(event.ranks) for event in ranks if isinstance(event, Started)] == [0, 1]
 
 
@@ -143,7 +143,9 @@ def test_every_way_to_ask_for_gpus_is_seen(fields: dict[str, Any], shape: tuple[
 
 
 def test_what_a_job_holds_counts_more_than_what_it_asked_for() -> None:
-    (job,) = read_queue(queue(new_job(gres_detail=[], tres_req_str="gres/gpu=8", tres_alloc_str="gres/gpu=4"))).rows
+    (job,) = decode_queued_jobs(
+        queue(new_job(gres_detail=[], tres_req_str="gres/gpu=8", tres_alloc_str="gres/gpu=4"))
+    ).rows
     assert job.gpus == 4
 
 
@@ -175,10 +177,12 @@ def test_any_text_has_an_answer_within_bounds(text: str) -> None:
 
 def test_a_part_is_never_more_than_the_gpus_that_are_wanted() -> None:
     table = JobTable()
-    for event in job_events(read_queue(queue(waiting(tres_per_node="gres/mps:250", node_count=1))).rows[0], Site()):
+    for event in job_events(
+        decode_queued_jobs(queue(waiting(tres_per_node="gres/mps:250", node_count=1))).rows[0], Site()
+    ):
         table.apply(event)
     (row,) = table.queued()
-    assert wanted_milli(row) == 2499
+    assert count_wanted_milli(row) == 2499
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fleetcast.ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTE
 from fleetcast.ingest.slurm.failures import category
 from fleetcast.ingest.slurm.gres import read_gres
 from fleetcast.ingest.slurm.jobs import Site, check, job_events
-from fleetcast.ingest.slurm.json import read_accounting, read_nodes, read_queue
+from fleetcast.ingest.slurm.json import decode_accounted_jobs, decode_queued_jobs, read_nodes
 from fleetcast.ingest.slurm.nodes import SlurmNode, changes
 from fleetcast.ingest.slurm.text import read_jobs
 from fleetcast.ingest.slurm.text import read_nodes as read_node_lines
@@ -29,7 +29,7 @@ FOLDER = DATA / "telemetry" / "slurm-meta-gcm"
 
 
 def events_of(*jobs: dict[str, Any], site: Site = Site()) -> list[JobEvent]:  # noqa: B008
-    read = read_queue(queue(*jobs))
+    read = decode_queued_jobs(queue(*jobs))
     assert not read.bad
     return [event for job in read.rows for event in job_events(job, site)]
 
@@ -159,20 +159,20 @@ def test_a_job_that_never_started_ends_without_a_start() -> None:
 
 
 def test_a_bad_record_costs_itself() -> None:
-    read = read_queue(queue(old_job(), {"job_id": "x"}, old_job(8, nodes="n[1-"), old_job(9)))
+    read = decode_queued_jobs(queue(old_job(), {"job_id": "x"}, old_job(8, nodes="n[1-"), old_job(9)))
     assert [job.id for job in read.rows] == ["7", "9"]
     assert [error.reason for error in read.bad] == ["wrong_type", "bad_nodes"]
     with pytest.raises(RecordError, match="no_state"):
-        job_events(read_queue(queue(old_job(job_state=None))).rows[0], Site())
+        job_events(decode_queued_jobs(queue(old_job(job_state=None))).rows[0], Site())
     with pytest.raises(RecordError, match="future"):
         check(events_of(old_job(start_time=T + 900))[1], NOW_MS)
 
 
 def test_what_slurm_answers_instead_of_jobs_is_an_error() -> None:
     body = b'{"errors": [{"description": "Unable to parse time format", "error": "Query empty"}]}'
-    assert [error.reason for error in read_queue(body).bad] == ["slurm_error"]
-    assert [error.reason for error in read_queue(b"{}").bad] == ["missing_field"]
-    assert [error.reason for error in read_queue(b'{"jobs": [').bad] == ["truncated"]
+    assert [error.reason for error in decode_queued_jobs(body).bad] == ["slurm_error"]
+    assert [error.reason for error in decode_queued_jobs(b"{}").bad] == ["missing_field"]
+    assert [error.reason for error in decode_queued_jobs(b'{"jobs": [').bad] == ["truncated"]
 
 
 def test_accounts_in_json_of_both_shapes() -> None:
@@ -197,10 +197,10 @@ def test_accounts_in_json_of_both_shapes() -> None:
         "time": {"submission": T, "start": T + 10, "end": T + 90, "limit": amount(5)},
         "priority": amount(12),
     }
-    first, second = (read_accounting(queue(row)).rows[0] for row in (old, new))
+    first, second = (decode_accounted_jobs(queue(row)).rows[0] for row in (old, new))
     assert first == second
     assert (first.attempt, first.gpus, first.status, first.limit_s) == (None, 4, (0, 9), 300.0)
-    assert read_accounting(queue(new | {"restart_cnt": 2})).rows[0].attempt == 3
+    assert decode_accounted_jobs(queue(new | {"restart_cnt": 2})).rows[0].attempt == 3
 
 
 def test_text_and_json_of_one_job_have_one_identity() -> None:
@@ -310,7 +310,7 @@ def test_words_of_people_and_scripts() -> None:
 
 def test_what_a_slurm_of_24_11_wrote_is_read() -> None:
     """Recorded from 24.11.5: a gang, an exit code, a signal, a preempted part of a job, a task, a held array."""
-    read = read_queue((RECORDED / "queue.json").read_bytes())
+    read = decode_queued_jobs((RECORDED / "queue.json").read_bytes())
     assert not read.bad
     rows = {job.id: job for job in read.rows}
     assert list(rows) == ["1", "2", "4+0", "3_4", "11_1", "11_2", "11_3", "11_7", "12"]
@@ -318,7 +318,7 @@ def test_what_a_slurm_of_24_11_wrote_is_read() -> None:
     assert [rows[job].ended for job in ("2", "3_4", "11_1", "12")] == ["FAILED", "COMPLETED", "", "FAILED"]
     assert (rows["2"].status, rows["12"].status, rows["4+0"].attempt) == ((3, 0), (0, 9), 2)
     assert (rows["11_7"].gpus, rows["11_7"].reason, rows["1"].limit_s) == (16, "JobHeldUser", 1800.0)
-    accounted = {job.id: job for job in read_accounting((RECORDED / "accounting.json").read_bytes()).rows}
+    accounted = {job.id: job for job in decode_accounted_jobs((RECORDED / "accounting.json").read_bytes()).rows}
     assert (accounted["4+0"].ended, accounted["4+0"].attempt) == ("PREEMPTED", 1)
     for job in ("1", "2", "3_4", "12"):
         told, booked = (
@@ -354,6 +354,6 @@ def test_real_outputs_are_read() -> None:
 
 
 def test_an_exit_code_that_no_machine_gives_costs_its_record_and_no_other() -> None:
-    read = read_queue(queue(old_job(1), old_job(2, "FAILED", exit_code=10**400), old_job(3)))
+    read = decode_queued_jobs(queue(old_job(1), old_job(2, "FAILED", exit_code=10**400), old_job(3)))
     assert [job.id for job in read.rows] == ["1", "3"]
     assert [error.reason for error in read.bad] == ["out_of_range"]

@@ -8,7 +8,7 @@ import pytest
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.topology import Device, Level
-from fleetcast.ingest.topology.fabric_topology import fabric_nodes
+from fleetcast.ingest.topology.fabric_topology import make_fabric_nodes
 from fleetcast.ingest.topology.ibnetdiscover import parse_ibnetdiscover
 from fleetcast.ingest.topology.load import load_topology, parse_topology
 from tests.ingest.topology.test_host_wiring import MATRIX
@@ -108,14 +108,14 @@ def test_a_folder_merges_what_its_files_say(tmp_path: Path) -> None:
     assert topology.devices(0)[:2] == (Device("mlx5_0", (0,), 0, 2.5e10), Device("mlx5_4", (1,), 1, 2.5e10))
     assert topology.devices(1)[1] == Device("mlx5_4", (1,), 1)
     assert topology.devices(2) == (Device("mlx5_0", bytes_per_s=2.5e10),), "no H100, as far as we know"
-    later = topology.with_unplaced(["n9"]).with_gpus({"n9": 2}, {"n9": "H100"})
+    later = topology.add_unplaced_nodes(["n9"]).update_gpu_counts({"n9": 2}, {"n9": "H100"})
     assert later.devices(3)[0] == Device("mlx5_0", (0,), 0), "a node that only telemetry knows is wired as its model is"
 
 
 def test_a_wiring_alone_speaks_of_all_nodes(tmp_path: Path) -> None:
     path = tmp_path / "topo.txt"
     path.write_text(MATRIX)
-    assert load_topology(path).with_unplaced(["n1"]).devices(0)[0] == Device("mlx5_0", (0,), 0)
+    assert load_topology(path).add_unplaced_nodes(["n1"]).devices(0)[0] == Device("mlx5_0", (0,), 0)
 
 
 def test_a_fault_in_a_folder_names_its_file(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_fault_in_a_folder_names_its_file(tmp_path: Path) -> None:
 def test_a_real_fabric_of_forty_switches() -> None:
     path = DATA / "placement" / "topograph" / "ibnetdiscover_dgx_ndr_40sw.out.gz"
     with gzip.open(path, "rt") as file:
-        nodes = fabric_nodes(parse_ibnetdiscover(file.read()))
+        nodes = make_fabric_nodes(parse_ibnetdiscover(file.read()))
     assert len(nodes) == 122
     groups = Counter(node.domains[Level.RAIL_GROUP] for node in nodes)
     assert len(groups) == 8

@@ -5,7 +5,7 @@ import pytest
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.topology import Device
-from fleetcast.ingest.topology.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
+from fleetcast.ingest.topology.host_wiring import is_nccl_xml, is_topo_matrix, parse_nccl_xml, parse_topo_matrix
 from fleetcast.ingest.topology.load import parse_wiring
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
@@ -33,7 +33,7 @@ NCCL = """<system version="1">
 
 
 def test_the_nearest_adapter_of_a_gpu_is_the_one_at_its_switch() -> None:
-    assert parse_matrix(MATRIX) == (
+    assert parse_topo_matrix(MATRIX) == (
         Device("mlx5_0", (0,), 0),
         Device("mlx5_4", (1,), 1),
         Device("mlx5_bond_0", (), -1),
@@ -42,18 +42,18 @@ def test_the_nearest_adapter_of_a_gpu_is_the_one_at_its_switch() -> None:
 
 def test_without_a_legend_adapters_are_numbered_and_underlines_are_ignored() -> None:
     plain = "\x1b[4m" + MATRIX.split("\n\n", 1)[0].replace("Affinity\n", "Affinity\x1b[0m\n", 1)
-    assert is_matrix(plain)
-    assert [device.name for device in parse_matrix(plain)] == ["mlx5_0", "mlx5_1", "mlx5_2"]
+    assert is_topo_matrix(plain)
+    assert [device.name for device in parse_topo_matrix(plain)] == ["mlx5_0", "mlx5_1", "mlx5_2"]
 
 
 def test_a_virtual_machine_that_hides_its_bus_tells_nothing() -> None:
     text = MATRIX.replace("PXB", "PHB").replace("PIX", "PHB").replace("NODE", "PHB")
-    assert {device.gpus for device in parse_matrix(text)} == {()}
+    assert {device.gpus for device in parse_topo_matrix(text)} == {()}
 
 
 def test_a_dump_of_nccl_names_gpus_and_adapters() -> None:
-    assert is_nccl(NCCL)
-    assert set(parse_nccl(NCCL)) == {Device("mlx5_9", (1,), 1), Device("mlx5_3", (0,), 0), Device("eth0")}
+    assert is_nccl_xml(NCCL)
+    assert set(parse_nccl_xml(NCCL)) == {Device("mlx5_9", (1,), 1), Device("mlx5_3", (0,), 0), Device("eth0")}
 
 
 def test_a_template_of_a_cloud_is_numbered_by_bus() -> None:
@@ -62,7 +62,7 @@ def test_a_template_of_a_cloud_is_numbered_by_bus() -> None:
         text = text.replace(inner, "")
     for name in ("mlx5_9", "mlx5_3"):
         text = text.replace(f'<nic><net name="{name}" speed="400000"/></nic>', "")
-    assert parse_nccl(text) == (Device("mlx5_0", (0,), 0), Device("mlx5_1", (1,), 1))
+    assert parse_nccl_xml(text) == (Device("mlx5_0", (0,), 0), Device("mlx5_1", (1,), 1))
 
 
 def test_a_file_of_addresses_alone_is_valid_and_names_no_adapter() -> None:
@@ -78,7 +78,7 @@ def test_a_device_whose_class_is_left_out_is_what_its_children_say() -> None:
     for pci_class in (' class="0x030200"', ' class="0x020700"'):
         assert pci_class in NCCL
     text = NCCL.replace(' class="0x030200"', "").replace(' class="0x020700"', "")
-    assert set(parse_nccl(text)) == {Device("mlx5_9", (1,), 1), Device("mlx5_3", (0,), 0), Device("eth0")}
+    assert set(parse_nccl_xml(text)) == {Device("mlx5_9", (1,), 1), Device("mlx5_3", (0,), 0), Device("eth0")}
 
 
 def test_graphs_of_rings_tell_of_no_adapter() -> None:
@@ -108,13 +108,15 @@ def test_what_is_no_wiring_is_refused(text: str, why: str) -> None:
 @pytest.mark.skipif(not (DATA / "placement").is_dir(), reason="needs FLEETCAST_DATA")
 def test_files_of_real_hosts() -> None:
     matrix = (DATA / "placement" / "nvidia-smi-topo" / "h100_8gpu_9nic_epyc.txt").read_text()
-    assert [(device.gpus, device.rail) for device in parse_matrix(matrix)] == [((k,), k) for k in range(8)] + [((), -1)]
+    assert [(device.gpus, device.rail) for device in parse_topo_matrix(matrix)] == [((k,), k) for k in range(8)] + [
+        ((), -1)
+    ]
     for name, wanted in (
         ("azure_ndv5-topo.xml", [(gpu,) for gpu in range(8)]),
         ("azure_ndv4-topo.xml", [(gpu,) for gpu in range(8)]),
         ("aws_p4d-24xl-topo.xml", [(0, 1), (2, 3), (4, 5), (6, 7)]),
     ):
-        devices = parse_nccl((DATA / "placement" / "nccl-xml" / name).read_text())
+        devices = parse_nccl_xml((DATA / "placement" / "nccl-xml" / name).read_text())
         assert [device.gpus for device in devices] == wanted, name
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.topology import Device, Level
-from fleetcast.ingest.topology.host_wiring import count_hosts, is_matrix, parse_matrix, parse_nccl
+from fleetcast.ingest.topology.host_wiring import count_hosts, is_topo_matrix, parse_nccl_xml, parse_topo_matrix
 from fleetcast.ingest.topology.load import load_topology, parse_topology, parse_wiring
 from tests.ingest.topology.test_host_wiring import MATRIX, NCCL
 
@@ -62,7 +62,7 @@ def test_a_matrix_with_spaces_is_read() -> None:
     ],
 )
 def test_a_matrix_is_read_as_terminals_copy_it(change: Callable[[str], str]) -> None:
-    assert parse_wiring(change(MATRIX)) == parse_matrix(MATRIX)
+    assert parse_wiring(change(MATRIX)) == parse_topo_matrix(MATRIX)
 
 
 def test_old_drivers_name_adapters_in_the_header() -> None:
@@ -88,7 +88,7 @@ def test_a_matrix_with_spaces_that_is_cut_is_refused() -> None:
 
 def test_a_matrix_of_peers_is_refused_as_what_it_is() -> None:
     text = " \tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tOK\tX\n"
-    assert is_matrix(text)
+    assert is_topo_matrix(text)
     with pytest.raises(ConfigError, match=r"nvidia-smi topo -p2p: .*nvidia-smi topo -m"):
         parse_wiring(text)
 
@@ -146,21 +146,21 @@ def test_nodes_of_kubernetes_are_read_as_yaml_and_alone() -> None:
 def test_two_hosts_in_one_dump_are_not_one_host() -> None:
     text = (FIELD / "36-nccl-two-hosts.xml").read_text()
     assert count_hosts(text) == 2
-    assert [device.name for device in parse_nccl(text)] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
-    assert (count_hosts(NCCL), len(parse_nccl(NCCL))) == (1, 3)
+    assert [device.name for device in parse_nccl_xml(text)] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
+    assert (count_hosts(NCCL), len(parse_nccl_xml(NCCL))) == (1, 3)
 
 
 def test_two_hosts_of_one_dump_that_differ_are_refused() -> None:
     text = (FIELD / "36-nccl-two-hosts.xml").read_text()
     last = text.rindex('name="mlx5_3"')
     with pytest.raises(ConfigError, match="holds 2 hosts, and those with host_hash 0xaaaa and 0xbbbb are wired"):
-        parse_nccl(text[:last] + text[last:].replace("mlx5_3", "mlx5_9"))
+        parse_nccl_xml(text[:last] + text[last:].replace("mlx5_3", "mlx5_9"))
 
 
 def test_two_hosts_have_the_wiring_that_each_has_alone() -> None:
     cpu = NCCL.partition("<cpu")[2].partition("</system>")[0]
     one, two = (f'<cpu host_hash="{name}"{cpu}' for name in ("0x1", "0x2"))
-    assert set(parse_nccl(f'<system version="2">{one}{two}</system>')) == set(parse_nccl(NCCL))
+    assert set(parse_nccl_xml(f'<system version="2">{one}{two}</system>')) == set(parse_nccl_xml(NCCL))
 
 
 @pytest.mark.parametrize(

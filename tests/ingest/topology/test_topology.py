@@ -7,7 +7,7 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.topology import Level
 from fleetcast.ingest.gpus import short_model
 from fleetcast.ingest.node_names import expand_nodes
-from fleetcast.ingest.topology.load import load_topology, node_from_labels, parse_topology
+from fleetcast.ingest.topology.load import load_topology, make_node_from_labels, parse_topology
 
 TOML = """
 [[rack]]
@@ -188,7 +188,7 @@ def test_kubernetes_nodes_are_placed_by_their_labels() -> None:
 def test_fabric_labels_map_leaf_spine_and_core() -> None:
     prefix = "network.topology.nvidia.com"
     labels = {f"{prefix}/{key}": key for key in ("accelerator", "leaf", "spine", "core")}
-    domains = node_from_labels("n1", labels).domains
+    domains = make_node_from_labels("n1", labels).domains
     assert domains == {
         Level.NVLINK_DOMAIN: "accelerator",
         Level.RACK: "leaf",
@@ -199,7 +199,7 @@ def test_fabric_labels_map_leaf_spine_and_core() -> None:
 
 def test_the_clique_wins_over_the_fabric_label() -> None:
     labels = {"network.topology.nvidia.com/accelerator": "other", "nvidia.com/gpu.clique": "clique"}
-    assert node_from_labels("n1", labels).domains[Level.NVLINK_DOMAIN] == "clique"
+    assert make_node_from_labels("n1", labels).domains[Level.NVLINK_DOMAIN] == "clique"
 
 
 @pytest.mark.parametrize(

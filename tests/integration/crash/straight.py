@@ -166,11 +166,11 @@ def account(path: Path) -> dict[str, tuple[Any, ...]]:
         audited.setdefault(row["request_id"], []).append(row["action"])
     lines = {}
     for request_id, decision, job, attempt in _decisions(ledger):
-        state = ledger.intent_state(request_id)
+        state = ledger.read_intent_state(request_id)
         shape = sorted(len(rank.gpus) for rank in decision.ranks)
         lines[request_id] = (decision.outcome, job, attempt, shape, audited[request_id], HELD.get(state, state))
     assert not ledger.queued()
-    assert not ledger.active_intents()
+    assert not ledger.list_active_intents()
     ledger.close()
     return lines
 

@@ -24,8 +24,8 @@ from fleetcast.ingest.kafka.columnar import (
     ColumnarRecord,
     Header,
     RecordNames,
-    encode_binary,
-    encode_json,
+    encode_binary_record,
+    encode_json_record,
 )
 from fleetcast.ingest.remote_write.request import Version
 from tests.ingest.write_requests import Row, gpu, message_v1, message_v2, packed
@@ -39,7 +39,7 @@ WRITE_METRICS = {
     "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "pcie_replays",
 }
 GPUS = 8
-TYPES = {BINARY_TYPE: encode_binary, JSON_TYPE: encode_json}
+TYPES = {BINARY_TYPE: encode_binary_record, JSON_TYPE: encode_json_record}
 WRITE_TYPES = {
     Version.V1: "application/x-protobuf",
     Version.V2: "application/x-protobuf;proto=io.prometheus.write.v2.Request",

@@ -22,7 +22,7 @@ from fleetcast.benchmarks.inputs.kafka import gpu_values
 from fleetcast.clients.kafka_records import Outgoing
 from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.kafka.columnar import ColumnarRecord, Header, RecordNames, encode_binary
+from fleetcast.ingest.kafka.columnar import ColumnarRecord, Header, RecordNames, encode_binary_record
 from fleetcast.ingest.remote_write.request import Version
 from fleetcast.service.config import load_config
 from tests.ingest.write_requests import gpu, message_v1, packed
@@ -100,7 +100,7 @@ class Flood(threading.Thread):
             first_ms = max(self._next_ms[node], time.time_ns() // 1_000_000)
             self._next_ms[node] = first_ms + BATCH
             for time_ms in range(first_ms, first_ms + BATCH):
-                body = encode_binary(ColumnarRecord(header, time_ms, (self._values,)))
+                body = encode_binary_record(ColumnarRecord(header, time_ms, (self._values,)))
                 records.append(Outgoing(self.topics.telemetry, node.encode(), body))
         self.topics.writer.write(records)
         self.samples += len(records) * len(METRIC_NAMES) * GPUS

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fleetcast.ingest.inbox.segments import HEADER, RecordKind, encode_record, segments_of
+from fleetcast.ingest.inbox.segments import HEADER, RecordKind, encode_record, list_segments
 from fleetcast.service.board.board import BoardReader
 from tests.integration.crash.outages import bad_records, gone, life, nobody_restarts, now_ms, states
 from tests.integration.service_process import Service
@@ -37,7 +37,7 @@ def test_a_broken_record_and_a_torn_tail_cost_themselves(service: Service) -> No
         for event in events:
             assert service.request("POST", "/v1/events", event)[1]["accepted"] == 1
         gone(service, "api")
-        ((_, segment),) = segments_of(service.folder / "state" / "inbox")["api"]
+        ((_, segment),) = list_segments(service.folder / "state" / "inbox")["api"]
         data = bytearray(segment.read_bytes())
         data[data.index(b'"broken"') + 3] ^= 1
         torn = encode_record(RecordKind.EVENT, 1, b"{}")[:-1]

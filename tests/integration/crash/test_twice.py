@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetcast.ingest.inbox.segments import segments_of
+from fleetcast.ingest.inbox.segments import list_segments
 from tests.integration.crash.load import Diary, Door, answered
 from tests.integration.crash.outages import life, now_ms, states
 from tests.integration.service_process import Service
@@ -48,4 +48,4 @@ def test_a_second_api_on_another_port_writes_segments_of_its_own(service: Servic
             service.until("both jobs", lambda: {"first", "second"} <= states(service).keys())
         finally:
             process.terminate()
-    assert set(segments_of(Path(service.folder, "state", "inbox"))) == {"api", "api.1"}
+    assert set(list_segments(Path(service.folder, "state", "inbox"))) == {"api", "api.1"}

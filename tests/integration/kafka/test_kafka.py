@@ -12,7 +12,13 @@ from fleetcast.cli.produce import _writer
 from fleetcast.clients.kafka import CUT_BYTES
 from fleetcast.clients.kafka_access import settings
 from fleetcast.fleet.errors import ConfigError, SourceError
-from fleetcast.ingest.kafka.columnar import ColumnarRecord, Header, RecordNames, encode_binary, encode_json
+from fleetcast.ingest.kafka.columnar import (
+    ColumnarRecord,
+    Header,
+    RecordNames,
+    encode_binary_record,
+    encode_json_record,
+)
 from fleetcast.ingest.kafka.source import read_kafka_options
 from fleetcast.ingest.source import Batch
 from tests.integration.kafka.cluster import Cluster
@@ -48,7 +54,7 @@ def finished(job: str, sequence: int = 1) -> bytes:
 def test_what_was_produced_is_read_once_in_every_form(topics: Topics) -> None:
     start_ms = now_ms() - 60_000
     for step in range(10):
-        encode = encode_binary if step % 2 else encode_json
+        encode = encode_binary_record if step % 2 else encode_json_record
         topics.send((f"block{node % 4}".encode(), encode(scrape(f"n{node}", start_ms + step))) for node in range(8))
     topics.send([(b"", finished("a"))], topics.events)
     source = topics.source()
@@ -73,7 +79,9 @@ def test_what_was_produced_is_read_once_in_every_form(topics: Topics) -> None:
 
 def test_a_restart_goes_on_behind_the_position_and_two_pipelines_share_the_partitions(topics: Topics) -> None:
     start_ms = now_ms() - 60_000
-    topics.send((f"key{number}".encode(), encode_binary(scrape("n1", start_ms + number, 1))) for number in range(200))
+    topics.send(
+        (f"key{number}".encode(), encode_binary_record(scrape("n1", start_ms + number, 1))) for number in range(200)
+    )
 
     async def read(number: int, want: int, position: dict[str, object]) -> tuple[list[Batch], dict[str, object]]:
         source = topics.source(instance=number, instances=2, max_records=20)
@@ -111,7 +119,8 @@ async def sizes(topics: Topics) -> dict[int, int]:
 def test_poison_goes_to_the_dead_letters_once_whatever_restarts(topics: Topics) -> None:
     start_ms = now_ms() - 60_000
     values = [
-        b"{poison" if number % 5 == 0 else encode_json(scrape("n1", start_ms + number, 1)) for number in range(50)
+        b"{poison" if number % 5 == 0 else encode_json_record(scrape("n1", start_ms + number, 1))
+        for number in range(50)
     ]
     topics.send((b"b1", value) for value in values)
 
@@ -166,10 +175,14 @@ def test_a_topic_that_grows_is_read_whole(topics: Topics, cluster: Cluster) -> N
     source = topics.source()
 
     async def read() -> list[Batch]:
-        topics.send((f"k{number}".encode(), encode_binary(scrape("n1", start_ms + number, 1))) for number in range(40))
+        topics.send(
+            (f"k{number}".encode(), encode_binary_record(scrape("n1", start_ms + number, 1))) for number in range(40)
+        )
         first = await take_until(source, lambda taken: sum(map(len, taken)) >= 80)
         await asyncio.to_thread(grow, topics, 12)
-        topics.send((f"g{number}".encode(), encode_binary(scrape("n2", start_ms + number, 1))) for number in range(80))
+        topics.send(
+            (f"g{number}".encode(), encode_binary_record(scrape("n2", start_ms + number, 1))) for number in range(80)
+        )
         more = await take_until(source, lambda taken: sum(map(len, taken)) >= 160)
         await source.close()
         return first + more
@@ -194,7 +207,7 @@ def grow(topics: Topics, partitions: int) -> None:
 
 def test_what_retention_took_is_counted_and_reading_goes_on(topics: Topics) -> None:
     start_ms = now_ms() - 60_000
-    topics.send((b"b1", encode_binary(scrape("n1", start_ms + number, 1))) for number in range(30))
+    topics.send((b"b1", encode_binary_record(scrape("n1", start_ms + number, 1))) for number in range(30))
     (partition,) = [number for number, count in asyncio.run(sizes(topics)).items() if count]
     admin = KafkaAdminClient(**settings(topics.access))
     admin.delete_records({TopicPartition(topics.telemetry, partition): 20})

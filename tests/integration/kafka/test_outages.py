@@ -15,7 +15,7 @@ from fleetcast.clients import kafka as client
 from fleetcast.clients.kafka_access import KafkaAccess, settings
 from fleetcast.clients.kafka_records import Outgoing
 from fleetcast.fleet.errors import SourceError
-from fleetcast.ingest.kafka.columnar import encode_binary
+from fleetcast.ingest.kafka.columnar import encode_binary_record
 from fleetcast.ingest.kafka.source import KafkaSource
 from fleetcast.ingest.source import Batch
 from tests.integration.kafka.build import Kafka
@@ -40,7 +40,7 @@ class Flow:
     def _run(self) -> None:
         while not self._stop.is_set():
             values = [
-                (f"k{number}".encode(), encode_binary(scrape(f"n{number % 8}", self._start_ms + number, 1)))
+                (f"k{number}".encode(), encode_binary_record(scrape(f"n{number % 8}", self._start_ms + number, 1)))
                 for number in range(self.written, self.written + 10)
             ]
             records = [Outgoing(self.topics.telemetry, key, value) for key, value in values]
@@ -113,7 +113,7 @@ def test_a_broker_that_restarts_loses_and_repeats_nothing(own: Cluster, how: str
             assert time.monotonic() < deadline, "the health row never said that the broker was away"
             time.sleep(0.05)
         own.start(1)
-        own.until_ready()
+        own.wait_until_ready()
 
     taken, written, source = read_through(topics, restart)
     check_whole(taken, written, source)
@@ -135,7 +135,7 @@ def test_a_writer_goes_on_after_an_outage_longer_than_a_delivery_may_take(
         with pytest.raises(SourceError):
             topics.send([(b"meanwhile", b"2")])
     own.start(1)
-    own.until_ready()
+    own.wait_until_ready()
     while not asyncio.run(read_all(topics.access, topics.telemetry))[1:]:
         with contextlib.suppress(SourceError):
             topics.send([(b"after", b"3")])
@@ -152,7 +152,7 @@ def test_one_broker_of_three_may_die(three: Cluster) -> None:
         three.kill(leader)
         time.sleep(5)
         three.start(leader)
-        three.until_ready()
+        three.wait_until_ready()
 
     check_whole(*read_through(topics, kill_a_leader))
     topics.close()
@@ -171,7 +171,7 @@ def test_a_stopped_reader_catches_up(topics: Topics) -> None:
     start_ms = now_ms() - 600_000
     for step in range(20):
         topics.send(
-            (f"b{node % 8}".encode(), encode_binary(scrape(f"n{node}", start_ms + step))) for node in range(200)
+            (f"b{node % 8}".encode(), encode_binary_record(scrape(f"n{node}", start_ms + step))) for node in range(200)
         )
     source = topics.source()
 

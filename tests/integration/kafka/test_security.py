@@ -13,7 +13,7 @@ from kafka.admin import UserScramCredentialUpsertion
 
 from fleetcast.clients.kafka_access import PASSWORD, KafkaAccess, settings
 from fleetcast.fleet.errors import ConfigError, SourceError
-from fleetcast.ingest.kafka.columnar import encode_json
+from fleetcast.ingest.kafka.columnar import encode_json_record
 from tests.integration.kafka.build import Kafka
 from tests.integration.kafka.cluster import Cluster
 from tests.integration.kafka.test_kafka import now_ms, scrape
@@ -116,7 +116,7 @@ def test_records_pass_a_listener_with_tls_and_sasl(
     monkeypatch.setenv(PASSWORD, SECRET)
     access = access_to(cluster, folder, mechanism)
     topics = Topics(access, uuid.uuid4().hex[:8], 1)
-    topics.send([(b"b1", encode_json(scrape("n1", now_ms())))])
+    topics.send([(b"b1", encode_json_record(scrape("n1", now_ms())))])
     source = topics.source(**options_of(access))
 
     async def read() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fleetcast.fleet.process import child_environment
+from fleetcast.fleet.process import make_child_environment
 from tests.integration.kafka.test_kafka import finished, now_ms
 from tests.integration.kafka.topics import Topics
 from tests.integration.service_process import Service
@@ -41,7 +41,7 @@ class Produce:
     def start(self, *arguments: str) -> None:
         """Runs until the test is over."""
         with open(self.folder / "produce.log", "ab") as log:
-            process = subprocess.Popen(self._command(*arguments), stdout=log, stderr=log, env=child_environment())
+            process = subprocess.Popen(self._command(*arguments), stdout=log, stderr=log, env=make_child_environment())
         self._running.append(process)
 
     def stop(self) -> None:

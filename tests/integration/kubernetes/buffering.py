@@ -15,7 +15,7 @@ import tomli_w
 from fleetcast.schedulers.weather import DemandKey
 from fleetcast.service.adapter_records import AdapterRecords, AdapterStatus
 from fleetcast.service.board.board import BoardWriter, Section
-from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
 from tests.integration.kubernetes.control_plane import READER_TOKEN, ControlPlane
 from tests.schedulers.small_fleet import wanted
 
@@ -81,7 +81,7 @@ class Buffering:
             "risk.reason": b"{}",
         }
         sections = [Section(name, data, now_ms) for name, data in parts.items()]
-        self.board.publish([*sections, *demand_sections([*demand.values()], {}, [], now_ms)], now_ms)
+        self.board.publish([*sections, *make_demand_sections([*demand.values()], {}, [], now_ms)], now_ms)
 
     def buffer(self, name: str = "ahead") -> dict[str, Any]:
         answer = self.plane.http.get(f"{BUFFERS}/{name}")

@@ -11,7 +11,7 @@ import pytest
 from fleetcast.fleet.clock import SystemClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Resized
-from fleetcast.ingest.slurm.jobs import node_list
+from fleetcast.ingest.slurm.jobs import expand_node_list
 from fleetcast.ingest.slurm.source import SlurmSource
 from fleetcast.ingest.source import Batch
 from tests.docs.commands import blocks_of
@@ -36,7 +36,7 @@ def test_a_gang_runs_where_slurm_put_it(watched: Watched, slow_to_end: str) -> N
     held = [re.search(r"IDX:([0-9,-]+)", text) for text in told["gres_detail"]]
     indices = [[int(part) for part in found[1].replace("-", ",").split(",")] for found in held if found]
     assert [(row["node"], row["gpus"]) for row in running["placement"]] == list(
-        zip(node_list(told["nodes"]), indices, strict=True)
+        zip(expand_node_list(told["nodes"]), indices, strict=True)
     )
     assert (running["gpus"], running["user"], running["queue"], running["attempt"]) == (4, "root", "train", 1)
     assert running["submitted_ms"] == told["submit_time"] * 1000

@@ -14,7 +14,7 @@ import pytest
 
 from fleetcast.schedulers.adapter import Write, WriteOutcome
 from fleetcast.schedulers.slurm_durations import FILE, MINUTES, UNTIL
-from fleetcast.service.ports.slurm_durations import DurationsPort, bucket_of
+from fleetcast.service.ports.slurm_durations import DurationsPort, compute_bucket_name
 from tests.integration.slurm.cluster import NODES, SlurmCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -119,7 +119,7 @@ def test_advice_that_is_old_broken_or_gone_changes_nothing(site: Site) -> None:
     site.tell(valid_s=10**9)
     assert site.submit() == WITHOUT
     site.tell()
-    row = site.durations / bucket_of("root train")
+    row = site.durations / compute_bucket_name("root train")
     for content in (b"\xff\x00\n60 root train\n", b"60 90 20000 root tr", b"", b"9" * 500_000):
         row.write_bytes(content)
         assert site.submit() == WITHOUT

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from fleetcast.features.job_records import JobRecord
-from fleetcast.models.demand.demand_model import RunningGpus, burst, cold_starts, demand_model, held, tolerated_wait
+from fleetcast.models.demand.demand_model import (
+    RunningGpus,
+    burst,
+    demand_model,
+    held,
+    list_cold_starts,
+    tolerated_wait,
+)
 
 DAY = 1440
 KEY = ("q", "all")
@@ -75,8 +82,8 @@ def test_runs_and_cold_starts_are_of_the_pool_and_class_and_lent_to_no_other() -
     assert rows["batch"]["burst"] == {"ceiling_gpus": 200, "shortest_s": None, "noise_share": None}
     assert rows["batch"]["reasons"]["burst.shortest_s"] == "no cold start was measured"
     assert "whose start was heard as it happened" in rows["batch"]["reasons"]["cold_start_s"]
-    assert ("q", "batch") not in cold_starts(records)
-    assert ("q", "training") in cold_starts(records)
+    assert ("q", "batch") not in list_cold_starts(records)
+    assert ("q", "training") in list_cold_starts(records)
 
 
 def test_an_outage_of_the_whole_fleet_is_no_demand() -> None:

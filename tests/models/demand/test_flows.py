@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetcast.models.demand.flows import recent_medians, without_lone_spikes
+from fleetcast.models.demand.flows import cap_lone_spikes, compute_recent_medians
 from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
 from fleetcast.models.demand.naive import Persistence
 from fleetcast.models.demand.theta import Theta
@@ -62,7 +62,7 @@ def test_no_forecaster_bets_on_a_spike(forecaster):
     values = arrivals(5, 900)
     usual = values.max()
     values[-1] = 12 * FLEET
-    found = forecaster.forecast(without_lone_spikes(panel(values)), np.array([899]), (1, 6, 144))
+    found = forecaster.forecast(cap_lone_spikes(panel(values)), np.array([899]), (1, 6, 144))
     assert found[MEDIAN].max() <= usual
 
 
@@ -85,7 +85,7 @@ def test_recent_medians_are_those_of_numpy(seed, bins, window):
     rng = np.random.default_rng(seed)
     values = rng.poisson(rng.uniform(0, 3), (3, bins)).astype(float)
     values[1, : bins // 2] = np.nan
-    found = recent_medians(values, window)
+    found = compute_recent_medians(values, window)
     for row, bin in np.ndindex(values.shape):
         known = values[row, max(0, bin + 1 - window) : bin + 1]
         known = known[np.isfinite(known)]
@@ -94,8 +94,8 @@ def test_recent_medians_are_those_of_numpy(seed, bins, window):
 
 def test_no_bin_depends_on_later_ones():
     values = np.append(arrivals(1, 400), [9000.0, 9000.0, 3.0])
-    whole = without_lone_spikes(panel(values)).values
+    whole = cap_lone_spikes(panel(values)).values
     for bins in (1, 100, 399, 401):
-        np.testing.assert_array_equal(without_lone_spikes(panel(values[:bins])).values, whole[:, :bins])
+        np.testing.assert_array_equal(cap_lone_spikes(panel(values[:bins])).values, whole[:, :bins])
     assert whole[0, 400] <= values[:400].max()
     assert whole[0, 401] == 9000.0

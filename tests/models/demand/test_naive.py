@@ -9,9 +9,9 @@ from fleetcast.models.demand.naive import (
     Persistence,
     RecentLevel,
     SeasonalNaive,
-    error_window,
-    forward_filled,
-    window_quantiles,
+    compute_error_window,
+    compute_window_quantiles,
+    forward_fill,
 )
 from fleetcast.models.forecast import QUANTILES, Panel
 from tests.fuzz.bounds import examples
@@ -53,14 +53,14 @@ def test_a_first_value_gets_a_spread_that_grows_with_the_lead():
 
 def test_a_hole_carries_the_last_value_on_and_is_no_error():
     history = np.concatenate([np.full(300, 7.0), np.full(50, np.nan)])
-    assert (forward_filled(history[None]) == 7.0).all()
+    assert (forward_fill(history[None]) == 7.0).all()
     values = Persistence().forecast(panel(history), np.array([349]), (6,))[:, 0, 0, 0]
     assert values.tolist() == [7.0] * len(QUANTILES)
 
 
 def test_quantiles_of_a_window_are_those_of_numpy():
     values = np.random.default_rng(0).normal(size=(2, 50))
-    found, counts = window_quantiles(values, np.array([9, 49]), 5, 3, overlap=3)
+    found, counts = compute_window_quantiles(values, np.array([9, 49]), 5, 3, overlap=3)
     assert counts.tolist() == [[4, 4], [5, 5]]  # bin 9 has 9, 6, 3, 0 behind it
     assert np.allclose(found[:, 0], np.quantile(values[:, [0, 3, 6, 9]], QUANTILES, axis=1, method="weibull"))
     assert np.allclose(found[:, 1], np.quantile(values[:, [37, 40, 43, 46, 49]], QUANTILES, axis=1, method="weibull"))
@@ -72,7 +72,7 @@ def test_bands_of_two_weeks_are_the_plain_quantiles_of_the_errors(seed, step, la
     """At each lead: a stretched baseline loses to every challenger that is not."""
     last = 15 * 144 + later
     walk = np.cumsum(np.random.default_rng(seed).normal(size=last + 1))
-    count, thin = error_window(step, 600)
+    count, thin = compute_error_window(step, 600)
     ends = last - thin * np.arange(count)
     plain = np.quantile(walk[ends] - walk[ends - step], QUANTILES, method="weibull")
     served = Persistence().forecast(panel(walk), np.array([last]), (step,))[:, 0, 0, 0]

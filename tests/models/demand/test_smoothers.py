@@ -3,7 +3,7 @@
 import numpy as np
 
 from fleetcast.checks import check_forecaster
-from fleetcast.models.demand.smoothers import MOST_SMOOTHED, RollingMedian, group_smoothers, smoothers
+from fleetcast.models.demand.smoothers import MOST_SMOOTHED, RollingMedian, make_group_smoothers, smoothers
 from fleetcast.models.forecast import Panel
 
 DAY = 144
@@ -28,7 +28,7 @@ def test_the_largest_series_alone_are_smoothed() -> None:
 def test_of_groups_that_come_and_go_smoothers_say_nothing() -> None:
     values = np.stack([np.full(5 * DAY, 7.0), np.where(np.arange(5 * DAY) % 6 < 2, 7.0, 0.0)])
     panel = Panel("running", ("steady", "seldom"), 600, 0, values, np.full(2, np.nan))
-    (theta,) = group_smoothers()
+    (theta,) = make_group_smoothers()
     assert theta.name == "theta"
     told = np.isfinite(theta.forecast(panel, np.array([5 * DAY - 1]), (1, 6)))
     assert told[..., 0].all()

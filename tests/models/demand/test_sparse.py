@@ -7,7 +7,7 @@ from fleetcast.models.demand import sparse
 from fleetcast.models.demand.forecaster import BIN_MS, HORIZONS_S, DemandForecaster, Histories, SeriesKey
 from fleetcast.models.demand.gate import pinball
 from fleetcast.models.demand.naive import Persistence
-from fleetcast.models.demand.sparse import Sparse, intermittent, mixture
+from fleetcast.models.demand.sparse import Sparse, compute_mixture_quantiles, is_intermittent
 from fleetcast.models.forecast import QUANTILES, Panel
 
 DAY = 144
@@ -98,7 +98,7 @@ def test_series_that_are_not_intermittent_get_nothing():
     seldom = np.where(np.arange(3000) % 4 < 3, 9.0, 0.0)  # of 1.33
     never = np.zeros(3000)
     values = np.stack([steady, often, seldom, never])
-    assert intermittent(values, np.array([100, 2999]), DAY).tolist() == [
+    assert is_intermittent(values, np.array([100, 2999]), DAY).tolist() == [
         [False] * 2,
         [False] * 2,
         [False, True],
@@ -112,7 +112,7 @@ def test_series_that_are_not_intermittent_get_nothing():
 
 def test_a_mixture_is_zero_up_to_the_chance_of_none():
     sizes = np.sort(np.random.default_rng(0).gamma(2.0, 8.0, (2, 20_000)), axis=-1)
-    found = mixture(np.array([0.0, 0.4]), sizes)
+    found = compute_mixture_quantiles(np.array([0.0, 0.4]), sizes)
     drawn = np.where(np.arange(20_000) % 10 < 4, np.random.default_rng(1).permutation(sizes[1]), 0.0)
     assert (found[:, 0] == 0).all()
     assert np.allclose(found[:, 1], np.quantile(drawn, QUANTILES), atol=1.0)

@@ -7,13 +7,13 @@ from statsmodels.tsa.holtwinters import SimpleExpSmoothing
 from statsmodels.tsa.stattools import acf
 
 from fleetcast.features.period import _correlate_at_lags
-from fleetcast.models.demand.theta import slope, smoothed
+from fleetcast.models.demand.theta import slope, smooth_series
 
 
 @pytest.mark.parametrize("factor", [0.02, 0.2, 0.7, 1.0])
 def test_the_level_is_that_of_simple_exponential_smoothing(factor: float) -> None:
     values = np.random.default_rng(0).normal(50, 9, (3, 200)).cumsum(axis=1)
-    found = smoothed(values, factor)
+    found = smooth_series(values, factor)
     for row, mine in zip(values, found, strict=True):
         model = SimpleExpSmoothing(row, initialization_method="known", initial_level=row[0])
         theirs = model.fit(smoothing_level=factor, optimized=False)
@@ -27,7 +27,7 @@ def test_level_and_half_the_slope_are_the_theta_model() -> None:
     theirs = ThetaModel(values, deseasonalize=False).fit(use_mle=False)
     factor, drift = float(theirs.params["alpha"]), float(theirs.params["b0"])
     assert slope(values[None], 300)[0, -1] == pytest.approx(drift, rel=1e-6)
-    level = smoothed(values[None], factor)[0, -1]
+    level = smooth_series(values[None], factor)[0, -1]
     # statsmodels starts its level elsewhere and adds the drift that the start has not seen: a constant of the origin.
     constant = (1 - (1 - factor) ** 300) / factor
     told = np.asarray(theirs.forecast(24, theta=2))

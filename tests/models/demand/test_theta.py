@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from fleetcast.models.demand.theta import FACTORS, FEW_SERIES, Theta, daily_shape, rolling_mean, slope, smoothed
+from fleetcast.models.demand.theta import (
+    FACTORS,
+    FEW_SERIES,
+    Theta,
+    compute_daily_shape,
+    compute_rolling_mean,
+    slope,
+    smooth_series,
+)
 from fleetcast.models.forecast import Panel
 
 
@@ -17,7 +25,7 @@ def test_smoothing_follows_the_recursion():
     for value in values[0]:
         level += 0.3 * (value - level)
         expected.append(level)
-    assert np.allclose(smoothed(values, 0.3)[0], expected)
+    assert np.allclose(smooth_series(values, 0.3)[0], expected)
 
 
 @pytest.mark.parametrize("factor", FACTORS)
@@ -27,9 +35,9 @@ def test_few_series_are_smoothed_to_the_same_bit_as_many(factor):
     values[:, :5] = np.nan
     values[0, 100:200] = np.nan
     values[1] = np.nan
-    many = smoothed(values, factor)
+    many = smooth_series(values, factor)
     for series in range(len(values)):
-        np.testing.assert_array_equal(smoothed(values[series : series + 1], factor), many[series : series + 1])
+        np.testing.assert_array_equal(smooth_series(values[series : series + 1], factor), many[series : series + 1])
 
 
 def test_the_slope_is_that_of_least_squares():
@@ -41,7 +49,7 @@ def test_the_slope_is_that_of_least_squares():
 
 def test_a_mean_of_the_known_ones():
     values = np.array([[1.0, np.nan, 3.0, 5.0]])
-    assert rolling_mean(values, 2)[0].tolist() == [1.0, 1.0, 3.0, 4.0]
+    assert compute_rolling_mean(values, 2)[0].tolist() == [1.0, 1.0, 3.0, 4.0]
 
 
 def test_a_daily_wave_is_foretold_at_every_lead():
@@ -54,7 +62,7 @@ def test_a_daily_wave_is_foretold_at_every_lead():
 
 def test_a_walk_has_no_daily_shape():
     walk = np.random.default_rng(3).normal(0, 5, (1, 8000)).cumsum(axis=1) + 5000
-    shape, _ = daily_shape(walk, 144, 3)
+    shape, _ = compute_daily_shape(walk, 144, 3)
     assert np.abs(shape[:, 4000:]).mean() < 0.25 * walk[:, 4000:].std()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleetcast.models.jobs.level import at_present_level
+from fleetcast.models.jobs.level import shift_to_present_level
 from fleetcast.models.jobs.spikes import MINUTE_MS, JobLoad, spikes
 
 INTERVAL_S, A_MINUTE, RECENT = 15, 4, 40
@@ -75,7 +75,7 @@ def gang(rng: np.random.Generator) -> np.ndarray:
 LOADS = {one.__name__: one for one in (steady, steps, ramps, plateaus, swings, dips, gang)}
 
 
-def ratios(load: np.ndarray, prepare: Prepare = at_present_level) -> np.ndarray:
+def ratios(load: np.ndarray, prepare: Prepare = shift_to_present_level) -> np.ndarray:
     """(hour,) loss over persistence's loss. load: (job, reading) W."""
     total = load.sum(axis=0)
     minute = total.reshape(-1, A_MINUTE).mean(axis=1)
@@ -97,7 +97,7 @@ def pinball(said: float, came: float, level: float) -> float:
 
 def main() -> None:
     for name, make in LOADS.items():
-        for method, prepare in (("last ten minutes", lambda values: values), ("present level", at_present_level)):
+        for method, prepare in (("last ten minutes", lambda values: values), ("present level", shift_to_present_level)):
             found = np.stack([ratios(make(np.random.default_rng(seed)), prepare) for seed in range(3)])
             numbers = {"mean": found.mean().round(3), "worst": found.max().round(3)}
             print(json.dumps({"load": name, "readings": method, **numbers}))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fleetcast.models.jobs.interference import Pairs, gpu_prior, learn, margin, predict, rule
-from fleetcast.models.jobs.link_overlap import CELLS, Turns, fit, overlap, ratio_of
+from fleetcast.models.jobs.interference import Pairs, compute_gpu_prior, learn, margin, predict, rule
+from fleetcast.models.jobs.link_overlap import CELLS, Turns, find_turn_ratio, fit, overlap
 
 BUSY, LIGHT, UNKNOWN = (0.9, 0.5, 0.2), (0.2, 0.1, 0.1), (np.nan,) * 3
 A, B, C, D = (1, 101), (2, 102), (3, 103), (4, 101)  # job, kind: D is of A's kind
@@ -18,20 +18,20 @@ def one(load: tuple[float, ...], partner: tuple[float, ...], keys: tuple[int, in
 def taught(speeds: list[float]) -> tuple[Pairs, np.ndarray]:
     """A was seen beside B that often, at these speeds, where the prior says 0.91."""
     pairs = Pairs.of([(BUSY, LIGHT, A, B)] * len(speeds))
-    return pairs, np.array(speeds) - gpu_prior(pairs)
+    return pairs, np.array(speeds) - compute_gpu_prior(pairs)
 
 
 def test_the_prior_never_rises_with_a_load_and_is_the_rule_where_both_are_full_or_one_is_idle() -> None:
     loads = np.linspace(0, 1, 11)
-    said = np.array([[gpu_prior(one((u, 0, 0), (v, 0, 0), A, B))[0] for v in loads] for u in loads])
+    said = np.array([[compute_gpu_prior(one((u, 0, 0), (v, 0, 0), A, B))[0] for v in loads] for u in loads])
     assert (np.diff(said, axis=0) <= 0).all()
     assert (np.diff(said, axis=1) <= 0).all()
     for u, v in ((1.0, 1.0), (0.0, 1.0), (0.7, 0.0)):
-        assert gpu_prior(one((u, 0, 0), (v, 0, 0), A, B)) == rule(np.array([u]), np.array([v]))
+        assert compute_gpu_prior(one((u, 0, 0), (v, 0, 0), A, B)) == rule(np.array([u]), np.array([v]))
 
 
 def test_without_co_runs_the_rule_speaks_and_gives_no_bound() -> None:
-    found = predict(pairs := one(BUSY, BUSY, A, B), gpu_prior(pairs), learn(Pairs.of([]), np.zeros(0)))
+    found = predict(pairs := one(BUSY, BUSY, A, B), compute_gpu_prior(pairs), learn(Pairs.of([]), np.zeros(0)))
     assert found.p50.tolist() == [pytest.approx(1 - 0.81 / 2)]
     assert found.known.all()
     assert found.basis == ("rule",)
@@ -39,18 +39,18 @@ def test_without_co_runs_the_rule_speaks_and_gives_no_bound() -> None:
 
 
 def test_of_two_jobs_of_which_nothing_is_known_nothing_is_said() -> None:
-    found = predict(pairs := one(UNKNOWN, UNKNOWN, C, B), gpu_prior(pairs), learn(*taught([0.6])))
+    found = predict(pairs := one(UNKNOWN, UNKNOWN, C, B), compute_gpu_prior(pairs), learn(*taught([0.6])))
     assert not found.known.any()
     assert np.isnan(found.p50).all()
 
 
 def test_where_one_is_known_the_other_is_taken_to_use_all_there_is() -> None:
-    assert gpu_prior(one(BUSY, UNKNOWN, A, NOBODY)).tolist() == [pytest.approx(1 - 0.9 / 2)]
+    assert compute_gpu_prior(one(BUSY, UNKNOWN, A, NOBODY)).tolist() == [pytest.approx(1 - 0.9 / 2)]
 
 
 def test_three_co_runs_move_the_speed_further_than_one_and_never_past_what_was_seen() -> None:
     pairs = one(BUSY, LIGHT, A, B)
-    said = [predict(pairs, gpu_prior(pairs), learn(*taught([0.6] * n))).p50[0] for n in (0, 1, 3, 30)]
+    said = [predict(pairs, compute_gpu_prior(pairs), learn(*taught([0.6] * n))).p50[0] for n in (0, 1, 3, 30)]
     assert pytest.approx(said[0]) == 0.91
     assert said[0] > said[1] > said[2] > said[3] > 0.6
     assert said[2] < 0.7
@@ -112,12 +112,12 @@ def test_nine_in_ten_outcomes_lie_above_the_bound() -> None:
 
 @pytest.mark.parametrize(("a_s", "b_s", "turns"), [(1.0, 1.01, (1, 1)), (3.0, 2.0, (2, 3)), (1.0, 1.387, None)])
 def test_periods_are_rounded_to_small_whole_numbers(a_s: float, b_s: float, turns: tuple[int, int] | None) -> None:
-    assert ratio_of(a_s, b_s) == turns
+    assert find_turn_ratio(a_s, b_s) == turns
 
 
 @pytest.mark.parametrize(("a_s", "b_s"), [(0.0, 1.0), (1.0, 0.0), (np.inf, 1.0), (1.0, np.nan), (1e-300, 1e300)])
 def test_what_is_no_period_has_no_turns_and_still_an_answer(a_s: float, b_s: float) -> None:
-    assert ratio_of(a_s, b_s) is None
+    assert find_turn_ratio(a_s, b_s) is None
     jobs = Turns(a_s, 0.5), Turns(b_s, 0.5)
     met = overlap(*jobs)
     assert not met.locked

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetcast.models.jobs.level import LATEST, LEAD, at_present_level, changes_of_level
+from fleetcast.models.jobs.level import LATEST, LEAD, find_level_changes, shift_to_present_level
 from tests.fuzz.bounds import examples
 from tests.models.jobs.spike_windows import LOADS, ratios
 
@@ -20,20 +20,20 @@ def test_peaks_are_no_worse_than_persistence(name: str) -> None:
 
 def test_a_steady_rise_goes_on_for_two_minutes_and_keeps_its_scatter() -> None:
     readings = np.linspace(1000, 2000, 41) + np.random.default_rng(0).normal(0, 20, 41)
-    found = at_present_level(readings)
+    found = shift_to_present_level(readings)
     assert abs(np.median(found) - (2000 + LEAD * 25)) < 40
     assert 10 < found.std() < 30
 
 
 def test_a_step_in_noise_is_no_rise() -> None:
     readings = np.repeat([1000.0, 4000.0], 20) + np.random.default_rng(0).normal(0, 80, 40)
-    assert abs(np.median(at_present_level(readings)) - 4000) < 100
+    assert abs(np.median(shift_to_present_level(readings)) - 4000) < 100
 
 
 def test_a_new_level_counts_after_a_minute_and_keeps_the_scatter() -> None:
     rng = np.random.default_rng(0)
     readings = np.concatenate([1000 + rng.normal(0, 20, 36), 4000 + rng.normal(0, 20, LATEST)])
-    found = at_present_level(readings)
+    found = shift_to_present_level(readings)
     assert len(found) == len(readings)
     assert abs(np.median(found) - 4000) < 40
     assert 10 < found.std() < 40
@@ -42,19 +42,19 @@ def test_a_new_level_counts_after_a_minute_and_keeps_the_scatter() -> None:
 @pytest.mark.parametrize("dip", [1, 2])
 def test_a_dip_that_has_just_begun_is_no_level(dip: int) -> None:
     readings = np.append(np.full(37, 5000.0), np.full(dip, 800.0))
-    assert changes_of_level(readings) == [0]
+    assert find_level_changes(readings) == [0]
 
 
 def test_a_rhythm_that_comes_back_is_no_level() -> None:
     readings = np.tile(np.repeat([5000.0, 800.0], 8), 3)
-    assert np.array_equal(at_present_level(readings), readings)
+    assert np.array_equal(shift_to_present_level(readings), readings)
 
 
 @examples(50)
 @given(st.lists(st.floats(0.0, 1e6, width=32), max_size=60), st.floats(0.1, 100.0))
 def test_the_unit_does_not_matter(values: list[float], unit: float) -> None:
     readings = np.array(values)
-    found, scaled = at_present_level(readings), at_present_level(readings * unit)
+    found, scaled = shift_to_present_level(readings), shift_to_present_level(readings * unit)
     assert found.shape == readings.shape
     assert (found >= 0).all()
     highest = float(readings.max(initial=1.0))

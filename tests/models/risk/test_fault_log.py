@@ -10,11 +10,11 @@ import pytest
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.models.risk import fault_log
 from fleetcast.models.risk.fault_log import DAY_MS, FaultLog
-from fleetcast.models.risk.hazard import PUBLISHED, FaultHistory, columns_at, fit_history, past_days
+from fleetcast.models.risk.hazard import PUBLISHED, FaultHistory, fit_history, make_feature_columns, make_past_days
 from fleetcast.models.risk.record import RiskRecord
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.models.risk.state import RiskState
-from fleetcast.service.pipeline.risk_calibration import calibration_document, calibration_page, refit
+from fleetcast.service.pipeline.risk_calibration import make_calibration_document, make_calibration_page, refit
 
 T0 = 20_000 * DAY_MS
 HOUR_MS = 3_600_000
@@ -52,7 +52,7 @@ def test_the_service_tells_what_is_judged_on_the_same_history(monkeypatch: pytes
     now_ms = T0 + days * DAY_MS
     today = now_ms // DAY_MS
     judged = fit_history(history, T0 // DAY_MS + 1, today, len(NAMES))
-    rows = past_days(history, range(today, today + 1), len(NAMES))
+    rows = make_past_days(history, range(today, today + 1), len(NAMES))
     before = log.hazard(NAMES, RISK_HORIZONS_S, now_ms)
     np.testing.assert_allclose(before[:, rows.node], PUBLISHED.hazard(rows.columns, RISK_HORIZONS_S), rtol=1e-9)
     memory = RiskState()
@@ -68,8 +68,8 @@ def test_the_service_tells_what_is_judged_on_the_same_history(monkeypatch: pytes
     np.testing.assert_allclose(served, judged.hazard(rows.columns, RISK_HORIZONS_S), rtol=1e-4)
     assert served[2].max() > 1.2 * served[2].min()
     assert (np.diff(served, axis=0) >= 0).all()
-    assert not log.fit_due(now_ms + DAY_MS)
-    assert log.fit_due(now_ms + 7 * DAY_MS)
+    assert not log.is_fit_due(now_ms + DAY_MS)
+    assert log.is_fit_due(now_ms + 7 * DAY_MS)
 
 
 def test_faults_are_told_apart_by_quiet_between_them_and_not_of_the_whole_fleet() -> None:
@@ -113,7 +113,7 @@ def test_what_was_told_is_compared_with_what_came() -> None:
     assert len(record.waiting) <= 5 * len(RISK_HORIZONS_S)
     memory = RiskState()
     memory.record = record
-    page = calibration_page(calibration_document(memory).rows).decode()
+    page = make_calibration_page(make_calibration_document(memory).rows).decode()
     assert f'fleetcast_node_risk_matured_forecasts{{horizon="1d"}} {day.matured}' in page
     before = record.summary()[0].matured
     record.step(values, NAMES, log, now_ms + 40 * HOUR_MS)  # nobody watched
@@ -158,7 +158,7 @@ def test_faults_of_the_rules_are_remembered_and_raise_the_node(small_fleet: Call
     assert again.faults.dump() == fleet.memory.faults.dump()
     days = (fleet.now_ms - fault.start_ms) / DAY_MS
     known = fleet.memory.faults.history({name: row for row, name in enumerate(fleet.names)})
-    assert columns_at(known, fleet.now_ms / DAY_MS, 4)[1, 0] == pytest.approx(np.exp(-days / 30))
+    assert make_feature_columns(known, fleet.now_ms / DAY_MS, 4)[1, 0] == pytest.approx(np.exp(-days / 30))
 
 
 @pytest.mark.parametrize(("told", "faults"), [(("drain", "lost"), []), (("drain",), []), ((), ["n002"])])
@@ -192,7 +192,7 @@ def test_an_outage_that_spreads_tick_by_tick_is_no_fault_of_its_nodes_and_neithe
     assert [fault.node for fault in log.faults] == ["n099"]
     log.record({}, 100, T0 + HOUR_MS)
     log.record({"n001": (0, True)}, 100, T0 + 2 * HOUR_MS)  # it was well again
-    assert log.last_seen() == {"n099": T0 - DAY_MS, "n001": T0 + 2 * HOUR_MS}
+    assert log.find_last_fault_times() == {"n099": T0 - DAY_MS, "n001": T0 + 2 * HOUR_MS}
 
 
 def test_a_fit_begins_where_faults_are_still_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +201,6 @@ def test_a_fit_begins_where_faults_are_still_kept(monkeypatch: pytest.MonkeyPatc
     now_ms = T0 + 500 * DAY_MS
     for day in (450, 460, 470):
         log.record({"n01": (0, True)}, 30, T0 + day * DAY_MS)
-    assert log.fit_inputs(NAMES, now_ms)[1] == (T0 + 100 * DAY_MS) // DAY_MS + 1
+    assert log.make_fit_inputs(NAMES, now_ms)[1] == (T0 + 100 * DAY_MS) // DAY_MS + 1
     monkeypatch.setattr(fault_log, "MOST", 3)
-    assert log.fit_inputs(NAMES, now_ms)[1] == (T0 + 450 * DAY_MS) // DAY_MS + 1
+    assert log.make_fit_inputs(NAMES, now_ms)[1] == (T0 + 450 * DAY_MS) // DAY_MS + 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fleetcast.models.risk.fault_log import DAY_MS, FaultLog
-from fleetcast.models.risk.fault_rate import FaultRate, has_warning, posterior_times
+from fleetcast.models.risk.fault_rate import FaultRate, compute_posterior_ratio, has_warning
 from fleetcast.models.risk.record import RiskRecord
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 
@@ -42,12 +42,14 @@ def test_an_ordinary_fleet_stays_near_the_published_rate(seed: int) -> None:
 
 
 def test_one_fault_on_the_first_day_of_a_small_fleet_moves_little() -> None:
-    assert 1 < posterior_times(1, 4 * DAILY) < 3
-    assert posterior_times(0, 0.0) == 1.0
+    assert 1 < compute_posterior_ratio(1, 4 * DAILY) < 3
+    assert compute_posterior_ratio(0, 0.0) == 1.0
 
 
 def test_the_multiple_grows_with_faults_and_falls_with_time_without_any() -> None:
-    found = np.array([[posterior_times(seen, expected) for seen in range(30)] for expected in (0.01, 0.1, 1.0, 10.0)])
+    found = np.array(
+        [[compute_posterior_ratio(seen, expected) for seen in range(30)] for expected in (0.01, 0.1, 1.0, 10.0)]
+    )
     assert (np.diff(found, axis=1) >= 0).all()
     assert (np.diff(found, axis=0) <= 0).all()
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fleetcast.fleet.shared_domains import hazard_within
+from fleetcast.fleet.shared_domains import interpolate_hazard
 from fleetcast.models.risk.gang_risk import gang_risk
-from fleetcast.models.risk.node_risk import published_risk, usual_risk
+from fleetcast.models.risk.node_risk import compute_published_risk, usual_risk
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 
 HOUR_S = 3600.0
@@ -32,7 +32,7 @@ def test_what_no_node_knows_of_a_kind_or_horizon_is_the_published_risk_and_never
     risk[0, 0, :1] = np.nan
     found = usual_risk(risk)
     assert np.isfinite(found).all()
-    assert (found[:, 1:] == published_risk()[:, 1:]).all()
+    assert (found[:, 1:] == compute_published_risk()[:, 1:]).all()
     assert nodes < 2 or (found[:, 0] == 0.25).all()
     assert nodes == 0 or np.isfinite(gang_risk(risk, (), HOUR_S, found).p_interrupted)
 
@@ -90,9 +90,9 @@ def test_a_node_that_nobody_knows_counts_as_an_ordinary_one():
 def test_hazards_meet_their_horizons_and_go_on_beyond_the_last():
     p = node_risk(0.05)[0]
     for at, horizon_s in enumerate(RISK_HORIZONS_S):
-        assert 1 - np.exp(-hazard_within(p, RISK_HORIZONS_S, horizon_s)) == pytest.approx(p[at])
+        assert 1 - np.exp(-interpolate_hazard(p, RISK_HORIZONS_S, horizon_s)) == pytest.approx(p[at])
     week = RISK_HORIZONS_S[-1]
-    one, two, three = (hazard_within(p, RISK_HORIZONS_S, weeks * week) for weeks in (1, 2, 3))
+    one, two, three = (interpolate_hazard(p, RISK_HORIZONS_S, weeks * week) for weeks in (1, 2, 3))
     step = two - one
     assert step == pytest.approx(three - two)
     assert step > 0

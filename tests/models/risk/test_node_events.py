@@ -4,7 +4,7 @@ import numpy as np
 
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import MAX_RUNS, NodeTable
-from fleetcast.fleet.xids import ACTION_OF, ACTIONS, HARD, SOFT, WORDS, advice, gravity
+from fleetcast.fleet.xids import ACTION_OF, ACTIONS, HARD, SOFT, WORDS, advice, classify_severity
 from fleetcast.models.risk.node_events import STANDS_MS, event_signals
 from fleetcast.models.risk.node_risk import score_nodes
 from fleetcast.models.risk.rules import RULES
@@ -69,7 +69,7 @@ def test_a_flood_of_application_errors_does_not_hide_a_lost_gpu() -> None:
 
 def test_the_severity_of_an_xid_line_outweighs_its_code() -> None:
     nonfatal = event(1, type="xid", code=149, severity="warning")
-    assert gravity(nonfatal) == "warning"
+    assert classify_severity(nonfatal) == "warning"
     assert names(signals_of(nonfatal, event(2, type="xid", code=62, gpu=0))) == [
         ("xid_noted", "n1"),
         ("xid_noted", "n1/0"),

@@ -17,13 +17,13 @@ from fleetcast.models.risk.node_events import event_signals
 from fleetcast.models.risk.node_risk import (
     KindFit,
     RiskFit,
-    excess_hazard,
-    load_fit,
+    compute_excess_hazard,
+    load_risk_fit,
+    load_shipped_fit,
     probabilities,
     score_nodes,
-    shipped_fit,
 )
-from fleetcast.models.risk.part_risk import usual_parts
+from fleetcast.models.risk.part_risk import list_usual_parts
 from fleetcast.models.risk.rules import ACTIONS, ROW, RULES
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, HardReason
 from fleetcast.models.risk.signals import Signal, Signals, sentence
@@ -43,8 +43,8 @@ def random_levels(rows=200):
 @pytest.mark.parametrize("fit", [None, FIT, "shipped"], ids=["priors", "hand-made", "shipped"])
 def test_probabilities_lie_in_their_range_and_grow_with_the_horizon(fit):
     levels = random_levels()
-    fit = shipped_fit() if fit == "shipped" else fit
-    excess = excess_hazard(levels, fit)
+    fit = load_shipped_fit() if fit == "shipped" else fit
+    excess = compute_excess_hazard(levels, fit)
     since = np.linspace(0, 30, len(levels))
     history = PUBLISHED.hazard(features(since, since, since < 15), RISK_HORIZONS_S)
     values = probabilities(excess, history, np.ones(len(levels), bool))
@@ -53,7 +53,7 @@ def test_probabilities_lie_in_their_range_and_grow_with_the_horizon(fit):
 
 
 def test_parts_of_the_hazard_sum_to_it():
-    excess = excess_hazard(random_levels(), FIT)
+    excess = compute_excess_hazard(random_levels(), FIT)
     assert np.allclose(excess.parts.sum(axis=2), excess.total)
     assert (excess.parts >= 0).all()
 
@@ -61,7 +61,7 @@ def test_parts_of_the_hazard_sum_to_it():
 def test_more_evidence_never_lowers_a_risk():
     levels = random_levels()
     more = np.minimum(levels + random_levels() * 0.5, 1.0)
-    assert (excess_hazard(more, None).total >= excess_hazard(levels, None).total - 1e-12).all()
+    assert (compute_excess_hazard(more, None).total >= compute_excess_hazard(levels, None).total - 1e-12).all()
 
 
 def test_the_fit_raises_what_the_priors_leave_low():
@@ -69,7 +69,7 @@ def test_the_fit_raises_what_the_priors_leave_low():
     levels[0, ROW["gpu_hot"]] = 1.0
     levels[0, ROW["thermal_throttle"]] = 0.1
     slow = 2
-    assert excess_hazard(levels, FIT).total[slow, 0] >= excess_hazard(levels, None).total[slow, 0]
+    assert compute_excess_hazard(levels, FIT).total[slow, 0] >= compute_excess_hazard(levels, None).total[slow, 0]
 
 
 def test_the_gravest_firm_action_is_given_with_the_first_reason():
@@ -147,7 +147,7 @@ def test_serving_imports_no_scikit_learn():
 
 def test_what_training_wrote_into_a_folder_is_what_serves(tmp_path: Path):
     (tmp_path / "node_risk.json").write_bytes(msgspec.json.encode(FIT))
-    assert load_fit(tmp_path) == FIT
+    assert load_risk_fit(tmp_path) == FIT
 
 
 @pytest.mark.parametrize("text", [None, "{}", "no JSON"])
@@ -155,14 +155,14 @@ def test_a_folder_without_a_fitted_model_is_refused(tmp_path: Path, text: str | 
     if text is not None:
         (tmp_path / "node_risk.json").write_text(text)
     with pytest.raises(ConfigError, match=r"node_risk\.json"):
-        load_fit(tmp_path)
+        load_risk_fit(tmp_path)
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[" * 100_000, b'{"version": 1, "kinds": {}, "notes": {"a": "\xff"}}'])
 def test_a_file_that_is_no_fitted_model_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "node_risk.json").write_bytes(text)
     with pytest.raises(ConfigError, match="no fitted model"):
-        load_fit(tmp_path)
+        load_risk_fit(tmp_path)
 
 
 def test_the_parts_that_signals_name_have_a_risk_of_their_own():
@@ -181,7 +181,7 @@ def test_the_parts_that_signals_name_have_a_risk_of_their_own():
     assert list(parts) == [("gpu", "n1/4"), ("link", "n1/5"), ("port", "n1/mlx5_0/1"), ("rail", "n1/rail3")]
     assert all(list(p) == sorted(p) for p in parts.values())
     assert 1 not in scores.parts
-    usual = {row.part: row.p for row in usual_parts()}
+    usual = {row.part: row.p for row in list_usual_parts()}
     assert all(p[0] > usual[part][0] for (part, _), p in parts.items())
     apart = 1 - np.prod([1 - p[0] for key, p in parts.items() if key[0] != "rail"])
     assert apart == pytest.approx(scores.values[:2, 0, 0].max(), abs=2e-3)  # of the likeliest kind

@@ -40,11 +40,11 @@ def test_a_port_below_its_own_past_is_slow(small_fleet: Small) -> None:
 def test_a_port_of_another_link_layer_is_no_peer(small_fleet: Small) -> None:
     fleet = small_fleet(8)
     for name in fleet.names:
-        fleet.entities.learn_trait(f"{name}/mlx5_4/1", "InfiniBand")
+        fleet.entities.record_trait(f"{name}/mlx5_4/1", "InfiniBand")
     at_speed(fleet, "n003/mlx5_4/1", 12.5e9)
-    fleet.entities.learn_trait("n003/mlx5_4/1", "Ethernet")
+    fleet.entities.record_trait("n003/mlx5_4/1", "Ethernet")
     assert fleet.tick(20).risk.reasons == {}
-    fleet.entities.learn_trait("n003/mlx5_4/1", "InfiniBand")
+    fleet.entities.record_trait("n003/mlx5_4/1", "InfiniBand")
     fleet.memory.links._peers = None
     assert fleet.flagged(fleet.tick(6)) == ["n003"]
 
@@ -93,7 +93,7 @@ def two_models(fleet: SmallFleet, known: bool = True) -> SmallFleet:
             fleet.gpu[column][rows] = value
         if known:
             for index, model in enumerate(MODELS):
-                fleet.entities.learn_trait(f"{name}/{index}", model)
+                fleet.entities.record_trait(f"{name}/{index}", model)
     return fleet
 
 
@@ -121,5 +121,5 @@ def test_a_gang_of_two_models_has_no_slow_half(small_fleet: Small) -> None:
         for column in ("sm_clock_mhz", "sm_clock_mhz_mean_2m", "max_sm_clock_mhz"):
             fleet.gpu[column][rows] = clock
         for index in range(8):
-            fleet.entities.learn_trait(f"{name}/{index}", "A100" if node == 3 else "H100")
+            fleet.entities.record_trait(f"{name}/{index}", "A100" if node == 3 else "H100")
     assert fleet.tick(20).risk.reasons == {}

@@ -6,7 +6,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Step
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import Device, NodeSpec, Topology
-from fleetcast.models.risk.port_peers import PortPeers, whereabouts
+from fleetcast.models.risk.port_peers import PortPeers, describe_port_place
 from tests.models.conftest import SmallFleet
 
 Small = Callable[..., SmallFleet]
@@ -82,13 +82,13 @@ def test_peers_are_made_anew_only_when_ports_or_the_topology_change(small_fleet:
     table = fleet.entities[EntityKind.PORT]
     first = PortPeers.of(table.names, table.node, fleet.topology)
     assert PortPeers.of(table.names, table.node, fleet.topology, first) is first
-    later = fleet.topology.with_unplaced(["n9"])
+    later = fleet.topology.add_unplaced_nodes(["n9"])
     assert PortPeers.of(table.names, table.node, later, first) is not first
 
 
 def test_the_second_port_of_an_adapter_is_named() -> None:
-    assert whereabouts("n1/mlx5_3/2", Device("mlx5_3", (2, 3), 1)) == "port 2, rail 1, GPUs 2 and 3"
-    assert whereabouts("n1/mlx5_3/1", None) == ""
+    assert describe_port_place("n1/mlx5_3/2", Device("mlx5_3", (2, 3), 1)) == "port 2, rail 1, GPUs 2 and 3"
+    assert describe_port_place("n1/mlx5_3/1", None) == ""
 
 
 def test_a_host_that_shares_its_processors_or_runs_out_of_memory_is_said_to(small_fleet: Small) -> None:

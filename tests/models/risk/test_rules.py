@@ -16,7 +16,7 @@ from fleetcast.models.risk.detectors import (
     REPORTERS,
     Detection,
     FeatureColumns,
-    check_complete,
+    check_rules_have_detectors,
     reports,
     sees,
 )
@@ -36,10 +36,10 @@ def test_every_rule_has_exactly_one_function() -> None:
 
 
 def test_a_rule_without_a_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_complete()
+    check_rules_have_detectors()
     monkeypatch.delitem(detectors.DETECTORS, "clock_low")
     with pytest.raises(ValueError, match="no function sees or reports clock_low"):
-        check_complete()
+        check_rules_have_detectors()
 
 
 @pytest.mark.parametrize("register", [sees, reports])

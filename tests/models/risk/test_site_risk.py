@@ -10,7 +10,7 @@ from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.models.risk.day_levels import HALF_MS, DayLevels
 from fleetcast.models.risk.fault_log import FaultLog
 from fleetcast.models.risk.hazard import HorizonFit
-from fleetcast.models.risk.node_risk import Excess, hazards
+from fleetcast.models.risk.node_risk import Excess, compute_hazards
 from fleetcast.models.risk.rules import ROW, RULES
 from fleetcast.models.risk.score import FleetMoment, FoldedEvents, score_fleet
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
@@ -21,8 +21,8 @@ from fleetcast.models.risk.site_risk import (
     SITE_FILE,
     SiteFit,
     SiteRisk,
-    event_columns,
-    site_hazard,
+    compute_site_hazard,
+    make_event_columns,
 )
 from fleetcast.models.risk.state import RiskState
 
@@ -63,7 +63,7 @@ def test_columns_say_what_events_told_and_nothing_of_later():
     faults = FaultLog()
     faults.record({"c": (NOW_MS - 30 * DAY_MS, True)}, 3, NOW_MS - 30 * DAY_MS)
     faults.record({}, 3, NOW_MS)
-    found = dict(zip(PAST_FEATURES, event_columns(faults, records, NAMES, NOW_MS).T, strict=True))
+    found = dict(zip(PAST_FEATURES, make_event_columns(faults, records, NAMES, NOW_MS).T, strict=True))
     assert found["drains_90d"].tolist() == pytest.approx([np.log(2), 0, 0])
     assert found["warnings_7d"].tolist() == pytest.approx([0, np.log(2), 0])
     assert found["faults_90d"].tolist() == pytest.approx([0, 0, np.log(2)])
@@ -71,7 +71,7 @@ def test_columns_say_what_events_told_and_nothing_of_later():
 
 
 def test_a_negative_weight_lowers_the_hazard_of_a_repaired_node():
-    found = site_hazard(fit(repair_30d=-2.0), columns(repair_30d=[0.0, 0.5, 1.0]))
+    found = compute_site_hazard(fit(repair_30d=-2.0), columns(repair_30d=[0.0, 0.5, 1.0]))
     day = found.hazard[FAIL, RISK_HORIZONS_S.index(86_400)]
     assert day[0] > day[1] > day[2]
     assert np.isnan(found.hazard[DRAIN]).all()  # a kind that was not fitted
@@ -79,10 +79,10 @@ def test_a_negative_weight_lowers_the_hazard_of_a_repaired_node():
 
 def test_hazards_grow_with_the_horizon_whatever_the_evidence():
     rng = np.random.default_rng(0)
-    site = site_hazard(fit(link_flap=-3.0, repair_30d=2.0), rng.random((50, len(SITE_FEATURES))))
+    site = compute_site_hazard(fit(link_flap=-3.0, repair_30d=2.0), rng.random((50, len(SITE_FEATURES))))
     parts = rng.random((3, 50, len(RULES))) * (rng.random((3, 50, len(RULES))) < 0.02)
     history = np.outer(np.array(RISK_HORIZONS_S) / 86_400, np.full(50, 0.004))
-    found = hazards(Excess(parts.sum(axis=2), parts), history, site)
+    found = compute_hazards(Excess(parts.sum(axis=2), parts), history, site)
     assert (np.diff(found, axis=1) >= -1e-12).all()
     assert (found >= 0).all()
 
@@ -91,9 +91,9 @@ def test_rules_that_the_site_never_saw_speak_as_they_did():
     """A site that knows link flaps takes them for nothing; a lost node is what it was."""
     parts = np.zeros((3, 2, len(RULES)))
     parts[FAIL, 0, ROW["link_flap"]], parts[FAIL, 1, ROW["node_lost"]] = 0.2, 3.0
-    site = site_hazard(fit(link_flap=0.01), columns(2, link_flap=[1.0, 0.0]))
+    site = compute_site_hazard(fit(link_flap=0.01), columns(2, link_flap=[1.0, 0.0]))
     history = np.full((len(RISK_HORIZONS_S), 2), 0.004)
-    found = hazards(Excess(parts.sum(axis=2), parts), history, site)[FAIL]
+    found = compute_hazards(Excess(parts.sum(axis=2), parts), history, site)[FAIL]
     assert found[-2, 0] < 0.002  # a day: the site's own
     assert (found[:, 1] > 3.0).all()
     assert found[0, 0] == pytest.approx(found[-2, 0])  # an hour has at most its day's

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.events import Step
-from fleetcast.models.risk.local import score_local
+from fleetcast.models.risk.local import score_own_nodes
 from fleetcast.models.risk.score import FleetMoment, FoldedEvents, ScoredFleet, score_fleet
 from fleetcast.models.risk.state import RiskState
 
@@ -136,7 +136,7 @@ def test_a_fleet_is_scored_with_the_parts_of_its_own_alone(small_fleet: Callable
     fleet.now_ms += 15_000
     frames, topology, memory, now_ms = fleet.frames(), fleet.topology, fleet.memory, fleet.now_ms
     local = []
-    wrote = written(lambda: local.append(score_local(frames, fleet.entities, topology, memory, now_ms)))
+    wrote = written(lambda: local.append(score_own_nodes(frames, fleet.entities, topology, memory, now_ms)))
     assert wrote
     assert wrote <= local_parts
     events = FoldedEvents(running=fleet.jobs.running(), ended=(), nodes={})

@@ -8,7 +8,7 @@ import pytest
 
 from fleetcast.fleet.events import Failed, NodeEvent
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.risk.local import score_local
+from fleetcast.models.risk.local import score_own_nodes
 from fleetcast.models.risk.score import FleetMoment, FoldedEvents, ScoredFleet, score_fleet
 from fleetcast.models.risk.state import RiskState
 from tests.models.conftest import SmallFleet
@@ -128,7 +128,7 @@ def test_a_job_whose_other_gpus_wait_is_a_witness(small_fleet: Small) -> None:
 
 def scored(fleet: SmallFleet, ended: Sequence[JobAttempt]) -> ScoredFleet:
     fleet.now_ms += 15_000
-    local = score_local(fleet.frames(), fleet.entities, fleet.topology, fleet.memory, fleet.now_ms)
+    local = score_own_nodes(fleet.frames(), fleet.entities, fleet.topology, fleet.memory, fleet.now_ms)
     events = FoldedEvents(running=(), ended=ended, nodes={})
     return score_fleet(FleetMoment(fleet.now_ms, fleet.topology, [local], events), fleet.memory)
 

@@ -12,7 +12,7 @@ from fleetcast.features.run_past import LEVELS
 from fleetcast.fleet.errors import ModelError
 from fleetcast.models.run_times.duration import DurationModel
 from fleetcast.models.run_times.remaining import beyond
-from fleetcast.models.run_times.rows import RunRows, Survival, outcomes_of
+from fleetcast.models.run_times.rows import RunRows, Survival, make_fit_rows
 from fleetcast.models.run_times.tracker import RunTracker
 
 DAY_S = 86_400.0
@@ -109,7 +109,7 @@ def test_running_jobs_make_the_tail_longer_than_the_ended_ones_alone() -> None:
     # six jobs ended after 10 s, four have been running for 100 s
     features = features_of(np.ones(10))
     rows = RunRows(features, np.zeros(10), np.zeros(10), np.where(np.arange(10) < 6, 10.0, np.nan))
-    outcomes, survival = outcomes_of(rows, 100.0)
+    outcomes, survival = make_fit_rows(rows, 100.0)
     assert survival.alive.tolist() == pytest.approx([0.4, 0.4])
     assert outcomes.weight.sum() == pytest.approx(10)
     assert (outcomes.run_s[outcomes.weight < 1] > 100).all()

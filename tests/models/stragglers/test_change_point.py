@@ -5,8 +5,15 @@ import pytest
 
 from fleetcast.fleet.events import Step
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.stragglers.change_point import SCALES, best_pace, crept, measure_of, slowed, still_slow
-from fleetcast.models.stragglers.steps import pace_of
+from fleetcast.models.stragglers.change_point import (
+    SCALES,
+    find_best_pace,
+    is_still_slow,
+    measure_last_steps,
+    measure_slow_creep,
+    slowed,
+)
+from fleetcast.models.stragglers.steps import measure_pace
 
 
 def noisy(steps: int, sigma: float, seed: int = 0) -> np.ndarray:
@@ -36,11 +43,11 @@ def test_what_a_job_does_every_now_and_then_is_usual():
 
 
 def test_a_slow_spell_ends_nearer_to_the_usual_than_to_its_limit():
-    measure = measure_of(np.ones(40), SCALES[0])
+    measure = measure_last_steps(np.ones(40), SCALES[0])
     assert measure.limit_s == pytest.approx(1.12)
-    assert still_slow(np.array([1.3, 1.07]), measure)
-    assert still_slow(np.array([1.07, 1.07]), measure)
-    assert not still_slow(np.array([1.3, 1.04, 1.04]), measure)
+    assert is_still_slow(np.array([1.3, 1.07]), measure)
+    assert is_still_slow(np.array([1.07, 1.07]), measure)
+    assert not is_still_slow(np.array([1.3, 1.04, 1.04]), measure)
 
 
 def test_a_slow_drift_is_seen_though_every_step_is_like_the_one_before():
@@ -49,13 +56,13 @@ def test_a_slow_drift_is_seen_though_every_step_is_like_the_one_before():
     for number, duration_s in enumerate(seconds.tolist()):
         attempt.fold(Step(job="j", sequence=number, time_ms=number * 1000, step=number, duration_s=duration_s))
         if number % 10 == 9:
-            pace = pace_of(attempt, pace)
+            pace = measure_pace(attempt, pace)
             seen = seen or (number if pace.slow else 0)
     assert 1000 < seen < 1500  # 10 % and the noise: at step 1,000 it is 10 % slower
     assert pace.slow
     assert pace.usual_s == pytest.approx(1.0, abs=0.02)
     steady = seconds / np.linspace(1.0, 1.3, 3000)
-    assert crept(steady[-256:], best_pace(steady[-256:])) is None
+    assert measure_slow_creep(steady[-256:], find_best_pace(steady[-256:])) is None
 
 
 def pace_with_lengths(lengths: np.ndarray, seconds: np.ndarray):
@@ -67,7 +74,7 @@ def pace_with_lengths(lengths: np.ndarray, seconds: np.ndarray):
                 sequence_length=length,
             )
         )  # fmt: skip
-        pace = pace_of(attempt, pace)
+        pace = measure_pace(attempt, pace)
     return pace
 
 

@@ -8,7 +8,7 @@ from fleetcast.fleet.events import Finished, Resized, Started, Step
 from fleetcast.fleet.jobs import JobTable
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.requests import RankPlacement
-from fleetcast.models.stragglers.gang import GangColumns, GangMemory, gangs_of
+from fleetcast.models.stragglers.gang import GangColumns, GangMemory, match_gangs
 from tests.fuzz.bounds import examples
 
 NODES = tuple(f"n{row}" for row in range(4))
@@ -57,7 +57,7 @@ def test_remembered_members_are_those_found_anew(changes):
         placements = RunningPlaces.of(running, placements)
         gpu, port = columns(NODES, gpus), columns(NODES, 2, owners)
         found = memory.of(running, placements, gpu, port, NODES)
-        rebuilt = gangs_of(running, RunningPlaces(running), gpu, port, NODES)
+        rebuilt = match_gangs(running, RunningPlaces(running), gpu, port, NODES)
         assert found.attempts is running
         assert found.of_gpu.tolist() == rebuilt.of_gpu.tolist()
         assert found.of_port.tolist() == rebuilt.of_port.tolist()

@@ -10,7 +10,7 @@ from fleetcast.fleet.events import Checkpoint, Started, Step, StepParts
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.models.risk.rules import BY_NAME
-from fleetcast.models.stragglers.steps import StepPace, pace_of
+from fleetcast.models.stragglers.steps import StepPace, measure_pace
 from fleetcast.models.stragglers.straggler import Suspect, _judge
 
 RANKS, STAGES = 8, 4
@@ -30,7 +30,7 @@ def follow(compute: np.ndarray, stages: int = 0, wait_s=0.2, attempt=None):
                 stage=rank % stages if stages else None, duration_s=whole_s, parts=parts,
             )  # fmt: skip
             attempt.fold(step)
-        pace = pace_of(attempt, pace)
+        pace = measure_pace(attempt, pace)
         paces.append(pace)
     return attempt, paces
 
@@ -132,7 +132,7 @@ def test_a_checkpoint_in_a_slow_job_neither_contradicts_that_nor_hides_who_it_is
     attempt, paces = follow(compute)
     last = attempt.steps[-1]
     attempt.fold(Checkpoint(job="j", sequence=1, time_ms=last.time_ms - 10, edge="begin"))
-    pace = pace_of(attempt, paces[-1])
+    pace = measure_pace(attempt, paces[-1])
     assert (pace.slow, pace.ranks, pace.cause) == (True, (5,), "compute")
     assert pace.ratio == pytest.approx(paces[-1].ratio, rel=0.1)
 
@@ -149,7 +149,7 @@ def alone(seconds, tokens=None, length=None, parts=None) -> list[StepPace]:
         )  # fmt: skip
         attempt.fold(step)
         if number >= len(seconds) - 300:
-            pace = pace_of(attempt, pace)
+            pace = measure_pace(attempt, pace)
             paces.append(pace)
     return paces
 

@@ -5,7 +5,7 @@ import numpy as np
 from fleetcast.fleet.events import Phase, Step, StepParts
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.models.stragglers.step_peers import blame
-from fleetcast.models.stragglers.steps import StepPace, pace_of
+from fleetcast.models.stragglers.steps import StepPace, measure_pace
 
 REPLICAS, STAGES = 4, 2
 
@@ -26,7 +26,7 @@ def told(compute: np.ndarray, data: np.ndarray | None = None, length: np.ndarray
                 sequence_length=None if length is None else float(length[number].ravel()[rank]),
             )  # fmt: skip
             attempt.fold(step)
-        pace = pace_of(attempt, pace)
+        pace = measure_pace(attempt, pace)
         paces.append(pace)
     return attempt, paces
 
@@ -118,4 +118,4 @@ def test_nobody_is_blamed_in_an_evaluation():
     compute[:, 1, 0] *= 1.4
     attempt, _ = told(compute)
     attempt.fold(Phase(job="j", sequence=1, time_ms=99_000, name="evaluation"))
-    assert not pace_of(attempt).slow
+    assert not measure_pace(attempt).slow

@@ -5,7 +5,7 @@ import pytest
 from fleetcast.fleet.events import Checkpoint, Phase, Resized, Step, StepParts
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
-from fleetcast.models.stragglers.steps import pace_of
+from fleetcast.models.stragglers.steps import measure_pace
 
 
 def report(fleet, job, durations, first=2):
@@ -55,7 +55,7 @@ def test_steps_of_no_time_blame_nobody():
                     duration_s=0.0, parts=parts,
                 )
             )  # fmt: skip
-    pace = pace_of(attempt)
+    pace = measure_pace(attempt)
     assert (pace.slow, pace.expected_s, pace.ratio) == (False, None, None)
 
 
@@ -75,12 +75,12 @@ def test_a_rank_that_a_resize_took_away_is_not_blamed():
     attempt = JobAttempt("j", 1)
     for number in range(20):
         fold_ranks(attempt, number, 8)
-    assert pace_of(attempt).ranks == (7,)
+    assert measure_pace(attempt).ranks == (7,)
     placed = tuple(RankPlacement(rank, f"n{rank}") for rank in range(5))
     attempt.fold(Resized(job="j", sequence=5, time_ms=1700 * 19 + 1, ranks=placed))
     for number in range(20, 30):
         fold_ranks(attempt, number, 5)
-        assert pace_of(attempt).ranks == ()
+        assert measure_pace(attempt).ranks == ()
 
 
 def test_ranks_that_fell_silent_are_not_blamed_for_the_steps_that_go_on_without_them():
@@ -89,7 +89,7 @@ def test_ranks_that_fell_silent_are_not_blamed_for_the_steps_that_go_on_without_
         fold_ranks(attempt, number, 8)
     for number in range(20, 40):
         attempt.fold(Step(job="j", sequence=number, time_ms=1700 * number, step=number, duration_s=1.7))
-        blamed.append(pace_of(attempt).ranks)
+        blamed.append(measure_pace(attempt).ranks)
     assert blamed[:4] == [(7,)] * 4
     assert blamed[-4:] == [()] * 4
 
@@ -102,7 +102,7 @@ def test_steps_under_a_checkpoint_that_still_runs_do_not_count_unless_ends_are_n
         for number, seconds in enumerate([2.0] * 30 + [2.5] * 8):
             now_ms += round(seconds * 1000)
             attempt.fold(Step(job="j", sequence=number, time_ms=now_ms, step=number, duration_s=seconds))
-        assert pace_of(attempt).slow is slow
+        assert measure_pace(attempt).slow is slow
 
 
 def test_a_checkpoint_excuses_the_steps_from_its_begin_to_its_end():
@@ -113,7 +113,7 @@ def test_a_checkpoint_excuses_the_steps_from_its_begin_to_its_end():
     for number in range(40):
         now_ms += 2000
         attempt.fold(Step(job="j", sequence=number, time_ms=now_ms, step=number, duration_s=2.0))
-    assert pace_of(attempt).steps == 40 - 3 - 1
+    assert measure_pace(attempt).steps == 40 - 3 - 1
 
 
 @pytest.mark.parametrize(("before_s", "slow"), [(0.01, False), (1.0, True)])
@@ -124,6 +124,6 @@ def test_steps_that_were_skipped_after_a_resume_are_no_reference_for_ever(before
         now_ms += round(seconds * 1000)
         attempt.fold(Step(job="j", sequence=number, time_ms=now_ms, step=number, duration_s=seconds))
         if number >= 90:
-            pace = pace_of(attempt, pace)
+            pace = measure_pace(attempt, pace)
     assert pace.slow is slow
     assert pace.best_s == pytest.approx(1.0 if slow else 2.0, abs=0.05)

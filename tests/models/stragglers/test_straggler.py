@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.events import Checkpoint, Phase, Step, StepParts
-from fleetcast.models.stragglers.steps import pace_of
+from fleetcast.models.stragglers.steps import measure_pace
 
 KEYS = {
     "slow",
@@ -168,19 +168,19 @@ def steps_of(small_fleet, durations, **more):
 
 def test_one_long_step_is_no_alarm(small_fleet):
     _, attempt = steps_of(small_fleet, [1.0] * 30 + [9.0] + [1.0] * 2)
-    assert not pace_of(attempt).slow
+    assert not measure_pace(attempt).slow
 
 
 def test_four_steps_a_fifth_longer_are(small_fleet):
     _, attempt = steps_of(small_fleet, [1.0] * 30 + [1.2] * 4)
-    pace = pace_of(attempt)
+    pace = measure_pace(attempt)
     assert pace.slow
     assert pace.ratio == pytest.approx(1.2)
 
 
 def test_a_job_whose_steps_vary_is_held_to_its_own_variation(small_fleet):
     _, attempt = steps_of(small_fleet, [1.0, 2.0, 2.0, 2.1, 2.0, 1.0] * 8 + [2.0] * 4)
-    assert not pace_of(attempt).slow
+    assert not measure_pace(attempt).slow
 
 
 def test_steps_under_a_checkpoint_do_not_count(small_fleet):
@@ -189,13 +189,13 @@ def test_steps_under_a_checkpoint_do_not_count(small_fleet):
     fleet.jobs.apply(Checkpoint(job="j", sequence=40, time_ms=begin_ms, edge="begin"))
     report_steps(fleet, "j", [5.0] * 4, first=50)
     fleet.jobs.apply(Checkpoint(job="j", sequence=60, time_ms=fleet.now_ms, edge="end"))
-    assert not pace_of(attempt).slow
+    assert not measure_pace(attempt).slow
 
 
 def test_an_evaluation_is_not_slow(small_fleet):
     fleet, attempt = steps_of(small_fleet, [1.0] * 30 + [3.0] * 5)
     fleet.jobs.apply(Phase(job="j", sequence=99, time_ms=fleet.now_ms, name="evaluation"))
-    assert not pace_of(attempt).slow
+    assert not measure_pace(attempt).slow
 
 
 def test_a_slow_spell_stays_slow_however_long_it_lasts(small_fleet):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleetcast.models.stragglers.what_if import attribute, step_time
+from fleetcast.models.stragglers.what_if import attribute, simulate_step_time
 
 # Two stages, two micro-batches: forward 0 1, backward 0 1.
 ORDER = (((0, 0), (0, 1), (1, 0), (1, 1)), ((0, 0), (1, 0), (0, 1), (1, 1)))
@@ -13,15 +13,15 @@ def test_a_step_waits_for_what_it_needs():
     #  stage 0  F0 F1 .  B0 .  B1
     #  stage 1  .  F0 B0 F1 B1
     seconds = np.ones((1, 3, 2, 2, 2))
-    assert step_time(seconds, ORDER).tolist() == [6.0]
-    assert step_time(seconds, ORDER, transfer_s=0.5).tolist() == [7.0]
+    assert simulate_step_time(seconds, ORDER).tolist() == [6.0]
+    assert simulate_step_time(seconds, ORDER, transfer_s=0.5).tolist() == [7.0]
     seconds[0, 1, 1, 0, 0] = 3.0  # one forward pass of one replica: all wait for it in the end
-    assert step_time(seconds, ORDER).tolist() == [8.0]
+    assert simulate_step_time(seconds, ORDER).tolist() == [8.0]
 
 
 def test_a_schedule_that_waits_for_itself_is_refused():
     with pytest.raises(ValueError, match="waits for itself"):
-        step_time(np.ones((1, 1, 2, 2, 1)), (((1, 0), (0, 0)), ((0, 0), (1, 0))))
+        simulate_step_time(np.ones((1, 1, 2, 2, 1)), (((1, 0), (0, 0)), ((0, 0), (1, 0))))
 
 
 def test_operations_without_any_time_are_refused():

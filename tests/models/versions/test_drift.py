@@ -9,13 +9,13 @@ from fleetcast.models.versions.drift import (
     DriftLimits,
     Recent,
     by_chance,
-    card_coverage,
-    independent_rows,
+    count_independent_rows,
     judge,
     ks,
+    merge_records,
     moved,
     psi,
-    recent_of,
+    read_card_coverage,
 )
 
 DAY_MS = 86_400_000
@@ -53,7 +53,7 @@ def test_each_condition_by_itself(recent: Recent, days: int, reasons: set[str]) 
 
 
 def test_the_card_says_what_is_right_and_limits_may_be_set() -> None:
-    assert card_coverage(CARD) == pytest.approx(0.775)
+    assert read_card_coverage(CARD) == pytest.approx(0.775)
     assert "the card says 78%" in judge(CARD, Recent(0.6, None, 500), 0).reasons["coverage"]
     lax = DriftLimits(coverage_off=0.3, loss_ratio=2.0, after_days=0)
     assert not judge(CARD, Recent(0.5, 1.5, 10_000), 10_000 * DAY_MS, lax).reasons
@@ -66,8 +66,8 @@ def test_records_of_series_are_one_by_weight() -> None:
         {"coverage_80": None, "wql_vs_best_naive": None, "origins": 0},
         None,
     ]
-    assert recent_of(rows) == Recent(0.8, 1.0, 400)
-    assert recent_of([]) == Recent(None, None, 0)
+    assert merge_records(rows) == Recent(0.8, 1.0, 400)
+    assert merge_records([]) == Recent(None, None, 0)
 
 
 def test_what_moved_comes_first_and_what_stayed_stays_near_nothing() -> None:
@@ -128,12 +128,12 @@ def test_a_day_of_a_slow_series_is_few_rows_however_often_it_was_read() -> None:
 def test_rows_of_several_series_are_worth_the_sum_of_each() -> None:
     rng = np.random.default_rng(2)
     free = rng.normal(size=(300, 4))
-    assert independent_rows(free) == pytest.approx(1200, rel=0.15)
+    assert count_independent_rows(free) == pytest.approx(1200, rel=0.15)
     levels = free * 0.001 + np.arange(4.0)  # a level of its own for each is no memory
-    assert independent_rows(levels) == pytest.approx(1200, rel=0.15)
+    assert count_independent_rows(levels) == pytest.approx(1200, rel=0.15)
     free[:, 3] = np.nan
-    assert independent_rows(free) == pytest.approx(900, rel=0.15)
-    assert independent_rows(np.full((5, 1), np.nan)) == 0.0
+    assert count_independent_rows(free) == pytest.approx(900, rel=0.15)
+    assert count_independent_rows(np.full((5, 1), np.nan)) == 0.0
 
 
 def test_what_chance_passes_is_what_samples_of_one_population_show() -> None:

@@ -17,10 +17,10 @@ from fleetcast.models.versions.card import (
     CardMetric,
     FitSpan,
     GateVerdict,
-    calibration_of,
+    compute_calibration,
     metrics_of,
     read_card,
-    versions_of,
+    read_package_versions,
 )
 from fleetcast.models.versions.registry import SHIPPED, Registry
 from fleetcast.training.reports.results import ResultRow
@@ -309,12 +309,12 @@ def test_a_card_keeps_the_rows_of_an_evaluation() -> None:
     low = ResultRow("earth", "running", "all", 3600, "ours", "trees", "coverage_80", 0.83, None, None, 1500)
     metrics = metrics_of([row, low])
     assert msgspec.to_builtins(metrics[0]) == msgspec.to_builtins(row)
-    (pooled,) = calibration_of(metrics)
+    (pooled,) = compute_calibration(metrics)
     assert (pooled.nominal, round(pooled.observed, 4), pooled.n) == (0.8, 0.82, 2000)
 
 
 def test_dependencies_that_are_not_installed_are_left_out() -> None:
-    assert set(versions_of("numpy", "no-such-package")) == {"numpy"}
+    assert set(read_package_versions("numpy", "no-such-package")) == {"numpy"}
 
 
 def test_a_folder_without_a_card_says_so(tmp_path: Path) -> None:

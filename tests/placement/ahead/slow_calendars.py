@@ -9,7 +9,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.ahead.calendars import SHORTEST_GAP_S, Array, Calendar, Rooms
 from fleetcast.placement.ahead.slot_times import Place, _make_empty_place
-from fleetcast.placement.machines.fit import widest_level
+from fleetcast.placement.machines.fit import get_widest_level
 
 
 def earliest(
@@ -20,7 +20,7 @@ def earliest(
     rooms: Rooms,
 ) -> Place:
     """ready: (path, node, gpu), ascending along a node; order: the calendar's place of each, None: the same."""
-    level, members, each = widest_level(request), request.members.min, request.gpus_per_node
+    level, members, each = get_widest_level(request), request.members.min, request.gpus_per_node
     if level is Level.NODE:
         room, members, each = room // members, 1, each * members
     slots = _slots(ready, np.minimum(room, 1) if request.spread else room, each)

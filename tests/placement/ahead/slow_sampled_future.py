@@ -260,4 +260,4 @@ class PlainQueues(QueuesAhead):
         for stand in self._standing.stands.values():
             for name, below in stand.below.items():
                 assert below == sum(child.reserve.get(name, 0.0) for child in stand.children)
-        return self._standing.refused_by(hold.leaf, hold.amounts) is None
+        return self._standing.find_refusing_queue(hold.leaf, hold.amounts) is None

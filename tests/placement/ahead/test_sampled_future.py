@@ -15,7 +15,7 @@ from fleetcast.placement.ahead.paths import timelines
 from fleetcast.placement.ahead.start_time import start_times
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.plan.queue import Waiting, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 from tests.fuzz.bounds import examples
@@ -68,7 +68,7 @@ def test_who_waits_passes_a_gang_that_is_not_first_but_not_the_one_that_is(busy)
 def test_a_job_that_ends_before_the_head_starts_goes_first(busy) -> None:
     view, running = busy
     ended = view.holders == 0
-    free = (replace(view, milli=milli_of(ended), holders=np.where(ended, -1, view.holders)), running)
+    free = (replace(view, milli=convert_to_milli(ended), holders=np.where(ended, -1, view.holders)), running)
     short = replace(SURE, by_gpus={8: (60.0, 60.0), 0: (HOUR_S, HOUR_S)})
     queue = [Waiting(request("head", gang=2), NOW_MS - 2), Waiting(request("short"), NOW_MS - 1)]
     found = start_times(timelines(queue, *free, short, OPTIONS, lambda asked: (60.0,) * 8))

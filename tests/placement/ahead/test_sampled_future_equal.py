@@ -84,7 +84,7 @@ def assert_equal(sampled: Callable[[], Timelines], backfilled: int = paths.BACKF
 def test_run_times_at_many_levels_are_those_at_each(known: Any, age_s: float, limit_s: float | None) -> None:
     times = RunTimeQuantiles(known)
     levels = np.linspace(0.001, 0.999, 21)
-    mu, sigma = times._log_normal_parameters(8, limit_s)
+    mu, sigma = times._fit_log_normal(8, limit_s)
     passed = NORMAL.cdf((math.log(age_s) - mu) / sigma) if age_s else 0.0
     for level in levels.tolist():
         share = passed + level * (1 - passed)

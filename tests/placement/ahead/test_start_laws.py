@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ahead.paths import timelines
-from fleetcast.placement.ahead.start_time import StartEstimate, blockers_of, estimate_start, room, start_times
+from fleetcast.placement.ahead.start_time import StartEstimate, estimate_start, list_blockers, room, start_times
 from fleetcast.placement.machines.slots import HeldParts
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import Waiting, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.queues.charges import LeafUse
-from fleetcast.placement.queues.queues_ahead import QueueHold, allowed_from
+from fleetcast.placement.queues.queues_ahead import QueueHold, find_allowed_delay_s
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.standing import QueueStanding
 from tests.fuzz.bounds import examples
@@ -116,7 +116,7 @@ def test_a_queue_never_holds_more_than_its_limit_along_any_path(limit: int, gpus
     own = turns(f"[queue.a]\nlimit = {{gpu = {limit}}}\n", view)
     entries = [Waiting(request(f"q{at}", gpus=one), NOW_MS - at) for at, one in enumerate(gpus)]
     told = timelines(entries, view, {}, RunTimeQuantiles({0: (600.0, 7200.0)}), OPTIONS, turns=own)
-    ends_s = told.running_ends() | {name: told.ends_s[holder] for name, holder in told.holders.items()}
+    ends_s = told.list_running_ends() | {name: told.ends_s[holder] for name, holder in told.holders.items()}
     for path in range(len(told.starts_s["q0"])):
         spans = [(told.starts_s[f"q{at}"][path], ends_s[f"q{at}"][path], one) for at, one in enumerate(gpus)]
         for start_s, _, _ in spans:
@@ -202,10 +202,10 @@ def test_from_when_a_queue_may_have_more() -> None:
         return QueueHold("a", {"gpu": gpus})
 
     spans = [(-1.0, 50.0, of(4.0)), (-1.0, 90.0, of(2.0)), (50.0, 70.0, of(6.0))]
-    assert allowed_from(standing, spans, of(2.0)) == 0.0
-    assert allowed_from(standing, spans, of(4.0)) == 70.0
-    assert allowed_from(standing, spans, of(8.0)) == 90.0
-    assert allowed_from(standing, spans, of(9.0)) == float("inf")
+    assert find_allowed_delay_s(standing, spans, of(2.0)) == 0.0
+    assert find_allowed_delay_s(standing, spans, of(4.0)) == 70.0
+    assert find_allowed_delay_s(standing, spans, of(8.0)) == 90.0
+    assert find_allowed_delay_s(standing, spans, of(9.0)) == float("inf")
 
 
 def test_jobs_of_other_schedulers_are_held_to_no_limit_but_to_maintenance(make_view) -> None:
@@ -236,7 +236,7 @@ def test_no_blocker_ends_after_the_start_that_waits_for_it(
         pairs = [(estimate.start_ms, estimate.blocked_by)]
         if start_ms is not None:
             mine = told(None, dict(zip(("p10", "p50", "p90"), start_ms, strict=True)))
-            pairs.append((mine, blockers_of(one, futures, NOW_MS, mine, told)))
+            pairs.append((mine, list_blockers(one, futures, NOW_MS, mine, told)))
         for starts_ms, blockers in pairs:
             for blocker in blockers:
                 assert starts_ms is not None

@@ -7,11 +7,11 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.ahead.paths import MOST_CALENDARS, Timelines, timelines
-from fleetcast.placement.ahead.run_draws import PATHS, left_of
-from fleetcast.placement.ahead.start_time import StartEstimate, _room_sentence, estimate_start, start_times
+from fleetcast.placement.ahead.run_draws import PATHS, interpolate_remaining_s
+from fleetcast.placement.ahead.start_time import StartEstimate, _describe_room, estimate_start, start_times
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.plan.queue import Waiting
 from fleetcast.placement.plan.timeline import Release, RunningJob, RunTimeQuantiles, Timeline
 
@@ -177,7 +177,7 @@ def test_gpus_that_do_not_answer_are_never_free(busy) -> None:
     view, running = busy
     usable = np.ones((4, 8), bool)
     usable[0] = False
-    answering = replace(view, usable=usable, milli=milli_of(view.free & usable))
+    answering = replace(view, usable=usable, milli=convert_to_milli(view.free & usable))
     estimate = estimate_start(request(), paths((answering, running)))
     assert hours(estimate) == [2, 2, 2]
 
@@ -197,7 +197,7 @@ def test_with_exact_run_times_it_starts_at_the_first_release_at_which_it_fits(ma
     holders = rng.integers(-1, 6, (9, 8)).astype(np.int32)
     jobs = tuple("abcdef")
     view = make_view({"r01": [0] * 4, "r02": [0] * 2, "r03": [0] * 3}, holders=holders, jobs=jobs)
-    view = replace(view, milli=milli_of(holders < 0), state=(rng.random(9) < 0.1).astype(np.int8))
+    view = replace(view, milli=convert_to_milli(holders < 0), state=(rng.random(9) < 0.1).astype(np.int8))
     left_s = rng.integers(100, 90_000, 6).tolist()
     running = {job: RunningJob(NOW_MS, 1, left_s=(float(left),) * 8) for job, left in zip(jobs, left_s, strict=True)}
     held = {job: np.flatnonzero(holders.ravel() == number) for number, job in enumerate(jobs)}
@@ -210,7 +210,7 @@ def test_with_exact_run_times_it_starts_at_the_first_release_at_which_it_fits(ma
         for each, level in ((1, None), (3, "node"), (4, "rack"), (8, "rack"), (5, None), (2, "rail_group")):
             for spread in (False, True):
                 wanted = request(gang=gang, each=each, level=level, spread=spread and level != "node")
-                step = timeline.first_fit(wanted, OPTIONS)
+                step = timeline.find_first_fit(wanted, OPTIONS)
                 start = estimate_start(wanted, paths((view, running))).start_ms
                 expected = None if step is None else ahead[step - 1].end_ms if step else NOW_MS
                 assert (start and start["p50"]) == expected, wanted
@@ -225,11 +225,11 @@ def test_a_fleet_without_nodes_fits_nothing(make_view) -> None:
 def test_few_of_many_jobs_end_at_the_lowest_level_that_is_known() -> None:
     """A twentieth of the futures lies below it; they do not all end at that moment."""
     levels = np.linspace(0.001, 0.999, 999)
-    left_s = left_of((60.0, 120.0, 600.0, 3600.0, 7200.0, 14_400.0, 20_000.0, 40_000.0), levels)
+    left_s = interpolate_remaining_s((60.0, 120.0, 600.0, 3600.0, 7200.0, 14_400.0, 20_000.0, 40_000.0), levels)
     assert (np.diff(left_s) > 0).all()
     assert left_s[0] < 60 < left_s[60]
     assert left_s[-1] > 40_000
-    assert set(left_of((HOUR_S,) * 8, levels).round(6)) == {HOUR_S}
+    assert set(interpolate_remaining_s((HOUR_S,) * 8, levels).round(6)) == {HOUR_S}
 
 
 def test_past_its_limit_a_job_does_not_end_now() -> None:
@@ -247,4 +247,4 @@ def test_past_its_limit_a_job_does_not_end_now() -> None:
 )
 def test_room_names_free_gpus_only_where_there_are_some(free: int, p90_s: int, sentence: str) -> None:
     opens_ms = {"p10": NOW_MS, "p50": NOW_MS, "p90": NOW_MS + 1000 * p90_s}
-    assert _room_sentence(free, 0, opens_ms, NOW_MS) == sentence
+    assert _describe_room(free, 0, opens_ms, NOW_MS) == sentence

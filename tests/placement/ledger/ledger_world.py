@@ -31,7 +31,7 @@ def fill(ledger: Ledger) -> None:
     for request in (*WAITING, MOVED):
         ledger.enqueue(request, decision(request, "queued"), 3_000, "bob")
     ledger.commit(MOVED, decision(MOVED, "placed"), 4_000, "queue", "place")
-    ledger.end_promises([("seen", IntentState.SEEN), ("left", IntentState.CANCELLED)], 5_000, "ada")
+    ledger.finish_intents([("seen", IntentState.SEEN), ("left", IntentState.CANCELLED)], 5_000, "ada")
     ledger.accept("the board was lost", 6_000, "ada")
 
 
@@ -55,11 +55,13 @@ def edit(path: Path, *statements: str, values: Any = ()) -> None:
 
 
 QUESTIONS: dict[str, Any] = {
-    "intents": lambda ledger: ledger.active_intents(),
+    "intents": lambda ledger: ledger.list_active_intents(),
     "queue": lambda ledger: ledger.queued(),
-    **{f"replay {row.request_id}": lambda ledger, row=row: ledger.stored_reply(row) for row in EVERYBODY},
+    **{f"replay {row.request_id}": lambda ledger, row=row: ledger.find_stored_reply(row) for row in EVERYBODY},
     **{f"find {row.request_id}": lambda ledger, row=row: ledger.find(row.request_id) for row in EVERYBODY},
-    **{f"state {row.request_id}": lambda ledger, row=row: ledger.intent_state(row.request_id) for row in EVERYBODY},
+    **{
+        f"state {row.request_id}": lambda ledger, row=row: ledger.read_intent_state(row.request_id) for row in EVERYBODY
+    },
     "page": lambda ledger: ledger.decisions_after(0, 100),
     "audit": lambda ledger: ledger.audit(100),
     "audit of one": lambda ledger: ledger.audit(100, after=0, request_id="moved"),

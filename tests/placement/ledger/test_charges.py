@@ -32,7 +32,7 @@ def changes(ledger: Ledger) -> Iterator[None]:
     ledger.charges.close("j1", 1, 50_000, "finished")
     yield
     with ledger.transaction():
-        ledger.charges.keep_banks([("a", Bank(7, 8.5, 1.25, 0.5))])
+        ledger.charges.write_banks([("a", Bank(7, 8.5, 1.25, 0.5))])
         ledger.charges.change(replace(ledger.charges.opened()["j2", 1], started_ms=3000))
     yield
 

@@ -8,7 +8,7 @@ import pytest
 
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import Decision, PlacementRequest, RankPlacement
-from fleetcast.placement.ledger.chain import NO_HASH, line_hash
+from fleetcast.placement.ledger.chain import NO_HASH, hash_line
 from fleetcast.placement.ledger.ledger import IntentState, Ledger, LedgerError
 
 
@@ -52,34 +52,34 @@ def test_a_retry_gets_the_same_bytes_after_a_restart(path: Path) -> None:
     ]
     first.close()
     second = Ledger(path)
-    assert [second.stored_reply(request) for request in requests] == replies
+    assert [second.find_stored_reply(request) for request in requests] == replies
     assert second.find("a") == replies[0]
-    assert [intent.request_id for intent in second.active_intents()] == ["a"]
-    assert second.active_intents()[0].gpus == 2
+    assert [intent.request_id for intent in second.list_active_intents()] == ["a"]
+    assert second.list_active_intents()[0].gpus == 2
     second.close()
 
 
 def test_another_body_under_the_same_id_is_refused(ledger: Ledger) -> None:
     ledger.commit(PlacementRequest(request_id="a"), placed("a"), 1, "", "place")
     with pytest.raises(RequestError, match="another body") as caught:
-        ledger.stored_reply(PlacementRequest(request_id="a", gang=2))
+        ledger.find_stored_reply(PlacementRequest(request_id="a", gang=2))
     assert caught.value.field == "request_id"
     ledger.enqueue(PlacementRequest(request_id="q"), refused("q"), 1, "")
     with pytest.raises(RequestError, match="another body"):
-        ledger.stored_reply(PlacementRequest(request_id="q", priority=5))
+        ledger.find_stored_reply(PlacementRequest(request_id="q", priority=5))
 
 
 def test_an_intent_holds_until_it_is_settled(ledger: Ledger) -> None:
     for name in ("a", "b"):
         ledger.commit(PlacementRequest(request_id=name), placed(name), 1, "", "place")
     before = ledger.version
-    ledger.end_promises([("a", IntentState.SEEN), ("nobody", IntentState.SEEN)], 2)
+    ledger.finish_intents([("a", IntentState.SEEN), ("nobody", IntentState.SEEN)], 2)
     assert ledger.version > before
-    assert [intent.request_id for intent in ledger.active_intents()] == ["b"]
-    assert ledger.intent_state("a") is IntentState.SEEN
-    assert ledger.intent_state("nobody") is None
-    assert ledger.end_promises([("b", IntentState.EXPIRED)], 3) == 1
-    assert ledger.end_promises([], 4) == 0
+    assert [intent.request_id for intent in ledger.list_active_intents()] == ["b"]
+    assert ledger.read_intent_state("a") is IntentState.SEEN
+    assert ledger.read_intent_state("nobody") is None
+    assert ledger.finish_intents([("b", IntentState.EXPIRED)], 3) == 1
+    assert ledger.finish_intents([], 4) == 0
     assert "did not start in time" in ledger.audit(1)[0]["sentence"]
 
 
@@ -87,13 +87,13 @@ def test_a_queued_request_moves_to_the_decisions_when_placed(path: Path) -> None
     request = PlacementRequest(request_id="a", priority=3)
     ledger = Ledger(path)
     waiting = ledger.enqueue(request, refused("a"), 7, "me")
-    assert ledger.stored_reply(request) == waiting
+    assert ledger.find_stored_reply(request) == waiting
     ledger.close()
     ledger = Ledger(path)
     assert [(entry.request, entry.queued_ms) for entry in ledger.queued()] == [(request, 7)]
     final = ledger.commit(request, placed("a"), 9, "me", "place from queue")
     assert ledger.queued() == []
-    assert ledger.stored_reply(request) == final != waiting
+    assert ledger.find_stored_reply(request) == final != waiting
     ledger.close()
 
 
@@ -115,7 +115,7 @@ def test_what_fails_half_way_leaves_nothing_behind(ledger: Ledger) -> None:
 
     with pytest.raises(ZeroDivisionError):
         commit_and_die()
-    assert ledger.active_intents() == []
+    assert ledger.list_active_intents() == []
     assert ledger.is_queued("a")
     assert ledger.decisions_after(0, 10) == []
 
@@ -127,7 +127,7 @@ def test_a_ledger_that_cannot_be_written_says_so_and_promises_nothing(ledger: Le
     with pytest.raises(LedgerError, match="cannot be used now: database is locked"):
         ledger.commit(PlacementRequest(request_id="a"), placed("a"), 1, "", "place")
     other.close()
-    assert ledger.active_intents() == []
+    assert ledger.list_active_intents() == []
     assert ledger.find("a") is None
 
 
@@ -149,7 +149,7 @@ def test_the_audit_trail_is_append_only(ledger: Ledger, path: Path) -> None:
 
 def test_the_end_of_a_placement_is_audited_with_the_decision_that_it_ends(ledger: Ledger) -> None:
     ledger.commit(PlacementRequest(request_id="a"), placed("a"), 11, "alice", "place")
-    ledger.end_promises([("a", IntentState.CANCELLED)], 12, "bob")
+    ledger.finish_intents([("a", IntentState.CANCELLED)], 12, "bob")
     ended, began = ledger.audit(10)
     assert (ended["caller"], ended["action"], ended["time_ms"]) == ("bob", "cancelled", 12)
     for column in ("request_id", "decision_id", "board_as_of_ms", "models"):
@@ -160,10 +160,10 @@ def test_what_could_not_be_rolled_back_in_memory_is_read_from_the_file_again(led
     ledger.commit(PlacementRequest(request_id="a"), placed("a"), 1, "", "place")
     ledger._db.execute("CREATE TEMP TRIGGER full BEFORE INSERT ON main.audit BEGIN SELECT RAISE(ABORT, 'full'); END")
     with pytest.raises(LedgerError, match="full"):
-        ledger.end_promises([("a", IntentState.EXPIRED)], 2)
-    assert [intent.request_id for intent in ledger.active_intents()] == ["a"]
+        ledger.finish_intents([("a", IntentState.EXPIRED)], 2)
+    assert [intent.request_id for intent in ledger.list_active_intents()] == ["a"]
     ledger._db.execute("DROP TRIGGER full")
-    assert ledger.end_promises([("a", IntentState.EXPIRED)], 3) == 1
+    assert ledger.finish_intents([("a", IntentState.EXPIRED)], 3) == 1
 
 
 def test_a_row_that_is_no_request_is_damage(path: Path) -> None:
@@ -234,6 +234,6 @@ def test_a_value_of_another_type_is_damage(path: Path, change: str) -> None:
 def test_an_audit_line_that_is_no_json_is_damage(ledger: Ledger, path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         line = (1, 1, "a", "place", "r", "d", 0, "{", "s", "", NO_HASH)
-        db.execute("INSERT INTO audit VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", [*line, line_hash(line)])
+        db.execute("INSERT INTO audit VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", [*line, hash_line(line)])
     with pytest.raises(LedgerError, match="damaged"):
         ledger.audit(10)

@@ -73,7 +73,7 @@ def test_everything_of_version_1_is_there_and_verifies(path: Path) -> None:
     ledger = Ledger(path)
     assert not ledger.was_new
     assert (ledger.identity, ledger.position, ledger.head.audit_id) == ("", 18, 18)
-    assert [intent.request_id for intent in ledger.active_intents()] == ["held-2", "held-3"]
+    assert [intent.request_id for intent in ledger.list_active_intents()] == ["held-2", "held-3"]
     assert [entry.request.request_id for entry in ledger.queued()] == ["waits-1", "waits-2"]
     assert [row.request_id for row in ledger.decisions_after(0, 99)][:2] == ["held-1", "seen-1"]
     ledger.accept("it goes on", 1, "ada")

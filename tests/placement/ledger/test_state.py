@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleetcast.fleet.requests import Decision, PlacementRequest
-from fleetcast.placement.ledger.file import peek
+from fleetcast.placement.ledger.file import read_ledger_identity
 from fleetcast.placement.ledger.ledger import Ledger, LedgerError
 
 VERSION_1 = Path(__file__).parents[2] / "data" / "ledger-v1.sqlite"
@@ -144,27 +144,27 @@ def test_who_accepts_a_loss_stands_in_the_audit(ledger: Ledger) -> None:
 
 
 def test_a_look_at_a_ledger_tells_identity_and_position_and_changes_nothing(path: Path) -> None:
-    assert peek(path) is None
+    assert read_ledger_identity(path) is None
     path.touch()
-    assert peek(path) is None
+    assert read_ledger_identity(path) is None
     ledger = Ledger(path)
-    assert peek(path) == ("", 0)
+    assert read_ledger_identity(path) == ("", 0)
     ledger.set_identity("s-1")
     refuse(ledger, "a")
-    assert peek(path) == ("s-1", 1), "while the placer has it open"
+    assert read_ledger_identity(path) == ("s-1", 1), "while the placer has it open"
     ledger.close()
     before = path.read_bytes()
-    assert peek(path) == ("s-1", 1)
+    assert read_ledger_identity(path) == ("s-1", 1)
     assert path.read_bytes() == before
 
 
 def test_a_look_at_a_ledger_of_version_1_tells_its_position(path: Path) -> None:
     shutil.copy(VERSION_1, path)
-    assert peek(path) == ("", 18)
+    assert read_ledger_identity(path) == ("", 18)
 
 
 @pytest.mark.parametrize("garbage", [b"no database" * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
 def test_a_look_at_what_is_no_ledger_is_told(path: Path, garbage: bytes) -> None:
     path.write_bytes(garbage)
     with pytest.raises(LedgerError, match=r"ledger\.sqlite cannot be read"):
-        peek(path)
+        read_ledger_identity(path)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ledger import verify as ledger_verify
-from fleetcast.placement.ledger.chain import NO_HASH, decision_checksum, intent_checksum, line_hash
+from fleetcast.placement.ledger.chain import NO_HASH, compute_decision_checksum, compute_intent_checksum, hash_line
 from fleetcast.placement.ledger.ledger import IntentState, Ledger, LedgerError
 from fleetcast.placement.ledger.verify import LedgerVerdict, verify
 from tests.fuzz.bounds import examples
@@ -179,9 +179,9 @@ def test_a_damaged_reply_is_named_and_nothing_else_is_held_up(path: Path) -> Non
     with pytest.raises(LedgerError, match=r"is damaged \(the decision of request 'seen' is not what was written"):
         ledger.find("seen")
     with pytest.raises(LedgerError, match="the decision of request 'seen'"):
-        ledger.stored_reply(DECIDED[1])
+        ledger.find_stored_reply(DECIDED[1])
     assert ledger.find("held") is not None
-    assert ledger.stored_reply(NEW) is None
+    assert ledger.find_stored_reply(NEW) is None
     ledger.close()
 
 
@@ -242,7 +242,7 @@ def test_a_changed_line_breaks_the_chain_there(path: Path) -> None:
 def test_a_changed_line_with_a_hash_of_its_own_breaks_the_chain_after_it(path: Path) -> None:
     (line,) = rows(path, "SELECT * FROM audit WHERE audit_id = 5")
     changed = [*line[:2], "nobody", *line[3:-1]]
-    edit(path, "UPDATE audit SET caller = 'nobody', hash = ? WHERE audit_id = 5", values=[line_hash(changed)])
+    edit(path, "UPDATE audit SET caller = 'nobody', hash = ? WHERE audit_id = 5", values=[hash_line(changed)])
     assert seen(verify(path)) == [("line", 6, None)]
 
 
@@ -251,7 +251,7 @@ def rewritten(path: Path, change: Callable[[list[Any]], list[Any]]) -> None:
     lines, previous = [], NO_HASH
     for row in rows(path, "SELECT * FROM audit ORDER BY audit_id"):
         line = [*change(list(row[:-2])), previous]
-        previous = line_hash(line)
+        previous = hash_line(line)
         lines.append([*line, previous])
     edit(path, "DELETE FROM audit")
     with closing(sqlite3.connect(path)) as db, db:
@@ -276,7 +276,7 @@ def test_a_tail_that_was_cut_off_without_a_trace_shows_beside_a_head_kept_elsewh
 def test_a_reply_with_a_checksum_made_anew_contradicts_its_line(path: Path) -> None:
     (row,) = rows(path, "SELECT * FROM decisions WHERE request_id = 'refused'")
     changed = [*row[:3], row[3].replace(b"by hand", b"by head"), *row[4:-1]]
-    values = [changed[3], decision_checksum(changed)]
+    values = [changed[3], compute_decision_checksum(changed)]
     edit(path, "UPDATE decisions SET reply = ?, checksum = ? WHERE request_id = 'refused'", values=values)
     verdict = verify(path)
     assert seen(verdict) == [("reply", None, "refused")]
@@ -289,14 +289,14 @@ def test_an_intent_with_a_checksum_made_anew_contradicts_its_decision(path: Path
     edit(
         path,
         "UPDATE intents SET ranks = ?, checksum = ? WHERE request_id = 'held'",
-        values=[changed[3], intent_checksum(changed)],
+        values=[changed[3], compute_intent_checksum(changed)],
     )
     assert seen(verify(path)) == [("intent", None, "held")]
 
 
 def test_an_intent_that_was_ended_in_silence_is_told(path: Path) -> None:
     (row,) = rows(path, "SELECT * FROM intents WHERE request_id = 'held'")
-    checksum = intent_checksum([*row[:-2], "expired"])
+    checksum = compute_intent_checksum([*row[:-2], "expired"])
     edit(path, "UPDATE intents SET state = 'expired', checksum = ? WHERE request_id = 'held'", values=[checksum])
     (finding,) = verify(path).findings
     assert finding.sentence == "1 intents are expired, the trail speaks of 0"
@@ -318,7 +318,7 @@ def test_what_is_gone_is_named(path: Path, change: str, finding: tuple[str, None
 
 def test_what_nobody_asked_for_is_told(path: Path) -> None:
     row = [99, "free", b"{}", b"{}", "refused", "free", 1, 1]
-    edit(path, "INSERT INTO decisions VALUES (?,?,?,?,?,?,?,?,?)", values=[*row, decision_checksum(row)])
+    edit(path, "INSERT INTO decisions VALUES (?,?,?,?,?,?,?,?,?)", values=[*row, compute_decision_checksum(row)])
     assert "6 replies are stored, the trail speaks of 5" in [finding.sentence for finding in verify(path).findings]
 
 
@@ -400,7 +400,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(state=st.sampled_from(list(IntentState)[1:]))
     def settle(self, state: IntentState) -> None:
-        self.ledger.end_promises([(row.request_id, state) for row in self.ledger.active_intents()[:2]], 7)
+        self.ledger.finish_intents([(row.request_id, state) for row in self.ledger.list_active_intents()[:2]], 7)
         self._kept()
 
     @rule(mark=st.integers())
@@ -439,7 +439,7 @@ def test_any_history_of_a_ledger_verifies(path: Path) -> None:
 def test_the_world_of_these_tests_has_something_of_everything(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     fill(ledger)
-    assert [intent.request_id for intent in ledger.active_intents()] == ["held", "moved"]
+    assert [intent.request_id for intent in ledger.list_active_intents()] == ["held", "moved"]
     assert len(ledger.queued()) == 2
     assert {row["action"] for row in ledger.audit(99)} == {"place", "refuse", "queue", "cancelled", "accept"}
     ledger.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.engine import decide
 from fleetcast.placement.machines.filters import screen
-from fleetcast.placement.machines.fit import Fit, GangSearch, allowed_levels, best_fits, room_at
+from fleetcast.placement.machines.fit import Fit, GangSearch, find_best_fits, list_allowed_levels, sum_room_by_domain
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.scorers import NodeScores
 from fleetcast.placement.machines.view import ClusterView
@@ -55,14 +55,14 @@ def test_no_level_that_could_win_is_skipped(
         request_id="a", gang=gang, gpus_per_node=each, topology=TopologyConstraint(required), max_risk=1.0
     )
     scores = NodeScores(request, view, options, screen(request, view, options))
-    found = best_fits(request, view.topology, scores, gang)
+    found = find_best_fits(request, view.topology, scores, gang)
     search = GangSearch(request, view.topology, scores, gang)
     every = []
-    for level in allowed_levels(request):
-        offer = room_at(level, view.topology, scores.rows, scores.room)
+    for level in list_allowed_levels(request):
+        offer = sum_room_by_domain(level, view.topology, scores.rows, scores.room)
         if offer.most >= gang:
             fits = search.fits(offer)
-            assert not scores.is_bounded or all(fit.score <= search.bound(offer) for fit in fits)
+            assert not scores.has_score_bounds or all(fit.score <= search.bound(offer) for fit in fits)
             every += fits
     every.sort(key=lambda fit: -fit.score)
     best = {fit.rows[np.argsort(fit.rows)].tobytes(): fit for fit in reversed(every)}  # the first of equals stays
@@ -85,14 +85,14 @@ def test_domains_whose_bound_is_low_need_not_be_filled(
     scores = NodeScores(request, view, options, screen(request, view, options))
     search = GangSearch(request, view.topology, scores, gang)
     with patch("fleetcast.placement.machines.fit.FEW", 0), patch("fleetcast.placement.machines.fit.AT_ONCE", 1):
-        for level in allowed_levels(request)[1:]:
-            offer = room_at(level, view.topology, scores.rows, scores.room)
+        for level in list_allowed_levels(request)[1:]:
+            offer = sum_room_by_domain(level, view.topology, scores.rows, scores.room)
             feasible = offer.members >= gang
             if not feasible.any():
                 continue
             every = search._fill_wanted_domains(np.ones(np.count_nonzero(feasible), bool), offer, feasible)
             some = search.fits(offer)
-            if scores.is_alone:
+            if scores.is_gang_score_independent:
                 bounds = search.bounds(offer, feasible)
                 for alone, bound in zip(np.eye(np.count_nonzero(feasible), dtype=bool), bounds, strict=True):
                     (fit,) = search._fill_wanted_domains(alone, offer, feasible)

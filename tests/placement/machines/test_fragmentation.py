@@ -11,11 +11,11 @@ from fleetcast.placement.engine import decide
 from fleetcast.placement.machines.fragmentation import fragmentation
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.potential import PotentialGrowth
-from fleetcast.placement.machines.shapes import MemberShape, demand_of, member_shape
+from fleetcast.placement.machines.shapes import MemberShape, make_member_shape, make_shape_demand
 
 
 def wants(*shapes: MemberShape) -> Options:
-    return Options(demand=demand_of(dict.fromkeys(shapes, 1), ["H100"]))
+    return Options(demand=make_shape_demand(dict.fromkeys(shapes, 1), ["H100"]))
 
 
 def host(view, options: Options, **fields: object) -> str:
@@ -44,7 +44,7 @@ def test_work_without_gpus_spares_the_cpus_that_gpus_want(make_view) -> None:
 @pytest.mark.parametrize("fields", [{"gpus_per_node": 2}, {"gpu_share": 400}, {"gpus_per_node": 0, "cpus": 4}])
 def test_the_growth_is_a_score(make_view, fields: dict[str, int]) -> None:
     view, request = make_view({"r01": [8, 3, 2]}), PlacementRequest(request_id="a", **fields)  # type: ignore[arg-type]
-    demand = wants(MemberShape(2, cpus=8.0), member_shape(request)).demand
+    demand = wants(MemberShape(2, cpus=8.0), make_member_shape(request)).demand
     assert demand is not None
     fit = PotentialGrowth(request, view, demand, np.arange(3)).fit(np.arange(3), np.array([2, 1, 1]))
     assert ((fit >= 0) & (fit <= 1)).all()

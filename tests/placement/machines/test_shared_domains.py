@@ -42,7 +42,7 @@ def test_members_of_one_power_domain_are_worth_less_than_of_two(make_view) -> No
     view = make_view({"r1": [8], "r2": [8], "r3": [8], "r4": [8]}, p_fail=p)
     scores = scores_of(powered(view, "a", "a", "b", ""))
     at, domain = np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1])
-    shared = scores.shared_risk(at, domain, 2) - scores_of(view).shared_risk(at, domain, 2)
+    shared = scores.compute_shared_risk(at, domain, 2) - scores_of(view).compute_shared_risk(at, domain, 2)
     assert shared[0] > 0.01
     assert shared[1] == 0
 
@@ -78,5 +78,7 @@ def test_jobs_run_as_long_as_such_jobs_did_and_never_beyond_their_limit(make_vie
 
 def test_a_node_that_is_hot_from_the_job_before_is_worth_less(make_view) -> None:
     view = make_view({"r1": [8, 8]})
-    cold, hot = (scores_of(over_time(view, np.full(2, 0.001), heat)).node_parts(1)["slow"] for heat in (60.0, 88.0))
+    cold, hot = (
+        scores_of(over_time(view, np.full(2, 0.001), heat)).compute_node_parts(1)["slow"] for heat in (60.0, 88.0)
+    )
     assert (hot < cold).all()

@@ -12,9 +12,9 @@ from fleetcast.fleet.requests import Decision, Gang, PlacementRequest, TopologyC
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.placement.ahead.paths import timelines
 from fleetcast.placement.ahead.start_time import estimate_start
-from fleetcast.placement.engine import decide, fits_now, still_holds
+from fleetcast.placement.engine import decide, fits_now, is_still_valid
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.slots import milli_of
+from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import Waiting, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
@@ -80,7 +80,7 @@ def pools() -> ClusterView:
     free, none = np.ones((3, 2), bool), np.zeros(3)
     return ClusterView(
         topology=Topology.build(specs),
-        milli=milli_of(free),
+        milli=convert_to_milli(free),
         usable=free,
         state=np.zeros(3, np.int8),
         p_fail=none,
@@ -151,7 +151,7 @@ def test_no_thousandth_of_a_gpu_and_no_cpu_is_given_twice(make_view, wanted, fre
         assert fits_now(request, view) == (decision.outcome == "placed")
         if decision.outcome != "placed":
             continue
-        assert still_holds(request, decision, view)
+        assert is_still_valid(request, decision, view)
         for rank in decision.ranks:
             at = view.inventory.row[rank.node], list(rank.gpus)
             assert not whole[at].any()
@@ -172,7 +172,7 @@ def test_no_thousandth_of_a_gpu_and_no_cpu_is_given_twice(make_view, wanted, fre
 def test_a_decision_on_parts_does_not_hold_once_they_are_taken(make_view, share: int) -> None:
     view = make_view({"r01": [1]})
     decision, _ = after(view, ask("a", gpu_share=share))
-    assert still_holds(ask("a", gpu_share=share), decision, view)
+    assert is_still_valid(ask("a", gpu_share=share), decision, view)
     milli = view.milli.copy()
     milli[0, 7] = share - 1
-    assert not still_holds(ask("a", gpu_share=share), decision, replace(view, milli=milli))
+    assert not is_still_valid(ask("a", gpu_share=share), decision, replace(view, milli=milli))

@@ -103,7 +103,7 @@ class SlowPass:
         if self.place(entry, request, self.view):
             return ""
         ahead = Timeline(self.view, releases(self.view, self.running, self.run_times, self.options.now_ms))
-        step = ahead.first_fit(request, self.options)
+        step = ahead.find_first_fit(request, self.options)
         if step is None:
             code, view = ("never", ahead.at(len(ahead.ahead))) if request.gpus_per_node else ("unknown", self.view)
             self.known[self.failed_form(request, view)] = code

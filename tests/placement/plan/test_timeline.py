@@ -3,7 +3,7 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.plan.timeline import Hold, RunningJob, RunTimeQuantiles, Timeline, occupy, releases
+from fleetcast.placement.plan.timeline import Hold, RunningJob, RunTimeQuantiles, Timeline, add_placements, releases
 
 HOUR_MS = 3_600_000
 
@@ -54,8 +54,8 @@ def test_bisection_finds_the_first_release_that_makes_room(make_view) -> None:
     view = make_view({"r01": [0, 0, 0]}, holders=view.holders, jobs=("a", "b", "c"))
     running = {name: RunningJob(0, 8, limit_s=60.0 * (index + 1)) for index, name in enumerate("abc")}
     timeline = Timeline(view, releases(view, running, RunTimeQuantiles.of({}), 1))
-    assert timeline.first_fit(PlacementRequest(request_id="x", gang=2, gpus_per_node=8), Options()) == 2
-    assert timeline.first_fit(PlacementRequest(request_id="x", gang=4, gpus_per_node=8), Options()) is None
+    assert timeline.find_first_fit(PlacementRequest(request_id="x", gang=2, gpus_per_node=8), Options()) == 2
+    assert timeline.find_first_fit(PlacementRequest(request_id="x", gang=4, gpus_per_node=8), Options()) is None
 
 
 def test_gpus_that_do_not_answer_are_not_released(make_view) -> None:
@@ -73,7 +73,9 @@ def test_host_memory_comes_back_with_the_gpus(make_view) -> None:
 
 def test_occupying_leaves_the_given_view_alone(make_view) -> None:
     view = make_view({"r01": [8]})
-    after = occupy(view, [Hold("x", [RankPlacement(0, "n001", (0, 1)), RankPlacement(1, "gone", (0,))], cpus=8)])
+    after = add_placements(
+        view, [Hold("x", [RankPlacement(0, "n001", (0, 1)), RankPlacement(1, "gone", (0,))], cpus=8)]
+    )
     assert int(view.free.sum()) == 8
     assert int(after.free.sum()) == 6
     assert after.holders[0, :3].tolist() == [1, 1, -1]

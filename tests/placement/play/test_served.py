@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
-from fleetcast.placement.plan.timeline import Hold, occupy, vacate
+from fleetcast.placement.plan.timeline import Hold, add_placements, remove_jobs
 from fleetcast.placement.play.replay import Floats, Replay, Trace
-from fleetcast.placement.play.served import ServedPlan, played_view
+from fleetcast.placement.play.served import ServedPlan, make_empty_view
 from fleetcast.placement.queues.queues_file import read_queues
 
 Row = tuple[float, float, int, str, str]  # submit_s, run_s, GPUs, queue, user
@@ -26,7 +26,7 @@ def play(rows: Sequence[Row], queues: str, limits: Sequence[float] | None = None
             request_id=f"j{job:05}", queue=queue[job], user=user[job], gpus_per_node=each, limit_s=limit_s
         )
 
-    return Replay(trace, ServedPlan(played_view([GPUS]), ask, read_queues(queues))).play()
+    return Replay(trace, ServedPlan(make_empty_view([GPUS]), ask, read_queues(queues))).play()
 
 
 def served(rows: Sequence[Row], start_s: Floats, until_s: float, column: int, name: str) -> float:
@@ -104,13 +104,15 @@ def test_a_user_gains_nothing_by_how_the_work_is_sent(rows: list[Row], limits: d
 
 
 def test_gpus_that_are_given_back_are_free_and_shared_ones_when_all_have_gone() -> None:
-    view = played_view([2, 1])
+    view = make_empty_view([2, 1])
     parts = [RankPlacement(0, "n0001", (0,), 300)], [RankPlacement(0, "n0001", (0,), 500)]
-    view = occupy(view, [Hold("x", parts[0]), Hold("y", parts[1]), Hold("z", [RankPlacement(0, "n0002", (0,))])])
+    view = add_placements(
+        view, [Hold("x", parts[0]), Hold("y", parts[1]), Hold("z", [RankPlacement(0, "n0002", (0,))])]
+    )
     assert view.milli.tolist() == [[200, 1000], [0, 0]]
-    left = vacate(view, {"x", "z"})
+    left = remove_jobs(view, {"x", "z"})
     assert (left.milli.tolist(), left.jobs) == ([[500, 1000], [1000, 0]], ("y",))
     assert left.holders.tolist() == [[0, -1], [-1, -1]]
-    empty = vacate(left, {"y"})
+    empty = remove_jobs(left, {"y"})
     assert (empty.milli.tolist(), empty.jobs, len(empty.parts.gpu)) == ([[1000, 1000], [1000, 0]], (), 0)
-    assert np.array_equal(vacate(empty, {"y"}).milli, empty.milli)
+    assert np.array_equal(remove_jobs(empty, {"y"}).milli, empty.milli)

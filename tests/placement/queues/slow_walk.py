@@ -13,7 +13,7 @@ def walked(standing: QueueStanding, queue: list[Any]) -> list[Any]:
     entries = sorted(queue, key=lambda entry: (-entry.request.priority, entry.queued_ms, entry.request.request_id))
     leaves: dict[str, deque[Any]] = {}
     for entry in entries:
-        leaves.setdefault(standing.tree.known_leaf(entry.request), deque()).append(entry)
+        leaves.setdefault(standing.tree.find_known_leaf(entry.request), deque()).append(entry)
     outside = list(leaves.pop(ROOT, ()))
     priorities = {name: standing.tree.path(name)[0].priority for name in leaves}
     given: dict[str, dict[str, float]] = {}

@@ -17,7 +17,7 @@ from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import Waiting, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
-from fleetcast.placement.queues.asks import IDS_AND_TIMES, QUEUE_FIELDS, UNREAD_BY_FILTERS, ask_of, fit_key
+from fleetcast.placement.queues.asks import IDS_AND_TIMES, QUEUE_FIELDS, UNREAD_BY_FILTERS, make_fit_key, make_queue_ask
 from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
 
@@ -82,11 +82,15 @@ def test_a_field_is_in_the_keys_unless_it_is_declared(name: str) -> None:
     request = PlacementRequest(request_id="r")
     for value in OTHER[name]:
         other = msgspec.structs.replace(request, **{name: value})
-        assert (fit_key(other, has_plugins=True) is fit_key(request, has_plugins=True)) == (name in IDS_AND_TIMES)
-        assert (ask_of(other) is ask_of(request)) == (name in IDS_AND_TIMES)
-        assert (ask_of(other).in_line is ask_of(request).in_line) == (name in IDS_AND_TIMES | QUEUE_FIELDS)
+        assert (make_fit_key(other, has_plugins=True) is make_fit_key(request, has_plugins=True)) == (
+            name in IDS_AND_TIMES
+        )
+        assert (make_queue_ask(other) is make_queue_ask(request)) == (name in IDS_AND_TIMES)
+        assert (make_queue_ask(other).in_line is make_queue_ask(request).in_line) == (
+            name in IDS_AND_TIMES | QUEUE_FIELDS
+        )
         if name in UNREAD_BY_FILTERS:
-            assert fit_key(other, has_plugins=False) is fit_key(request, has_plugins=False)
+            assert make_fit_key(other, has_plugins=False) is make_fit_key(request, has_plugins=False)
 
 
 @examples(500)
@@ -105,7 +109,7 @@ def test_requests_with_one_fit_key_fit_alike(nodes: list[list[int]], name: str, 
     }
     request = PlacementRequest(request_id="r", **columns)
     other = msgspec.structs.replace(request, **{name: data.draw(st.sampled_from(OTHER[name]))})
-    if fit_key(request, has_plugins=False) is fit_key(other, has_plugins=False):
+    if make_fit_key(request, has_plugins=False) is make_fit_key(other, has_plugins=False):
         np.testing.assert_array_equal(screen(request, view, OPTIONS).room, screen(other, view, OPTIONS).room)
         assert fits_now(request, view, OPTIONS) == fits_now(other, view, OPTIONS)
 

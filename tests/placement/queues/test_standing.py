@@ -206,7 +206,9 @@ def test_limits_hold_on_every_path_and_nothing_kept_is_borrowed(steps: list[tupl
 
 def is_borrowed(standing: QueueStanding, leaf: str, gpus: int) -> bool:
     """Whether so many more pass a guarantee; who takes what he is guaranteed, and has lent, borrows nothing."""
-    return any(stand.name and not stand.has_within({"gpu": float(gpus)}) for stand in standing.leaf(leaf).path())
+    return any(
+        stand.name and not stand.is_within_guarantee({"gpu": float(gpus)}) for stand in standing.leaf(leaf).path()
+    )
 
 
 def has_its_own(standing: QueueStanding, name: str) -> bool:

@@ -82,11 +82,11 @@ def test_the_shares_that_decide_agree_with_the_order(
         QueueStanding(read_queues(text), use, {"gpu": 64.0, "H100": 24.0, "A100": 40.0}), queue
     )
     tree = standing.tree
-    known = [entry for entry in order if tree.known_leaf(entry.request)]
+    known = [entry for entry in order if tree.find_known_leaf(entry.request)]
     for at, later in enumerate(known):
         for earlier in known[:at]:
             one, other = (shares[entry.request.request_id] for entry in (earlier, later))
-            classes = {tree.path(tree.known_leaf(entry.request))[0].priority for entry in (earlier, later)}
+            classes = {tree.path(tree.find_known_leaf(entry.request))[0].priority for entry in (earlier, later)}
             apart = next((pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]), None)
             if apart and len(classes) == 1:
                 assert one[apart[0]] <= other[apart[1]]

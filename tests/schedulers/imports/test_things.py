@@ -6,7 +6,7 @@ import pytest
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.schedulers.imports import things
-from fleetcast.schedulers.imports.things import quantity_of, read_things
+from fleetcast.schedulers.imports.things import parse_quantity, read_things
 
 BOMB = "a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n"
 POD = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p"}, "spec": {"on": True, "n": 5, "none": None}}
@@ -61,4 +61,4 @@ def test_json_is_read_as_yaml_with_lines() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "8x", "nan", "inf", "1_0", "0x10", "--1", "１"])
 def test_no_quantity(text: str) -> None:
-    assert quantity_of(text) != quantity_of(text)
+    assert parse_quantity(text) != parse_quantity(text)

@@ -414,7 +414,7 @@ def test_a_body_of_many_records_leaves_turns_to_others(monkeypatch: pytest.Monke
     decoded = decode_body(json.dumps(rows).encode(), now_ms=10)
 
     async def turns() -> int:
-        work = asyncio.ensure_future(events.new_records(decoded.records, RecentIdentities()))
+        work = asyncio.ensure_future(events.filter_new_records(decoded.records, RecentIdentities()))
         count = 0
         while not work.done():
             await asyncio.sleep(0)

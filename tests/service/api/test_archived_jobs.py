@@ -20,7 +20,7 @@ from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
 from fleetcast.ingest.archive.compact import compact, runs
 from fleetcast.ingest.archive.files import ArchiveFiles
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.archived_jobs import AT_ONCE, MOST_WAITING, ArchivedJobs, Found, look_up
+from fleetcast.service.api.archived_jobs import AT_ONCE, MOST_WAITING, ArchivedJobs, Found, find_archived_attempt
 from fleetcast.service.board.board import BoardWriter
 from fleetcast.service.config import ApiConfig, ArchiveConfig
 from tests.service.api_world import NOW_MS, Client, config, publish, sections
@@ -88,7 +88,7 @@ def test_the_latest_attempt_counts_whatever_days_and_files_it_is_in(tmp_path: Pa
     archived(tmp_path, second)
     for run in runs(files, "0", NOW_MS, most_rows=1_000_000):
         compact(files, run)
-    found = look_up(files, "j", 30.0)
+    found = find_archived_attempt(files, "j", 30.0)
     assert found.attempt is not None
     assert (found.attempt.attempt, found.attempt.state, found.attempt.run_s) == (2, "finished", 60 * 3600 - 0.002)
 
@@ -134,11 +134,11 @@ def test_the_look_ends_when_its_time_is_over_and_says_how_far_it_came(
     files = archived(tmp_path, [*life("a", NOW_MS - DAY_MS, hours=1), *life("b", NOW_MS - 3 * DAY_MS, hours=1)])
     moments = iter(range(100))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
-    found = look_up(files, "b", 2.5)
+    found = find_archived_attempt(files, "b", 2.5)
     assert found.attempt is None
     assert found.stopped_ms is not None
     assert NOW_MS - 3 * DAY_MS <= found.stopped_ms < NOW_MS - DAY_MS
-    assert look_up(files, "b", 50.0) != Found()
+    assert find_archived_attempt(files, "b", 50.0) != Found()
 
 
 def test_no_more_than_a_few_look_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fleetcast.fleet.clock import ManualClock
-from fleetcast.models.jobs.checkpointing import ettr, plan_of
+from fleetcast.models.jobs.checkpointing import compute_ettr, plan_of
 from fleetcast.service.api.app import create_app
 from fleetcast.service.api.routes.checkpoint import _failing
 from fleetcast.service.board.board import Section
@@ -68,5 +68,5 @@ def test_a_job_that_was_not_looked_at_yet_and_one_that_is_over_say_so(tmp_path: 
 @pytest.mark.parametrize(("cost_s", "rate"), [(1.0, 0.01), (30.0, 3.3), (120.0, 40.0)])
 def test_no_other_interval_is_much_better(cost_s: float, rate: float) -> None:
     plan = plan_of(cost_s, rate)
-    others = [ettr(plan.interval_s * factor, cost_s, rate) for factor in (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)]
+    others = [compute_ettr(plan.interval_s * factor, cost_s, rate) for factor in (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)]
     assert plan.expected_ettr > max(others) - 0.01

@@ -20,7 +20,7 @@ from fleetcast.service.api.routes.context import Context
 from fleetcast.service.board.board import BoardWriter
 from fleetcast.service.config import Config, ExternalMetricsConfig
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
-from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
 from tests.ports import free_port
 from tests.schedulers.small_demand import small_demand
 from tests.schedulers.small_fleet import NOW_MS
@@ -84,7 +84,7 @@ def opened(site: Site, tmp_path: Path) -> Callable[[Callable[[Door], None]], Non
         external_metrics=ExternalMetricsConfig(port=port, names=("front-proxy-client",), **files),
     )
     rows = list(small_demand().values())
-    BoardWriter(config.board).publish(demand_sections(rows, {}, [], NOW_MS), NOW_MS)
+    BoardWriter(config.board).publish(make_demand_sections(rows, {}, [], NOW_MS), NOW_MS)
 
     def run(check: Callable[[Door], None]) -> None:
         context: Context = create_app(config, clock).state.context

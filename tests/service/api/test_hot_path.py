@@ -13,10 +13,10 @@ from fastapi import FastAPI
 
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.hot_path import HotPath, HotProtocol, hot_protocol
+from fleetcast.service.api.hot_path import HotPath, HotProtocol, make_hot_protocol
 from fleetcast.service.http.access import Access, parse_tokens
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
-from fleetcast.service.http.connections import protocol_of
+from fleetcast.service.http.connections import make_limited_protocol
 from tests.service.api_world import NOW_MS, config, publish
 
 PLAIN = b"GET /v1/nodes/n002 HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -146,7 +146,7 @@ def connection(
     """One connection to the application, without a socket."""
     app = app_of(folder)
     settings = uvicorn.Config(
-        app, http=hot_protocol(app.state.context, protocol_of(ConnectionPool(limits))), log_config=None
+        app, http=make_hot_protocol(app.state.context, make_limited_protocol(ConnectionPool(limits))), log_config=None
     )
     settings.load()
     state = uvicorn.Server(settings).server_state

@@ -10,7 +10,7 @@ import uvicorn
 
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.role import api_protocol
+from fleetcast.service.api.role import make_api_protocol
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.board.board import BoardReader
 from fleetcast.service.config import Config
@@ -69,7 +69,7 @@ class Api:
     def run(self, work: Callable[[], Awaitable[None]]) -> None:
         async def serve() -> None:
             limits = ConnectionLimits(PLACES, 60.0, 60.0, OWN_PLACES, Networks(["127.0.0.1"]))
-            protocol = api_protocol(self.context, ConnectionPool(limits))
+            protocol = make_api_protocol(self.context, ConnectionPool(limits))
             config = uvicorn.Config(self.app, http=protocol, log_config=None, ws="none")
             with listen("127.0.0.1", 0, "port") as sock:
                 self.port = sock.getsockname()[1]

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetcast.service.api.telemetry import pipeline_page
+from fleetcast.service.api.telemetry import format_pipeline_page
 
 
 def series(page: str) -> dict[str, float]:
@@ -19,7 +19,7 @@ def test_every_source_tells_whether_it_answers_and_how_far_behind_it_is() -> Non
         {"name": "scrape", "kind": "scrape", "up": 7, "down": 1, "lag_s": None, "bad": 0},
         {"name": "replay"},
     ]
-    told = series(pipeline_page({"sources": rows}, 1.0, 1))
+    told = series(format_pipeline_page({"sources": rows}, 1.0, 1))
     assert told["fleetcast_source_up kafka"] == 0
     assert told["fleetcast_source_up scrape"] == 1
     assert told["fleetcast_source_lag_seconds kafka"] == 12.5
@@ -36,7 +36,7 @@ def test_what_became_of_records_is_counted_by_source() -> None:
         {"name": "scrape", "kind": "scrape", "records": counts, "targets_unread": 2, "targets_refusing": 3},
         {"name": "outside", "records": "any"},
     ]
-    page = pipeline_page({"sources": rows}, 1.0, 1)
+    page = format_pipeline_page({"sources": rows}, 1.0, 1)
     told = series(page)
     assert told["fleetcast_source_unknown_fields_total scrape"] == 7
     assert told["fleetcast_source_unread_targets scrape"] == 2
@@ -51,7 +51,7 @@ def test_what_became_of_records_is_counted_by_source() -> None:
 
 def test_the_archive_tells_what_waits_and_whether_its_disk_takes_it() -> None:
     health = {"rows": 7, "events": 1, "files": 2, "bytes": 900, "repeats": 3, "too_old": 0, "waiting_bytes": 46}
-    told = pipeline_page({"archive": {**health, "full": True, "failing": "No space left on device"}}, 1.0, 1)
+    told = format_pipeline_page({"archive": {**health, "full": True, "failing": "No space left on device"}}, 1.0, 1)
     for line in ("rows_total 7.0", "repeats_total 3.0", "waiting_bytes 46.0", "full 1.0", "failing 1.0"):
         assert f"\nfleetcast_archive_{line}\n" in told
-    assert "fleetcast_archive" not in pipeline_page({"archive": None}, 1.0, 1)
+    assert "fleetcast_archive" not in format_pipeline_page({"archive": None}, 1.0, 1)

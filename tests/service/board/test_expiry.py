@@ -59,7 +59,7 @@ def pass_time(world: World, seconds: float, inbox: dict[str, int] | None = None)
 def state(world: World, request_id: str = "a") -> IntentState | None:
     """After the placer has looked, which it does where it decides."""
     world.place("look", gang=1, dry_run=True)
-    return world.service.ledger.intent_state(request_id)
+    return world.service.ledger.read_intent_state(request_id)
 
 
 def test_a_start_that_was_acknowledged_in_time_and_is_not_folded_yet_keeps_the_gpus(world: World) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.models.risk.local import score_local
+from fleetcast.models.risk.local import score_own_nodes
 from fleetcast.service.pipeline.other_pipelines import _check
 from fleetcast.service.pipeline.reports import SHOWN, About, Report
 from tests.models.conftest import SmallFleet
@@ -14,7 +14,7 @@ from tests.models.conftest import SmallFleet
 
 def test_a_report_that_lacks_what_gangs_are_compared_by_is_refused() -> None:
     fleet = SmallFleet(2)
-    local = score_local(fleet.frames(), fleet.entities, fleet.topology, fleet.memory, fleet.now_ms)
+    local = score_own_nodes(fleet.frames(), fleet.entities, fleet.topology, fleet.memory, fleet.now_ms)
     gpu = np.zeros((16, len(SHOWN[EntityKind.GPU])), np.float32)
     node = np.zeros((2, len(SHOWN[EntityKind.NODE])), np.float32)
     report = Report(About(1, 2), local, gpu, node, {})

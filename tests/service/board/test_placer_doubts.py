@@ -28,13 +28,13 @@ def test_a_promise_lasts_as_long_as_it_was_to_when_the_clock_is_set(world: World
         world.board.as_of_ms = world.clock.now_ms()
         world.board.publish()
         world.place("dry", gang=1, dry_run=True)
-        assert world.service.ledger.intent_state("r1") is state
+        assert world.service.ledger.read_intent_state("r1") is state
     world.place("r2", gang=1)
     world.clock.advance(200)
     world.board.as_of_ms = world.clock.now_ms()
     world.board.publish()
     world.place("dry", gang=1, dry_run=True)
-    assert world.service.ledger.intent_state("r2") is IntentState.ACTIVE
+    assert world.service.ledger.read_intent_state("r2") is IntentState.ACTIVE
 
 
 def test_a_promise_of_the_process_before_lasts_to_its_stamp_when_the_clock_is_set_back(world: World) -> None:
@@ -44,7 +44,7 @@ def test_a_promise_of_the_process_before_lasts_to_its_stamp_when_the_clock_is_se
         world.board.as_of_ms = world.clock.now_ms()
         world.board.publish()
         world.place("dry", gang=1, dry_run=True)
-        assert world.service.ledger.intent_state("r1") is IntentState.ACTIVE
+        assert world.service.ledger.read_intent_state("r1") is IntentState.ACTIVE
         world.restart()
 
 

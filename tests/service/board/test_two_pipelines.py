@@ -14,7 +14,7 @@ import pytest
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Finished, JobEvent, NodeEvent, Started, Step, Submitted
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import Gang, RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
@@ -67,17 +67,17 @@ def readings(entities: Entities, nodes: list[str], number: int) -> Iterator[Samp
                 "tensor_active": 0.4,
                 "xid": 79.0 if late and (name, index) == ("n6", 3) else 0.0,
             }
-            gpu += [(metric_row(GPU, metric), row, now_ms, value) for metric, value in values.items()]
+            gpu += [(find_metric_row(GPU, metric), row, now_ms, value) for metric, value in values.items()]
             row = entities.of_node(PORT, name, f"mlx5_{index}", 1)
             pace = 0.4 if late and (name, index) == ("n5", 1) else 1.0
             values = {"state": 4.0, "speed_bytes_per_s": 50e9, "rx_bytes": 1e10, "tx_bytes": 1e10}
             for metric, value in values.items():
                 scale = pace * 15 * number if metric.endswith("_bytes") else 1.0
-                port.append((metric_row(PORT, metric), row, now_ms, value * scale))
+                port.append((find_metric_row(PORT, metric), row, now_ms, value * scale))
         row = entities.node(name)
         gone = late and name == "n7"
         values = {"scrape_up": 1.0, "scrape_duration_s": 0.02, "gpus_reported": GPUS - gone}
-        node += [(metric_row(NODE, metric), row, now_ms, float(value)) for metric, value in values.items()]
+        node += [(find_metric_row(NODE, metric), row, now_ms, float(value)) for metric, value in values.items()]
     yield from (SampleBatch.of(kind, rows) for kind, rows in ((GPU, gpu), (PORT, port), (NODE, node)) if rows)
 
 
@@ -248,7 +248,7 @@ def test_a_hard_signal_elsewhere_is_on_the_fleets_board_before_it_is_scored(tmp_
     node = next(name for name in NODES if two.shares[1].owns(name))
     row = second.state.entities.of_node(GPU, node, 0)
     two.clock.advance(1)
-    second.take(Batch((SampleBatch.of(GPU, [(metric_row(GPU, "xid"), row, two.clock.now_ms(), 79.0)]),)))
+    second.take(Batch((SampleBatch.of(GPU, [(find_metric_row(GPU, "xid"), row, two.clock.now_ms(), 79.0)]),)))
 
     async def looked(until: Any) -> None:
         work = asyncio.create_task(first.others.work(first.state))  # type: ignore[union-attr]

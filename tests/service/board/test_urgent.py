@@ -11,7 +11,7 @@ from fleetcast.fleet.clock import ManualClock
 from fleetcast.service.answers.risk import HardSignal, UrgentSignals
 from fleetcast.service.api.app import create_app
 from fleetcast.service.board.board import Board, BoardReader, BoardWriter, Section
-from fleetcast.service.board.urgent import state_of, struck
+from fleetcast.service.board.urgent import compute_node_state, struck
 from tests.service import placer_world
 from tests.service.api_world import NOW_MS, Client, config, sections
 
@@ -55,7 +55,7 @@ def test_only_what_came_after_the_scores_counts_and_who_is_back_is_not_struck(tm
     ],
 )
 def test_the_gravest_word_about_a_node_wins(state: str, rows: list[HardSignal], expected: str) -> None:
-    assert state_of(state, rows) == expected
+    assert compute_node_state(state, rows) == expected
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.service.http.addresses import LOOPBACK, Networks, counted_as
+from fleetcast.service.http.addresses import LOOPBACK, Networks, normalise_client_address
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ from fleetcast.service.http.addresses import LOOPBACK, Networks, counted_as
     ],
 )
 def test_an_address_counts_with_what_belongs_to_it(one: str, other: str, same: bool) -> None:
-    assert (counted_as(one) == counted_as(other)) == same
-    assert len(counted_as(one)) < 40
+    assert (normalise_client_address(one) == normalise_client_address(other)) == same
+    assert len(normalise_client_address(one)) < 40
 
 
 def test_loopback_is_trusted_and_nobody_else() -> None:

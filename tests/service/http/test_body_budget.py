@@ -23,7 +23,7 @@ from fleetcast.service.config import ApiConfig, Config, PlacerConfig
 from fleetcast.service.http.access import Access
 from fleetcast.service.http.body_budget import BodyBudget
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
-from fleetcast.service.http.connections import LimitedServer, protocol_of
+from fleetcast.service.http.connections import LimitedServer, make_limited_protocol
 from fleetcast.service.http.listening import listen
 from fleetcast.service.http.problems import Problem
 from tests.fuzz.bounds import examples
@@ -164,7 +164,7 @@ def served(app: FastAPI, work: Callable[[int], Any]) -> Any:
 
     async def run() -> Any:
         pool = ConnectionPool(ConnectionLimits())
-        config = uvicorn.Config(app, http=protocol_of(pool), log_config=None, ws="none")
+        config = uvicorn.Config(app, http=make_limited_protocol(pool), log_config=None, ws="none")
         sock = listen("127.0.0.1", 0, "port")
         server = LimitedServer(config, sock, pool)
         task = asyncio.ensure_future(server.serve())

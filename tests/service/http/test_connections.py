@@ -11,7 +11,7 @@ import uvicorn
 from fleetcast.service.http import connections
 from fleetcast.service.http.addresses import Networks
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
-from fleetcast.service.http.connections import LimitedProtocol, LimitedServer, protocol_of
+from fleetcast.service.http.connections import LimitedProtocol, LimitedServer, make_limited_protocol
 from fleetcast.service.http.listening import listen
 
 LIMITS = ConnectionLimits(max_connections=8, header_timeout_s=0.2, body_timeout_s=0.2)
@@ -49,7 +49,9 @@ def served(
 
     async def run() -> Any:
         pool = ConnectionPool(limits)
-        config = uvicorn.Config(app, http=protocol_of(pool, refused.append), lifespan="off", log_config=None, ws="none")
+        config = uvicorn.Config(
+            app, http=make_limited_protocol(pool, refused.append), lifespan="off", log_config=None, ws="none"
+        )
         sock = listen("127.0.0.1", 0, "port")
         server = LimitedServer(config, sock, pool)
         task = asyncio.ensure_future(server.serve())

@@ -13,7 +13,7 @@ import uvloop
 from fleetcast.service.config import ApiConfig
 from fleetcast.service.http.addresses import Networks
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
-from fleetcast.service.http.connections import LimitedServer, protocol_of
+from fleetcast.service.http.connections import LimitedServer, make_limited_protocol
 from fleetcast.service.http.door import Listener
 from fleetcast.service.http.tls import Tls
 from tests.service.certificate_files import Authority
@@ -50,7 +50,7 @@ def served(tls: Tls, limits: ConnectionLimits, work: Work) -> tuple[Any, int]:
 
     async def run() -> Any:
         pool = ConnectionPool(limits)
-        config = uvicorn.Config(app, http=protocol_of(pool), lifespan="off", log_config=None, ws="none")
+        config = uvicorn.Config(app, http=make_limited_protocol(pool), lifespan="off", log_config=None, ws="none")
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             server = LimitedServer(config, sock, pool, tls, lambda: dropped.append(1))

@@ -14,7 +14,7 @@ from fleetcast.fleet.errors import (
     StaleError,
     UnknownEntity,
 )
-from fleetcast.service.http.problems import FieldError, Problem, as_problem, unprocessable, warming
+from fleetcast.service.http.problems import FieldError, Problem, convert_to_problem, make_unprocessable_problem, warming
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from fleetcast.service.http.problems import FieldError, Problem, as_problem, unp
     ],
 )
 def test_a_class_of_error_has_one_status(error: FleetcastError, status: int) -> None:
-    response = as_problem(error).response("/v1/x")
+    response = convert_to_problem(error).response("/v1/x")
     body = json.loads(bytes(response.body))
     assert response.status_code == body["status"] == status
     assert response.media_type == "application/problem+json"
@@ -39,15 +39,15 @@ def test_a_class_of_error_has_one_status(error: FleetcastError, status: int) -> 
 
 
 def test_a_request_error_names_its_field() -> None:
-    assert as_problem(RequestError("gang = 0: expected at least 1", "gang")).errors[0].field == "gang"
+    assert convert_to_problem(RequestError("gang = 0: expected at least 1", "gang")).errors[0].field == "gang"
 
 
 def test_a_source_that_is_away_says_when_to_ask_again() -> None:
-    assert as_problem(SourceError("away", 3.0)).headers["retry-after"] == "3"
+    assert convert_to_problem(SourceError("away", 3.0)).headers["retry-after"] == "3"
 
 
 def test_a_bad_value_is_shown_with_what_is_expected() -> None:
-    body = unprocessable("limit", "x" * 500, "a whole number").body("/v1/jobs")
+    body = make_unprocessable_problem("limit", "x" * 500, "a whole number").body("/v1/jobs")
     assert len(body["detail"]) < 200
     assert body["errors"][0].expected == "a whole number"
 
@@ -58,7 +58,7 @@ def test_further_members_are_part_of_the_body() -> None:
 
 def test_an_error_that_no_request_can_cause_is_a_bug() -> None:
     with pytest.raises(ConfigError):
-        as_problem(ConfigError("port"))
+        convert_to_problem(ConfigError("port"))
 
 
 def test_a_problem_is_no_copy_of_what_was_sent() -> None:

@@ -20,7 +20,7 @@ import tomli_w
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.service.config import ApiConfig
-from fleetcast.service.http.certificates import ClientCertificate, validity_s
+from fleetcast.service.http.certificates import ClientCertificate, read_certificate_validity_s
 from fleetcast.service.http.tls import Tls
 from tests.ports import free_port
 from tests.service.api_world import publish
@@ -216,7 +216,7 @@ def test_what_is_no_tls_is_dropped_counted_and_no_line_of_the_log(api: Api) -> N
 def test_the_end_of_the_certificate_is_a_metric(api: Api, site: Site) -> None:
     line = next(line for line in api.ask("/metrics", token=TOKEN)[1].splitlines() if line.startswith("fleetcast_tls_"))
     assert line.startswith("fleetcast_tls_certificate_expiry_timestamp_seconds ")
-    assert float(line.split()[1]) == validity_s(site.server.cert.read_text())[1]
+    assert float(line.split()[1]) == read_certificate_validity_s(site.server.cert.read_text())[1]
 
 
 def test_certificates_change_under_load_and_no_request_fails(api: Api, site: Site) -> None:
@@ -278,7 +278,7 @@ def files(site: Site, **more: Any) -> ApiConfig:
 
 
 def test_files_that_belong_together_are_taken_without_a_word(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    assert Tls(files(site)).until_s == validity_s(site.server.cert.read_text())[1]
+    assert Tls(files(site)).until_s == read_certificate_validity_s(site.server.cert.read_text())[1]
     assert caplog.messages == []
 
 
@@ -355,7 +355,7 @@ def test_check_config_tells_the_certificate_and_what_is_wrong_with_it(site: Site
 )
 def test_dates_are_read_as_openssl_reads_them(site: Site, until: str) -> None:
     pair = site.others.sign("dated", until=until)
-    _, until_s = validity_s("text before\n" + pair.cert.read_text() + site.server.cert.read_text())
+    _, until_s = read_certificate_validity_s("text before\n" + pair.cert.read_text() + site.server.cert.read_text())
     told = openssl("x509", "-in", pair.cert, "-noout", "-enddate").strip().partition("=")[2]
     assert until_s == ssl.cert_time_to_seconds(told)
 

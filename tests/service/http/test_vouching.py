@@ -95,7 +95,7 @@ def test_a_replica_vouches_for_nobody(tmp_path: Path) -> None:
     api = ApiConfig(board="http://127.0.0.1:9/v1/board")
     access = access_of(Config(state=str(tmp_path), api=api, access=AccessConfig(SUBJECTS)))
     request: Any = type("Request", (), {"scope": {"fleetcast.admitted": Caller("a", frozenset({Scope.READ}), True)}})
-    assert access.on_behalf(request) == {}
+    assert access.make_caller_headers(request) == {}
     assert not (tmp_path / "placer.key").exists()
 
 

@@ -198,7 +198,7 @@ class Site:
             self.placer.withdraw(entry.request.request_id, "test")
         self.tick()
         self.placer.refresh()
-        for intent in self.placer.ledger.active_intents():
+        for intent in self.placer.ledger.list_active_intents():
             self.placer.cancel(intent.request_id, "test")
         self.unknown_gpus[:] = False
         self.tick()
@@ -290,7 +290,7 @@ class Site:
         return bool(reply["outcome"] == "placed")
 
     def _start_promised(self, job: JobScene, name: str) -> None:
-        intent = next(row for row in self.placer.ledger.active_intents() if row.job == name)
+        intent = next(row for row in self.placer.ledger.list_active_intents() if row.job == name)
         ranks = intent.ranks
         if job.kind == "promise_taken":  # another job starts on a part of the promised GPUs
             ranks = tuple(msgspec.structs.replace(rank, gpus=rank.gpus[: 1 + job.node]) for rank in intent.ranks)

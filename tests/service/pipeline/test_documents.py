@@ -5,9 +5,9 @@ from fleetcast.features.extract import extract
 from fleetcast.features.frame import FeatureFrame
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
-from fleetcast.service.pipeline.documents import answering, gpu_answers, host_answers
+from fleetcast.service.pipeline.documents import answering, make_gpu_answers, make_host_answers
 
 NODE = EntityKind.NODE
 T0 = 1_760_000_000_000
@@ -25,13 +25,13 @@ NO_GPU = frame_of(EntityKind.GPU, "age_s")
 
 def test_a_fleet_without_nodes_has_no_gpus_to_tell_of() -> None:
     none = np.zeros((0, 0), np.int32)
-    assert gpu_answers(NO_GPU, none, np.zeros(0, np.int32), none, (), none > 0) == []
+    assert make_gpu_answers(NO_GPU, none, np.zeros(0, np.int32), none, (), none > 0) == []
 
 
 def test_each_node_has_its_own_gpus_with_who_holds_them() -> None:
     rows, holder = np.full((3, 2), -1, np.int32), np.array([[0, -1], [-1, -1], [0, 1]], np.int32)
     unknown_use = np.array([[False, True], [False, False], [False, False]])
-    answers = gpu_answers(NO_GPU, rows, np.array([2, 0, 2], np.int32), holder, ("a/1", "b/1"), unknown_use)
+    answers = make_gpu_answers(NO_GPU, rows, np.array([2, 0, 2], np.int32), holder, ("a/1", "b/1"), unknown_use)
     assert msgspec.to_builtins(answers) == [
         [{"index": 0, "job": "a/1"}, {"index": 1, "job": None, "held_by": "unknown"}],
         [],
@@ -56,13 +56,13 @@ def test_a_host_is_told_of_by_shares_and_rates_and_only_by_what_is_known() -> No
     for step in (0, 1):
         time_ms = T0 + 15_000 * step
         told = {"cpu_steal_s": 1.5 * step, "memory_available_bytes": 2e12, "net_rx_bytes": 3e9 * step}
-        rows = [(metric_row(NODE, name), 0, time_ms, value) for name, value in told.items()]
+        rows = [(find_metric_row(NODE, name), 0, time_ms, value) for name, value in told.items()]
         store.write(SampleBatch.of(NODE, rows), time_ms)
     frame = extract(store, time_ms).node
-    assert msgspec.to_builtins(host_answers(frame, 3)) == [
+    assert msgspec.to_builtins(make_host_answers(frame, 3)) == [
         {"cpu_steal": 0.1, "memory_available_bytes": 2e12, "net_rx_bytes_per_s": 2e8},
         None,
         None,
     ]
-    assert host_answers(None, 2) == [None, None]
+    assert make_host_answers(None, 2) == [None, None]
     assert np.isnan(frame.column("cpu_idle_share")[0])

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from fleetcast.cli.main import app
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.service.config import Config, PlacerConfig, load_config
-from fleetcast.service.state_folder import role_lock
+from fleetcast.service.state_folder import lock_role
 from fleetcast.service.state_identity import doubts, sentence
-from fleetcast.service.state_parts import survey
+from fleetcast.service.state_parts import read_state_parts
 from tests.service.pipeline.test_lost_parts import Site
 
 
@@ -71,7 +71,7 @@ def test_a_restored_older_copy_places_nothing_until_it_is_accepted(site: Site, t
         assert f"its head is {found}" in text
     assert "fleetcast_placer_state_doubts 1.0" in site.ask("GET", "/metrics").text
 
-    with role_lock(site.config, "placer"):
+    with lock_role(site.config, "placer"):
         state(site, "accept", tmp_path, 0)
     site.turn()
     site.save()
@@ -100,7 +100,7 @@ def test_a_ledger_that_contains_the_head_is_whole(site: Site) -> None:
 def test_a_ledger_of_another_chain_is_in_doubt(site: Site) -> None:
     line = site.service.ledger.head.audit_id
     expect(site, f"{line}:{'a' * 64}")
-    (doubt,) = doubts(survey(site.config))
+    (doubt,) = doubts(read_state_parts(site.config))
     assert f"its line {line} is {site.service.ledger.head.hash}" in sentence(doubt)
     assert site.promise("p").status_code == 503
 

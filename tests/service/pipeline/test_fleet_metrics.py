@@ -16,7 +16,7 @@ from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import NodeEvent, Started, Submitted
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.nodes import NodeRecord, NodeState
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
@@ -30,7 +30,7 @@ from fleetcast.service.config import Config
 from fleetcast.service.exposition import LABEL_CHARS
 from fleetcast.service.pipeline import fleet_metrics
 from fleetcast.service.pipeline.documents import STATES
-from fleetcast.service.pipeline.fleet_metrics import demand_page, fleet_page
+from fleetcast.service.pipeline.fleet_metrics import make_demand_page, make_fleet_page
 from fleetcast.service.pipeline.gpu_states import gpu_states
 from fleetcast.service.pipeline.metrics import PipelinePage
 from fleetcast.service.pipeline.pipeline import Pipeline
@@ -144,7 +144,7 @@ def test_every_gpu_is_in_exactly_one_state() -> None:
     # three jobs hold a GPU on n0, n1 and n2 each; n1 is drained, n2 is lost, n3 is free
     tick = make_tick(node_state=[0, 1, 2, 0])
     assert np.sum([*gpu_states(tick).values()], axis=0).tolist() == np.ones((4, GPUS)).tolist()
-    told = of(series(fleet_page(tick)), "gpus", "state")
+    told = of(series(make_fleet_page(tick)), "gpus", "state")
     none = {(state,): 0 for state in ("promised", "unheard", "unusable", "window", "reservation")}
     assert told == {("running",): 3, ("free",): 15, ("out_of_service",): 14, **none}
 
@@ -152,12 +152,12 @@ def test_every_gpu_is_in_exactly_one_state() -> None:
 def test_nodes_are_counted_by_the_states_that_the_api_tells(tmp_path: Path) -> None:
     tick = make_tick(Crowd(nodes=6, flagged=2), node_state=[0, 1, 2, 0, 1, 0])
     counted = {state: tick.states.count(state) for state in STATES}
-    assert of(series(fleet_page(tick)), "nodes", "state") == {(key,): value for key, value in counted.items()}
+    assert of(series(make_fleet_page(tick)), "nodes", "state") == {(key,): value for key, value in counted.items()}
 
 
 def test_a_flagged_node_is_told_with_its_action_even_where_riskier_ones_are_many() -> None:
     crowd = Crowd(nodes=500, flagged=1)
-    found = series(fleet_page(make_tick(crowd)))
+    found = series(make_fleet_page(make_tick(crowd)))
     flagged = of(found, "node_flagged", "node", "action", "feature")
     assert flagged == {("n499", "drain_now", "xid"): 1}
     assert len(of(found, "node_risk_probability", "node", "kind", "horizon")) == fleet_metrics.NODES_SHOWN * 12
@@ -166,7 +166,7 @@ def test_a_flagged_node_is_told_with_its_action_even_where_riskier_ones_are_many
 
 def test_waits_are_told_by_queue() -> None:
     # q0: waits of 1 and 3 minutes, q1: of 2; all three running jobs had waited a minute
-    found = series(fleet_page(make_tick()))
+    found = series(make_fleet_page(make_tick()))
     waits = of(found, "queue_wait_seconds", "queue", "quantile")
     assert (waits["q0", "0.5"], waits["q0", "1"], waits["q1", "1"]) == (120, 180, 120)
     assert of(found, "started_wait_seconds", "quantile") == {("0.5",): 60, ("0.9",): 60, ("1",): 60}
@@ -175,7 +175,7 @@ def test_waits_are_told_by_queue() -> None:
 
 
 def test_demand_is_told_by_pool_target_and_horizon() -> None:
-    found = series(demand_page(demand()))
+    found = series(make_demand_page(demand()))
     forecast = of(found, "demand_forecast_gpus", "queue", "target", "horizon", "quantile")
     assert forecast["all", "wanted", "1h", "0.9"] == 19
     assert len(forecast) == 3 * 4 * 2 * 3
@@ -185,14 +185,14 @@ def test_demand_is_told_by_pool_target_and_horizon() -> None:
 
 
 def test_a_slow_job_names_who_holds_it_back() -> None:
-    found = series(fleet_page(make_tick()))
+    found = series(make_fleet_page(make_tick()))
     assert of(found, "slow_job_gpus", "job_id", "culprit", "cause")["job-1", 'n"0/1', "compute"] == 1
     assert of(found, "slow_jobs", "cause")["compute",] == 3
 
 
 def test_the_series_stay_bounded_on_a_fleet_of_ten_thousand_nodes() -> None:
     crowd = Crowd(nodes=10_000, flagged=3_000, queues=500, jobs=20_000, pools=200)
-    page = fleet_page(make_tick(crowd)) + demand_page(demand(crowd))
+    page = make_fleet_page(make_tick(crowd)) + make_demand_page(demand(crowd))
     found = series(page)
     assert len(found) <= MOST_SERIES
     assert len(page) <= MOST_BYTES
@@ -210,19 +210,19 @@ def test_the_series_stay_bounded_on_a_fleet_of_ten_thousand_nodes() -> None:
 def test_names_from_outside_cannot_break_the_page() -> None:
     names = ['a"b\\c\nd', "x" * 5_000, "x" * 4_999 + "y", "", "other"]
     rows = [structs.replace(row, queue=name) for name in names for row in demand()[:1]]
-    now = of(series(demand_page(rows)), "demand_now_gpus", "queue", "target")
+    now = of(series(make_demand_page(rows)), "demand_now_gpus", "queue", "target")
     assert len(now) == len(names)
     assert all(len(pool) <= LABEL_CHARS for pool, _ in now)
     assert (names[0], "arriving") in now
 
 
 def test_no_label_has_a_name_that_prometheus_gives_itself() -> None:
-    found = series(fleet_page(make_tick()) + demand_page(demand()))
+    found = series(make_fleet_page(make_tick()) + make_demand_page(demand()))
     assert not {"job", "instance"} & {label for _, labels in found for label, _ in labels}
 
 
 def test_an_empty_fleet_has_a_page() -> None:
-    found = series(fleet_page(make_tick(Crowd(nodes=1, flagged=0, jobs=0))))
+    found = series(make_fleet_page(make_tick(Crowd(nodes=1, flagged=0, jobs=0))))
     assert of(found, "gpus", "state")["free",] == GPUS
     assert of(found, "started_wait_seconds", "quantile") == {}
 
@@ -232,7 +232,7 @@ def test_readings_are_told_in_base_units(tmp_path: Path) -> None:
         rows = [entities.of_node(EntityKind.GPU, "n1", gpu) for gpu in range(8)][:2]
         told = {"power_w": (300.0, 500.0), "sm_clock_mhz": (1980.0, 990.0), "gpu_util": (1.0, 0.5)}
         samples = [
-            (metric_row(EntityKind.GPU, name), row, NOW_MS - 1000, value)
+            (find_metric_row(EntityKind.GPU, name), row, NOW_MS - 1000, value)
             for name, values in told.items()
             for row, value in zip(rows, values, strict=True)
         ]
@@ -268,7 +268,7 @@ def test_the_time_of_the_newest_snapshot_is_told(tmp_path: Path) -> None:
 
 
 def test_promtool_finds_no_fault_with_the_names(tmp_path: Path) -> None:
-    page = fleet_page(make_tick()) + demand_page(demand()) + PipelinePage(tmp_path, []).page(make_tick())
+    page = make_fleet_page(make_tick()) + make_demand_page(demand()) + PipelinePage(tmp_path, []).page(make_tick())
     done = subprocess.run([needed("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
@@ -277,7 +277,7 @@ def test_demand_of_a_pool_of_machines_stands_beside_its_gpus_and_what_waits_for_
     whole = [row for row in demand() if row.queue == "all"]
     pool = [structs.replace(row, pool="h100", capacity=64.0) for row in whole]
     pool = [structs.replace(row, waits_for=WaitsFor(8.0, 2.0)) if row.target == "queued" else row for row in pool]
-    found = series(demand_page([*whole, *pool]))
+    found = series(make_demand_page([*whole, *pool]))
     assert of(found, "demand_now_gpus", "queue", "pool", "target")["all", "h100", "wanted"] == 10.0
     assert of(found, "demand_usable_gpus", "queue", "pool") == {("all", "h100"): 64.0}
     waits = of(found, "demand_waiting_gpus", "queue", "pool", "waits_for")

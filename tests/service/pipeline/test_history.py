@@ -19,7 +19,7 @@ from fleetcast.fleet import files
 from fleetcast.fleet.clock import ManualClock, SystemClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Submitted
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.archive.archive import BYTES_AN_EVENT, ArchiveHealth
@@ -34,7 +34,7 @@ from tests.service.archive_kills import BATCHES, METRICS, events_of, samples_of
 
 ROOT = Path(__file__).resolve().parents[3]
 NOW_MS = 1_789_000_000_000
-POWER = metric_row(EntityKind.GPU, "power_w")
+POWER = find_metric_row(EntityKind.GPU, "power_w")
 KILLS = 25
 
 
@@ -179,15 +179,15 @@ def test_who_waits_for_room_is_held_up_until_it_goes_on(tmp_path: Path) -> None:
     async def story() -> None:
         history = pipeline_of(tmp_path, MemorySource(), buffer_bytes=1).archive_writer
         assert history.archive is not None
-        assert not history.holds_up
+        assert not history.delays_sources
         history.archive.add_event(Submitted(job="j", sequence=1, time_ms=NOW_MS))
         waits = asyncio.create_task(history.room())
         await asyncio.sleep(0)
         async with history.still:
             await history.write(history.hand_over())  # its end wakes the waiting task, which runs after the assertion
-        assert (history.full, history.holds_up) == (False, True)
+        assert (history.full, history.delays_sources) == (False, True)
         await waits
-        assert not history.holds_up
+        assert not history.delays_sources
 
     asyncio.run(story())
 

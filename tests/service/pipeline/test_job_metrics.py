@@ -26,7 +26,7 @@ from fleetcast.service.pipeline.job_metrics import (
     CheckpointInterval,
     Intervals,
     JobMetrics,
-    job_page,
+    make_job_page,
 )
 from fleetcast.service.pipeline.publish import encode
 from fleetcast.service.pipeline.tick import Tick
@@ -60,7 +60,7 @@ def spike(domain: str, p90: float, capacity: float | None) -> dict[str, Any]:
 
 
 def test_a_gang_with_a_risky_node_names_it() -> None:
-    rows = read(job_page(tick(p=0.4, running=(gang("a"),)), {}, {}))["gang_interruption_probability"]
+    rows = read(make_job_page(tick(p=0.4, running=(gang("a"),)), {}, {}))["gang_interruption_probability"]
     [(labels, p)] = rows
     assert labels == {"job_id": "a", "weakest": "n1", "horizon": "1h"}
     assert 0.4 < p < 0.5
@@ -78,7 +78,7 @@ def test_gangs_at_the_highest_risk_are_shown_and_of_equal_ones_the_largest() -> 
     world = tick(running=tuple(gang(job, nodes) for job, nodes in zip(jobs, hosts, strict=True)))
     topology = Topology.build([NodeSpec(name, 8) for name in names])
     fleet = replace(world.fleet, risk=replace(world.fleet.risk, values=values))
-    page = read(job_page(replace(world, topology=topology, fleet=fleet), {}, {}))
+    page = read(make_job_page(replace(world, topology=topology, fleet=fleet), {}, {}))
     shown = [labels["job_id"] for labels, _ in page["gang_interruption_probability"]]
     assert shown == [jobs[0], jobs[-2], jobs[-1], *jobs[1:-5]]
     assert page["job_metrics_left_out"][0] == ({"what": "gangs"}, 3)
@@ -99,7 +99,7 @@ def intervals(at: Tick, prints: dict[str, Fingerprint]) -> dict[tuple[str, int],
 def test_a_checkpoint_interval_is_told_beside_the_best_one() -> None:
     prints = {"a": CHECKPOINTS, "gone": CHECKPOINTS, "never": NEVER}
     at = tick(p=0.4, running=(gang("a"), gang("b"), gang("never")))
-    page = read(job_page(at, {}, intervals(at, prints)))
+    page = read(make_job_page(at, {}, intervals(at, prints)))
     best_s = plan_of(30.0, 0.5108 + 0.01005 + 0.1 * 0.5).interval_s  # of both nodes, and what their rack shares
     assert page["checkpoint_interval_ratio"] == [({"job_id": "a"}, pytest.approx(600.0 / best_s, rel=0.05))]
     [(_, lost)] = page["checkpoint_lost_time_ratio"]
@@ -136,7 +136,7 @@ def test_a_tick_looks_at_the_checkpoints_of_few_jobs_in_turn(monkeypatch: pytest
 
 def test_sessions_that_do_nothing_are_told_with_what_they_hold() -> None:
     uses = [use("a", "works"), use("b", "abandoned", 2, 1800.0), use("c", "idle", 4, None), use("d", "new word")]
-    page = read(job_page(tick(), {"doc.utilisation": uses}, {}))
+    page = read(make_job_page(tick(), {"doc.utilisation": uses}, {}))
     by_verdict = {labels["verdict"]: value for labels, value in page["job_use_gpus"]}
     assert by_verdict == by_verdict | {"works": 8, "abandoned": 2, "idle": 4, "unknown": 8}
     assert [labels["job_id"] for labels, _ in page["idle_job_gpus"]] == ["b", "c"]
@@ -145,7 +145,7 @@ def test_sessions_that_do_nothing_are_told_with_what_they_hold() -> None:
 
 def test_a_peak_is_told_against_what_the_domain_can_take() -> None:
     page = read(
-        job_page(
+        make_job_page(
             tick(), {"doc.spikes": [spike("r1", 50.0, 100.0), spike("r2", 120.0, 100.0), spike("r3", 9, None)]}, {}
         )
     )
@@ -159,7 +159,7 @@ def test_many_jobs_stay_a_small_page() -> None:
         "doc.spikes": [spike(row.job, 1.0, 2.0) for row in many],
     }
     at = tick(running=many)
-    page = read(job_page(at, told, intervals(at, {row.job: CHECKPOINTS for row in many})))
+    page = read(make_job_page(at, told, intervals(at, {row.job: CHECKPOINTS for row in many})))
     left = {labels["what"]: value for labels, value in page["job_metrics_left_out"]}
     assert left == {
         "gangs": 200 - GANGS_SHOWN,

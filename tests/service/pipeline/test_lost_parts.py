@@ -22,9 +22,9 @@ from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
 from fleetcast.placement.ledger.ledger import LedgerError
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.pipeline import Pipeline
-from fleetcast.service.state_folder import role_lock
+from fleetcast.service.state_folder import lock_role
 from fleetcast.service.state_identity import doubts
-from fleetcast.service.state_parts import survey
+from fleetcast.service.state_parts import read_state_parts
 from tests.service.placer_world import NOW_MS, World
 
 NODES = ("n01", "n02", "n03", "n04")
@@ -94,7 +94,7 @@ class Site(World):
         return [doubt["part"] for doubt in self.ask("GET", "/healthz").json()["doubts"]]
 
     def on_disk(self) -> list[str]:
-        return [doubt.part for doubt in doubts(survey(self.config))]
+        return [doubt.part for doubt in doubts(read_state_parts(self.config))]
 
 
 @pytest.fixture
@@ -311,7 +311,7 @@ def test_a_running_site_takes_an_acceptance_over(past: Past) -> None:
     only_the_ledger(site.folder, past.old)
     site.start()
     before = site.service.ledger.identity
-    with role_lock(site.config, "placer"):
+    with lock_role(site.config, "placer"):
         assert "the placer runs" in state("accept", folder=site.folder)
     site.turn()
     site.turn()
@@ -338,7 +338,7 @@ def test_a_new_folder_is_asked_no_questions_and_gets_one_identity(site: Site) ->
     site.turn()
     assert site.doubted() == site.on_disk() == []
     site.save()
-    parts = survey(site.config).named()
+    parts = read_state_parts(site.config).named()
     assert {part.identity for part in parts.values()} == {site.service.ledger.identity} != {""}
     site.restart()
     assert site.doubted() == []
@@ -374,13 +374,13 @@ def test_a_folder_from_before_identities_is_taken_silently(tmp_path: Path) -> No
     (folder / "inbox" / "identity").unlink()
     no_ledger(folder, folder)
     shutil.copyfile(Path(__file__).parents[2] / "data" / "ledger-v1.sqlite", folder / "ledger.sqlite")
-    lines = survey(site.config).ledger
+    lines = read_state_parts(site.config).ledger
     assert lines is not None
     assert lines.position > 0
     site.start()
     site.turn()
     assert site.doubted() == site.on_disk() == []
-    assert len({part.identity for part in survey(site.config).named().values()} - {""}) == 1
+    assert len({part.identity for part in read_state_parts(site.config).named().values()} - {""}) == 1
     site.close()
     site.start()
     site.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.machines import says_nothing
+from fleetcast.ingest.machines import is_generic_name
 from tests.field.scraped_world import ScrapedWorld
 
 FIELD = Path(__file__).parents[2] / "field"
@@ -116,7 +116,7 @@ def test_a_swapped_board_and_a_new_order_of_boards_are_no_clash(
 
 @pytest.mark.parametrize("name", ["node-7", "b7", "ip-10-0-0-7", "gpu-agent", "dcgm01", "deadbeef", "cafe-1"])
 def test_names_of_machines_say_something(name: str) -> None:
-    assert not says_nothing(name)
+    assert not is_generic_name(name)
 
 
 def host_page(name: str, started_s: float, memory: float) -> bytes:

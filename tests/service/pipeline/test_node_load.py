@@ -22,7 +22,7 @@ from fleetcast.service.board.board import BoardReader, BoardWriter, Section
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.node_load import SECTION, NodeLoads, held_s
 from fleetcast.service.pipeline.tick import Tick
-from fleetcast.service.weather import WeatherStation, rule_of
+from fleetcast.service.weather import WeatherStation, make_band_rule
 from tests.service.ticks import GPUS, tick_of
 
 NOW_MS = 1_789_000_000_000
@@ -73,7 +73,7 @@ def test_whoever_asks_finds_the_load_of_a_node_by_its_name(tmp_path: Path) -> No
     made = tick(attempt("a", "n1", (0, 1), 600.0))
     names = Section("names.node", "\n".join([*NODES, "n3"]).encode(), NOW_MS)
     BoardWriter(config.board).publish([names, *NodeLoads().sections(made)], NOW_MS)
-    station = WeatherStation(config, ManualClock(NOW_MS), Bands(rule_of(config.adapters, shared=False)))
+    station = WeatherStation(config, ManualClock(NOW_MS), Bands(make_band_rule(config.adapters, shared=False)))
     weather = station.fresh(BoardReader(config.board).latest())
     assert weather is not None
     assert weather.load is not None
@@ -86,7 +86,7 @@ def test_whoever_asks_finds_the_load_of_a_node_by_its_name(tmp_path: Path) -> No
 def test_a_board_without_loads_has_none(tmp_path: Path) -> None:
     config = Config(state=str(tmp_path))
     BoardWriter(config.board).publish([Section("names.node", b"n1", NOW_MS)], NOW_MS)
-    station = WeatherStation(config, ManualClock(NOW_MS), Bands(rule_of(config.adapters, shared=False)))
+    station = WeatherStation(config, ManualClock(NOW_MS), Bands(make_band_rule(config.adapters, shared=False)))
     weather = station.fresh(BoardReader(config.board).latest())
     assert weather is not None
     assert weather.load is None

@@ -117,7 +117,7 @@ def test_a_promise_is_named_and_neither_free_nor_waiting(site: Site) -> None:
     assert {gpu["request"] for gpu in held} == {"r-a"}
     assert [row["state"] for row in board.json("doc.jobs")] == ["promised"]
     assert (site.demand("queued"), site.demand("running")) == (0, 8)
-    ranks = site.placer.ledger.active_intents()[0].ranks
+    ranks = site.placer.ledger.list_active_intents()[0].ranks
     site.tell(Started(job="a", sequence=2, time_ms=site.clock.now_ms(), ranks=ranks))
     gpus = site.tick().json("doc.fleet")["gpus"]
     assert (gpus["promised"], gpus["free"], gpus["running"]) == (0, 24, 8)
@@ -198,7 +198,7 @@ def test_promised_gpus_on_which_another_job_starts_count_once(tmp_path: Path) ->
     site = Site(tmp_path)
     site.tick()
     site.place("mine", gpus=8)
-    (intent,) = site.placer.ledger.active_intents()
+    (intent,) = site.placer.ledger.list_active_intents()
     (rank,) = intent.ranks
     for taken in (3, 8):
         other = msgspec.structs.replace(rank, gpus=rank.gpus[:taken])

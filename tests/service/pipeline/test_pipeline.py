@@ -30,7 +30,7 @@ from fleetcast.service.board.urgent import XID
 from fleetcast.service.config import Config, PipelineConfig, PluginConfig, ScrapeConfig
 from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
 from fleetcast.service.pipeline.pipeline import Pipeline
-from fleetcast.service.pipeline.role import allow_open_files, open_sources
+from fleetcast.service.pipeline.role import open_sources, raise_open_file_limit
 from fleetcast.service.pipeline.state import FleetState
 from tests.ingest.amd_pages import amd_page
 
@@ -297,7 +297,7 @@ def test_a_pipeline_may_hold_more_files_open_than_the_usual_soft_limit() -> None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-        allow_open_files()
+        raise_open_file_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -404,7 +404,7 @@ def test_a_source_that_is_away_is_told_once_and_when_it_is_back(
 
     pipeline = small(tmp_path)
     with caplog.at_level("INFO", "fleetcast.service.pipeline.guarded_source"):
-        asyncio.run(pipeline._pump(Away([Batch()], ends=True)))
+        asyncio.run(pipeline._fold_source_batches(Away([Batch()], ends=True)))
     assert [record.getMessage() for record in caplog.records] == [
         "memory: nobody answers, trying again every 0 s",
         "memory: answers again",

@@ -10,7 +10,7 @@ import pytest
 
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.events import Finished, Started
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import NodeSpec, Topology
@@ -24,8 +24,8 @@ from fleetcast.service.pipeline.pipeline import Pipeline
 NOW_MS = 1_789_000_000_000
 MINUTE, HOUR = 60_000, 3_600_000
 GPU = EntityKind.GPU
-POWER, XID = metric_row(GPU, "power_w"), metric_row(GPU, "xid")
-UP = metric_row(EntityKind.NODE, "scrape_up")
+POWER, XID = find_metric_row(GPU, "power_w"), find_metric_row(GPU, "xid")
+UP = find_metric_row(EntityKind.NODE, "scrape_up")
 NODES = ("n1", "n2", "n3")
 
 

@@ -16,7 +16,7 @@ from fleetcast.service.board.board import Board
 from fleetcast.service.board.free import describe_window
 from fleetcast.service.pipeline.unknown_use import UnknownUse
 from fleetcast.service.placer.queue_desk import QueueAdmin
-from fleetcast.service.placer.view import waiting_of
+from fleetcast.service.placer.view import read_waiting_jobs
 from tests.fuzz.bounds import EFFORT, examples
 from tests.service.pipeline.fleet_scenes import GPUS, NODES, QUEUES, JobScene, Scene, Site, scenes
 
@@ -85,7 +85,7 @@ def _check_gpus(site: Site, board: Board) -> None:
     taken = np.zeros((NODES, GPUS))
     np.add.at(taken, tuple(board.array("gpu.parts")[:, 1:3].T), board.array("gpu.parts")[:, 3])
     running = {row["job"] for row in board.json("doc.jobs") if row["state"] == "running"}
-    for intent in site.placer.ledger.active_intents():
+    for intent in site.placer.ledger.list_active_intents():
         for rank in intent.ranks if intent.job not in running else ():
             taken[int(rank.node[1:]), list(rank.gpus)] += rank.milli if rank.milli < 1000 else 0
     left = (1000 - taken)[(taken > 0) & view.is_open[:, None]].sum() / 1000
@@ -105,8 +105,11 @@ def _check_queues(site: Site, board: Board, page: str) -> None:
     }
     assert by_queue["running"] == pytest.approx(milli / 1000)
     opened = site.placer.ledger.charges.opened().values()
-    active = {row.request_id for row in site.placer.ledger.active_intents()}
-    given = sum(rank.milli * len(rank.gpus) for row in site.placer.ledger.active_intents() for rank in row.ranks) / 1000
+    active = {row.request_id for row in site.placer.ledger.list_active_intents()}
+    given = (
+        sum(rank.milli * len(rank.gpus) for row in site.placer.ledger.list_active_intents() for rank in row.ranks)
+        / 1000
+    )
     promised = {name for name in site.shares if f"r-{name}" in active}
     assert promised or by_queue["promised"] == gpus["promised"] <= given
     assert by_queue["promised"] <= given
@@ -129,8 +132,8 @@ def _check_waiting(site: Site, board: Board) -> None:
     assert f"fleetcast_queued_gpus {fleet['queued_gpus']}\n" in page
     assert site.demand("queued") == milli / 1000
     own = {entry.request.job for entry in site.placer.ledger.queued()}
-    promised = {row.job for row in site.placer.ledger.active_intents()}
-    others = {entry.request.job for entry in waiting_of(board, own | promised)}
+    promised = {row.job for row in site.placer.ledger.list_active_intents()}
+    others = {entry.request.job for entry in read_waiting_jobs(board, own | promised)}
     assert own | others == waiting.keys()
     if site.queue:
         states = QueueAdmin(site.placer).queues().rows

@@ -4,10 +4,10 @@ import pytest
 from fleetcast.features.serving import EDGES, ServedInstance, served_instances
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.metrics import TTFT_EDGES_MS, metric_row
+from fleetcast.fleet.metrics import TTFT_EDGES_MS, find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.service.answers.served_models import TimeToFirstToken
-from fleetcast.service.pipeline.served_models import quantile, served_document, served_page
+from fleetcast.service.pipeline.served_models import make_served_document, make_served_page, quantile
 
 SERVED = EntityKind.SERVED_MODEL
 NOW_MS = 1_760_000_000_000
@@ -39,7 +39,7 @@ def test_rates_and_gauges_of_an_instance_come_from_its_rings() -> None:
             "ttft_requests": 15.0 * step,
             EDGES[0]: 7.5 * step,
         }
-        rows = [(metric_row(SERVED, name), row, time_ms, value) for name, value in told.items()]
+        rows = [(find_metric_row(SERVED, name), row, time_ms, value) for name, value in told.items()]
         store.write(SampleBatch.of(SERVED, rows), time_ms)
     (found,) = served_instances(store, time_ms + 1000)
     assert (found.pool, found.model, found.instance, found.age_s) == ("chat", "meta/llama", "10.0.0.7:8000", 1.0)
@@ -57,7 +57,7 @@ def test_a_store_without_served_models_makes_no_ring_for_them() -> None:
 
 
 def test_instances_add_up_to_their_model() -> None:
-    document = served_document(
+    document = make_served_document(
         [
             instance("b:1", requests_running=2.0, requests_waiting=1.0, kv_cache_used=0.2, generated_tokens=10.0),
             instance("a:1", requests_running=3.0, kv_cache_used=0.8, generated_tokens=5.5),
@@ -79,7 +79,7 @@ def test_the_time_to_first_token_is_that_of_all_requests() -> None:
     fast = instance("a:1", ttft_s=1.0, ttft_requests=10.0, ttft_le=edges(le_100=10.0, le_1000=10.0, le_200=10.0))
     slow = instance("b:1", ttft_s=9.0, ttft_requests=10.0, ttft_le=edges(le_100=0.0, le_1000=8.0))
     idle = instance("c:1", ttft_s=0.0, ttft_requests=0.0)
-    (row,) = served_document([fast, slow, idle], NOW_MS).rows
+    (row,) = make_served_document([fast, slow, idle], NOW_MS).rows
     assert row.ttft_s == TimeToFirstToken(mean=0.5, p50=0.1, p90=1.0, p99=None)
 
 
@@ -90,6 +90,6 @@ def test_a_quantile_needs_requests() -> None:
 
 
 def test_metrics_say_the_same() -> None:
-    page = served_page(served_document([instance("a:1", requests_running=3.0)], NOW_MS)).decode()
+    page = make_served_page(make_served_document([instance("a:1", requests_running=3.0)], NOW_MS)).decode()
     assert 'fleetcast_served_requests_running{pool="chat",model="m"} 3' in page
-    assert served_page(served_document([], NOW_MS)) == b""
+    assert make_served_page(make_served_document([], NOW_MS)) == b""

@@ -16,7 +16,7 @@ from fleetcast.models.versions.card import Card, GateVerdict
 from fleetcast.models.versions.drift import DriftLimits
 from fleetcast.models.versions.registry import Registry
 from fleetcast.service.pipeline.model_monitor import ModelMonitor
-from fleetcast.service.pipeline.served_risk import ServedRisk, recent_of_risk, shadow_of_risk
+from fleetcast.service.pipeline.served_risk import ServedRisk, make_risk_shadow, summarise_recent_risk
 
 NOW_MS = 1_900_000_000_000
 GATE = GateVerdict(True, "log loss 20 % below the shipped fit", "log_loss", "shipped", 0.8, 1.0, 500)
@@ -93,12 +93,12 @@ def test_a_challenger_is_recorded_and_never_serves(registry, watch):
     served.refresh()
     assert (watch.site.name, watch.shadow.name) == ("risk-0001", "risk-0002")
     assert score(watch).model == "risk-0001"
-    found = shadow_of_risk(watch.memory, watch.shadow)
+    found = make_risk_shadow(watch.memory, watch.shadow)
     assert (found.kind, found.version, found.forecasts) == ("risk", "0002", 0)
     registry.shadow("risk", "off")
     served.refresh()
     assert watch.shadow is None
-    assert shadow_of_risk(watch.memory, None) is None
+    assert make_risk_shadow(watch.memory, None) is None
 
 
 def test_models_lists_the_version_with_its_live_record(registry, watch):
@@ -106,7 +106,7 @@ def test_models_lists_the_version_with_its_live_record(registry, watch):
     day = watch.memory.record
     assert isinstance(day, RiskRecord)
     day.count[2, 0], day.told[2, 0], day.seen[2, 0], day.squares[2] = 1000, 10, 20, 15.0
-    recent = recent_of_risk(watch.memory)
+    recent = summarise_recent_risk(watch.memory)
     assert recent.n == 1000
     assert recent.loss_ratio == pytest.approx(15 / 1000 / (0.02 * 0.98), abs=1e-3)
     monitor = ModelMonitor(registry, DriftLimits())

@@ -7,7 +7,7 @@ from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.service.pipeline import site_metrics
 from fleetcast.service.pipeline.fleet_metrics import QUEUES_SHOWN
 from fleetcast.service.pipeline.gpu_states import gpu_states
-from fleetcast.service.pipeline.site_metrics import site_page
+from fleetcast.service.pipeline.site_metrics import make_site_page
 from fleetcast.service.pipeline.tick import Tick
 from tests.service.pipeline.test_fleet_metrics import NOW_MS, Crowd, make_tick, of, series
 from tests.service.ticks import tick_of
@@ -37,14 +37,14 @@ def tick(running: list[JobAttempt], over: list[JobAttempt]) -> Tick:
 def test_waits_are_told_by_queue_and_class() -> None:
     lately, long_ago = NOW_MS - MINUTE_MS, NOW_MS - 120 * MINUTE_MS
     rows = [attempt("a", "q", 60, lately), attempt("b", "q", 180, lately), attempt("c", "q", 10, lately, "inference")]
-    found = series(site_page(tick([*rows, attempt("old", "q", 9, long_ago)], [])))
+    found = series(make_site_page(tick([*rows, attempt("old", "q", 9, long_ago)], [])))
     waits = of(found, "class_started_wait_seconds", "queue", "class", "quantile")
     assert (waits["q", "training", "0.5"], waits["q", "training", "1"]) == (120, 180)
     assert waits["q", "inference", "0.5"] == 10
 
 
 def test_gpus_are_told_by_pool_and_model() -> None:
-    found = series(site_page(tick([attempt("a", "q", 1, NOW_MS - 1)], [])))
+    found = series(make_site_page(tick([attempt("a", "q", 1, NOW_MS - 1)], [])))
     gpus = of(found, "pool_gpus", "pool", "gpu_model", "state")
     assert (gpus["train", "H100", "running"], gpus["train", "H100", "free"], gpus["train", "A100", "free"]) == (2, 6, 4)
     assert of(found, "pool_gpu_utilization_ratio", "pool") == {}  # no telemetry: unknown is no zero
@@ -58,7 +58,7 @@ def test_ends_within_the_last_hour_are_told_by_category_and_outcome() -> None:
         ended("d", Finished, 5),
         ended("e", Preempted, 6),
     ]
-    found = series(site_page(tick([], over)))
+    found = series(make_site_page(tick([], over)))
     failed = {category: count for (category,), count in of(found, "failed_jobs", "category").items() if count}
     assert failed == {"hardware": 1, "out_of_memory": 1}
     assert of(found, "ended_jobs", "outcome") == {("finished",): 1, ("failed",): 2, ("preempted",): 1}
@@ -66,11 +66,11 @@ def test_ends_within_the_last_hour_are_told_by_category_and_outcome() -> None:
 
 def test_the_series_stay_bounded() -> None:
     crowd = Crowd(nodes=1000, queues=500, jobs=2000)
-    found = series(site_page(make_tick(crowd)))
+    found = series(make_site_page(make_tick(crowd)))
     waits = of(found, "class_started_wait_seconds", "queue", "quantile")
     assert len({queue for queue, _ in waits}) == QUEUES_SHOWN + 1
     nodes = [NodeSpec(f"n{number}", 8, f"m{number}") for number in range(200)]
     fleet = make_tick(Crowd(nodes=200, jobs=0)).fleet
-    gpus = of(series(site_page(tick_of(NOW_MS, Topology.build(nodes), fleet))), "pool_gpus", "gpu_model", "state")
+    gpus = of(series(make_site_page(tick_of(NOW_MS, Topology.build(nodes), fleet))), "pool_gpus", "gpu_model", "state")
     assert len(gpus) == len(gpu_states(make_tick(crowd))) * (site_metrics.KINDS_SHOWN + 1)
     assert gpus["other", "free"] == 8 * (200 - site_metrics.KINDS_SHOWN)

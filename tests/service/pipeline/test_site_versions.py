@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleetcast.fleet.clock import ManualClock
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.source import Batch, MemorySource
@@ -33,7 +33,7 @@ class Service:
         self.registry = Registry(self.config.models_folder, self.clock)
         topology = Topology.build([NodeSpec("n1", 8), NodeSpec("n2", 8)])
         self.pipeline = Pipeline(self.config, self.clock, topology, lambda _: [MemorySource([])])
-        power, gpu = metric_row(EntityKind.GPU, "power_w"), self.pipeline.state.entities.of_node
+        power, gpu = find_metric_row(EntityKind.GPU, "power_w"), self.pipeline.state.entities.of_node
         heard = SampleBatch.of(
             EntityKind.GPU, [(power, gpu(EntityKind.GPU, name, 0), NOW_MS, 90.0) for name in topology.names]
         )

@@ -4,7 +4,7 @@ from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import Failed, Finished, JobEvent, NodeEvent, Resized, Started, Step, Submitted
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import NodeSpec, Topology
@@ -12,7 +12,7 @@ from fleetcast.ingest.source import Batch
 from fleetcast.service.config import LimitsConfig
 from fleetcast.service.pipeline.state import MAX_REASONS, FleetState, align
 
-POWER = metric_row(EntityKind.GPU, "power_w")
+POWER = find_metric_row(EntityKind.GPU, "power_w")
 MINUTE = 60_000
 
 

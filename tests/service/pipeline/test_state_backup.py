@@ -12,8 +12,8 @@ from fleetcast.fleet import failpoints
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.ingest.inbox.segments import KEEP_LOCK
 from fleetcast.service.config import Config
-from fleetcast.service.state_backup import BackupError, back_up, restore, verify_backup
-from fleetcast.service.state_parts import survey
+from fleetcast.service.state_backup import BackupError, back_up_state, restore, verify_backup
+from fleetcast.service.state_parts import read_state_parts
 from tests.service.pipeline.test_lost_parts import NODES, Site, state
 
 
@@ -49,10 +49,10 @@ class Writes:
 def test_a_site_that_is_restored_from_a_backup_made_while_it_wrote_goes_on(site: Site, tmp_path: Path) -> None:
     before = site.live()
     writes = Writes(site)
-    manifest = back_up(site.config, tmp_path / "copy", writes)
+    manifest = back_up_state(site.config, tmp_path / "copy", writes)
     assert writes.number >= 5
     assert not (site.config.inbox / KEEP_LOCK).exists(), "the inbox's lock is given back"
-    promised = {row.request_id: row.ranks for row in site.service.ledger.active_intents()}
+    promised = {row.request_id: row.ranks for row in site.service.ledger.list_active_intents()}
     site.close()
     shutil.rmtree(site.folder)
 
@@ -68,12 +68,12 @@ def test_a_site_that_is_restored_from_a_backup_made_while_it_wrote_goes_on(site:
         told = {row.job for row in copy.pipeline.state.jobs}
         assert told >= {"a", "b", *writes.jobs}, "an acknowledged event is lost"
         held: dict[tuple[str, int], str] = {}
-        for intent in copy.service.ledger.active_intents():
+        for intent in copy.service.ledger.list_active_intents():
             for rank in intent.ranks:
                 for gpu in rank.gpus:
                     assert held.setdefault((rank.node, gpu), intent.request_id) == intent.request_id, "held twice"
         assert copy.service.ledger.head.audit_id >= manifest.head_line
-        assert promised.keys() >= {row.request_id for row in copy.service.ledger.active_intents()}
+        assert promised.keys() >= {row.request_id for row in copy.service.ledger.list_active_intents()}
     finally:
         copy.close()
 
@@ -81,18 +81,18 @@ def test_a_site_that_is_restored_from_a_backup_made_while_it_wrote_goes_on(site:
 @pytest.mark.parametrize("name", ["b.tar", "b.tar.gz"])
 def test_a_tar_file_is_a_backup_too(site: Site, tmp_path: Path, name: str) -> None:
     site.live()
-    manifest = back_up(site.config, tmp_path / name, lambda _: None)
+    manifest = back_up_state(site.config, tmp_path / name, lambda _: None)
     assert verify_backup(site.config, tmp_path / name, tmp_path / "scratch", lambda _: None) == manifest
     fresh = Config(state=str(tmp_path / "new"))
     restore(fresh, tmp_path / name, lambda _: None)
-    assert survey(fresh).identity() == manifest.identity == survey(site.config).identity()
+    assert read_state_parts(fresh).identity() == manifest.identity == read_state_parts(site.config).identity()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar" + name[5:], "new", "scratch", "site"]
 
 
 def test_every_file_is_checked_when_a_backup_is_verified(site: Site, tmp_path: Path) -> None:
     site.live()
     copy = tmp_path / "copy"
-    manifest = back_up(site.config, copy, lambda _: None)
+    manifest = back_up_state(site.config, copy, lambda _: None)
     for row in manifest.files:
         path = copy / "state" / row.path
         kept = path.read_bytes()
@@ -125,7 +125,7 @@ def test_a_backup_is_whole_or_absent(site: Site, tmp_path: Path) -> None:
         failpoints.arm(fail)
         try:
             with pytest.raises(OSError, match="No space"):
-                back_up(site.config, tmp_path / "copy", lambda _: None)
+                back_up_state(site.config, tmp_path / "copy", lambda _: None)
         finally:
             failpoints.arm(None)
         assert [path.name for path in tmp_path.iterdir()] == ["site"]
@@ -136,10 +136,10 @@ def test_bad_places_are_refused_with_the_fix(site: Site, tmp_path: Path) -> None
     (tmp_path / "there").mkdir()
     for to, why in (("there", "exists already"), ("no/where", "make it first"), ("site/in", "on another disk")):
         with pytest.raises(ConfigError, match=why):
-            back_up(site.config, tmp_path / to, lambda _: None)
+            back_up_state(site.config, tmp_path / to, lambda _: None)
     with pytest.raises(BackupError, match="is no backup"):
         restore(Config(state=str(tmp_path / "new")), tmp_path / "there", lambda _: None)
-    back_up(site.config, tmp_path / "copy", lambda _: None)
+    back_up_state(site.config, tmp_path / "copy", lambda _: None)
     with pytest.raises(ConfigError, match="not empty"):
         restore(site.config, tmp_path / "copy", lambda _: None)
     (tmp_path / "bad.tar").write_bytes(b"no tar")
@@ -153,7 +153,7 @@ def test_a_state_in_doubt_is_not_backed_up(site: Site, tmp_path: Path) -> None:
     for path in site.folder.glob("ledger.sqlite*"):
         path.unlink()
     with pytest.raises(BackupError, match="the ledger is gone"):
-        back_up(site.config, tmp_path / "copy", lambda _: None)
+        back_up_state(site.config, tmp_path / "copy", lambda _: None)
     assert not (tmp_path / "copy").exists()
 
 
@@ -162,7 +162,7 @@ def test_private_files_stay_private(site: Site, tmp_path: Path) -> None:
     key = site.folder / "placer.key"
     key.write_text("secret")
     key.chmod(0o600)
-    back_up(site.config, tmp_path / "copy", lambda _: None)
+    back_up_state(site.config, tmp_path / "copy", lambda _: None)
     assert (tmp_path / "copy" / "state" / "placer.key").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "copy").stat().st_mode & 0o077 == 0
 
@@ -173,7 +173,7 @@ def test_the_commands_say_what_they_did(site: Site, tmp_path: Path) -> None:
     words = ["state", "backup", str(tmp_path / "b"), "--state", str(site.folder)]
     made = runner.invoke(app, words)
     assert made.exit_code == 0, made.output
-    assert f"state {survey(site.config).identity()}; head of the audit: line " in made.output
+    assert f"state {read_state_parts(site.config).identity()}; head of the audit: line " in made.output
     assert runner.invoke(app, ["state", "verify", str(tmp_path / "b")]).exit_code == 0
     again = runner.invoke(app, words)
     assert again.exit_code != 0

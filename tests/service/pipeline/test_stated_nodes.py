@@ -18,7 +18,7 @@ from fleetcast.ingest.source import Batch, MemorySource
 from fleetcast.ingest.topology.load import load_topology
 from fleetcast.service.pipeline.guarded_source import GuardedSource
 from fleetcast.service.pipeline.inventory import FleetInventory
-from fleetcast.service.pipeline.tick import whole_of
+from fleetcast.service.pipeline.tick import find_whole_job
 from tests.field.scraped_world import ScrapedWorld
 from tests.ingest.small_kubernetes import SmallKubernetes, job, pod, running
 from tests.service.bare_world import IDLE, NOW_MS, BareWorld, page
@@ -319,5 +319,5 @@ def test_gpus_of_a_gang_that_is_not_whole_are_held_once_when_its_training_loop_r
 
 
 def test_labels_of_another_job_take_nothing_from_the_gpus_of_bound_pods() -> None:
-    assert whole_of("ml/set-workers", {"ml/set"}) == "ml/set"
-    assert whole_of("ml/settle", {"ml/set"}) == whole_of("other", {"ml/set"}) == ""
+    assert find_whole_job("ml/set-workers", {"ml/set"}) == "ml/set"
+    assert find_whole_job("ml/settle", {"ml/set"}) == find_whole_job("other", {"ml/set"}) == ""

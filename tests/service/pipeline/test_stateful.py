@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fleetcast.features.co_runs import CoRuns
 from fleetcast.fleet.clock import ManualClock
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.stateful import Dump, Stateful
 from fleetcast.fleet.topology import NodeSpec, Topology
@@ -82,12 +82,12 @@ def test_a_part_that_was_added_to_the_list_outlives_the_process(folder: Path) ->
 
 def test_a_part_that_was_added_to_the_list_moves_with_a_clock_that_is_set_back(folder: Path) -> None:
     clock, kept = ManualClock(NOW_MS), restored(folder)
-    rows = [(metric_row(EntityKind.NODE, "scrape_up"), 0, NOW_MS, 1.0)]
+    rows = [(find_metric_row(EntityKind.NODE, "scrape_up"), 0, NOW_MS, 1.0)]
     kept.state.apply(Batch(samples=(SampleBatch.of(EntityKind.NODE, rows),)), NOW_MS)
     time = PipelineClock(clock, kept, 15_000, asyncio.Event())
     clock.time_ms -= 3_600_000
     time.now_ms()
-    time.move_parts()
+    time.shift_part_times()
     assert kept.parts[Sightings].seen_ms == {1: NOW_MS - 3_600_000, 2: NOW_MS - 3_600_000}
 
 

@@ -17,14 +17,14 @@ from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.models.risk.score import ScoredFleet
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
 from fleetcast.service.board.board import Section
-from fleetcast.service.pipeline.fleet_metrics import fleet_page
+from fleetcast.service.pipeline.fleet_metrics import make_fleet_page
 from fleetcast.service.pipeline.gpu_times import GpuTimes
 from fleetcast.service.pipeline.jobs.interference import Sharing
-from fleetcast.service.pipeline.jobs.isolation import isolation_sections
+from fleetcast.service.pipeline.jobs.isolation import make_isolation_sections
 from fleetcast.service.pipeline.node_past import NodePasts
-from fleetcast.service.pipeline.publish import encode, job_details, job_rows, score_sections
+from fleetcast.service.pipeline.publish import encode, encode_job_details, job_rows, make_score_sections
 from fleetcast.service.pipeline.run_times.record import IssuedRunTime
-from fleetcast.service.pipeline.site_metrics import site_page
+from fleetcast.service.pipeline.site_metrics import make_site_page
 from fleetcast.service.pipeline.tick import Tick
 from fleetcast.service.pipeline.tick_memory import AttemptRows, TickMemory
 from tests.fuzz.bounds import examples
@@ -102,8 +102,8 @@ def issued(left_s: float) -> IssuedRunTime:
 
 
 def made_of(tick: Tick) -> dict[str, object]:
-    pages = {"details": encode(job_details(tick)), "page": fleet_page(tick), "site": site_page(tick)}
-    return plain((*score_sections(tick), *isolation_sections(tick))) | pages
+    pages = {"details": encode(encode_job_details(tick)), "page": make_fleet_page(tick), "site": make_site_page(tick)}
+    return plain((*make_score_sections(tick), *make_isolation_sections(tick))) | pages
 
 
 def plain(sections: Iterable[Section]) -> dict[str, object]:

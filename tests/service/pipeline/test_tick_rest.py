@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.clock import SystemClock
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.source import Batch, MemorySource
@@ -18,7 +18,7 @@ from fleetcast.service.pipeline.pipeline import Pipeline
 from fleetcast.service.pipeline.tick_rest import TickRest
 from tests.fuzz.bounds import examples
 
-UP = metric_row(EntityKind.NODE, "scrape_up")
+UP = find_metric_row(EntityKind.NODE, "scrape_up")
 
 
 def heard(entities: Entities, *nodes: str, time_ms: int = 1) -> SampleBatch:
@@ -26,7 +26,7 @@ def heard(entities: Entities, *nodes: str, time_ms: int = 1) -> SampleBatch:
 
 
 def power(entities: Entities, node: str) -> SampleBatch:
-    row = metric_row(EntityKind.GPU, "power_w")
+    row = find_metric_row(EntityKind.GPU, "power_w")
     return SampleBatch.of(EntityKind.GPU, [(row, entities.of_node(EntityKind.GPU, node, 0), 1, 400.0)])
 
 
@@ -64,7 +64,7 @@ def test_the_first_samples_of_a_node_wake_the_tick_and_later_ones_do_not(tmp_pat
 def test_samples_of_devices_are_those_of_their_nodes() -> None:
     entities, wake = Entities(), asyncio.Event()
     nodes = TickRest(entities, wake)
-    nodes.let_new_nodes_wake()
+    nodes.enable_new_node_wake()
     nodes.record([power(entities, "n1")])
     assert wake.is_set()
     wake.clear()
@@ -88,7 +88,7 @@ def test_the_tick_wakes_for_a_node_that_is_new_since_it_began_once_it_has_rested
             nodes.begin_tick()
             waiting, rested = set(), False
         elif step == "rested":
-            nodes.let_new_nodes_wake()
+            nodes.enable_new_node_wake()
             rested = True
             assert wake.is_set() == bool(waiting)
         else:

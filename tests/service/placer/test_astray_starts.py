@@ -43,14 +43,14 @@ def test_its_gpus_are_given_to_nobody_until_it_ends(world: SharedWorld, start: A
     world.fold(start)
     for _ in range(60):
         world.beat(10_000)
-    assert world.service.ledger.intent_state("one") is IntentState.ACTIVE
+    assert world.service.ledger.read_intent_state("one") is IntentState.ACTIVE
     others = [node_of(place(world, f"other-{number}")) for number in range(20)]
     assert node not in others
     assert sum(map(bool, others)) == 15
     world.fold(Finished(job="one", sequence=9, time_ms=NOW_MS + 600_000))
     world.beat(10_000)
     assert node_of(place(world, "next")) == node
-    assert world.service.ledger.intent_state("one") is IntentState.ENDED
+    assert world.service.ledger.read_intent_state("one") is IntentState.ENDED
 
 
 def test_a_start_that_names_its_nodes_later_is_seen_then(world: SharedWorld) -> None:
@@ -60,4 +60,4 @@ def test_a_start_that_names_its_nodes_later_is_seen_then(world: SharedWorld) -> 
     world.fold(Started(job="one", sequence=2, time_ms=NOW_MS, ranks=(RankPlacement(0, node, EIGHT),)))
     world.beat(10_000)
     place(world, "next")
-    assert world.service.ledger.intent_state("one") is IntentState.SEEN
+    assert world.service.ledger.read_intent_state("one") is IntentState.SEEN

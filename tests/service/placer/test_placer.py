@@ -18,7 +18,7 @@ from fleetcast.placement.ledger.ledger import LedgerError
 from fleetcast.placement.ledger.verify import verify
 from fleetcast.service.config import Config, PlacerConfig
 from fleetcast.service.placer.http import MAX_BODY_BYTES
-from fleetcast.service.placer.role import open_service, publish_head_daily, serve
+from fleetcast.service.placer.role import log_audit_head_daily, open_service, serve
 from fleetcast.service.plugins import load_functions
 from tests.fuzz.asgi import Asked, ask
 from tests.placement.ledger.ledger_world import edit
@@ -106,7 +106,7 @@ def test_an_intent_ends_when_the_job_is_seen_and_when_it_ends(world: World) -> N
     world.board.jobs = {"a": range(16)}
     world.board.publish()
     assert world.place("c")["outcome"] == "refused"
-    assert world.service.ledger.active_intents() == []
+    assert world.service.ledger.list_active_intents() == []
     world.board.jobs, world.board.ended = {}, [("a", 1, NOW_MS)]
     world.board.publish()
     assert world.place("d")["outcome"] == "placed"
@@ -282,7 +282,7 @@ def test_the_head_is_logged_now_and_once_a_day(world: World, caplog: pytest.LogC
     world.service.clock = Days()
     caplog.set_level("INFO", "fleetcast.service.placer.role")
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(publish_head_daily(world.service))
+        asyncio.run(log_audit_head_daily(world.service))
     heads = [record.getMessage() for record in caplog.records if "head" in record.getMessage()]
     newest = world.service.ledger.audit(1, after=0)[0]["hash"]
     assert heads == [f"the audit trail's head: {line}" for line in (f"0:{NO_HASH}", f"1:{newest}")]

@@ -34,7 +34,7 @@ def enqueue(world: World, *request_ids: str, **fields: Any) -> None:
 
 
 def placed_gpus(world: World) -> Counter[tuple[str, int]]:
-    intents = world.service.ledger.active_intents()
+    intents = world.service.ledger.list_active_intents()
     return Counter((rank.node, gpu) for intent in intents for rank in intent.ranks for gpu in rank.gpus)
 
 
@@ -61,7 +61,7 @@ def test_a_placement_is_dated_when_it_is_kept_and_not_when_its_pass_began(world:
     thought = begun.think()
     world.clock.advance(0.2)  # meanwhile another job was placed on these GPUs and cancelled
     assert world.service.end_pass(begun, thought) == (1, 0)
-    (intent,) = world.service.ledger.active_intents()
+    (intent,) = world.service.ledger.list_active_intents()
     assert intent.created_ms == world.clock.now_ms()
 
 
@@ -71,7 +71,7 @@ def test_a_plan_that_lost_is_made_again_at_once(world: World, monkeypatch: pytes
 
     def rudely(self: QueuePass) -> Any:
         thought = think(self)
-        if not world.service.ledger.active_intents():
+        if not world.service.ledger.list_active_intents():
             (decision,) = (decision for _, decision in thought.placed)
             others = [name for name in ("n15", "n16") if name != decision.ranks[0].node]
             loop.call_soon_threadsafe(
@@ -103,7 +103,7 @@ def test_a_request_that_was_withdrawn_meanwhile_is_not_placed(world: World) -> N
     thought = begun.think()
     world.service.withdraw("x", "me")
     assert world.service.end_pass(begun, thought) == (1, 0)
-    assert [intent.request_id for intent in world.service.ledger.active_intents()] == ["y"]
+    assert [intent.request_id for intent in world.service.ledger.list_active_intents()] == ["y"]
     assert world.ask("GET", "/placements/x").json()["outcome"] == "refused"
 
 
@@ -159,7 +159,7 @@ def test_a_view_with_one_more_promise_is_that_of_all_promises(world: World) -> N
     one_by_one = world.service.observed()
     base = world.service._observed
     assert base is not None
-    at_once = with_intents(base[1], world.service.ledger.active_intents())
+    at_once = with_intents(base[1], world.service.ledger.list_active_intents())
     assert np.array_equal(one_by_one.view.free, at_once.view.free)
     assert np.array_equal(one_by_one.view.holders, at_once.view.holders)
     assert np.array_equal(one_by_one.view.free_cpus, at_once.view.free_cpus)

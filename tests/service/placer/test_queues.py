@@ -12,7 +12,7 @@ from fleetcast.placement.queues.charges import Charge, HeldGpus
 from fleetcast.service.config import PlacerConfig
 from fleetcast.service.placer import queue_file
 from fleetcast.service.placer.queue_desk import QueueAdmin
-from fleetcast.service.placer.queue_week import week_of
+from fleetcast.service.placer.queue_week import summarise_queue_week
 from tests.service.placer_world import NOW_MS, World
 
 HOUR_MS = 3_600_000
@@ -256,7 +256,7 @@ def test_a_week_of_queues_is_told_by_day() -> None:
         return Charge(1, "r", leaf, 1, leaf, "", "", (HeldGpus("p", "H100", gpus),), None, held_ms - 5000, held_ms,
                       held_ms, ended_ms)  # fmt: skip
 
-    week = week_of([charge("a", 3.5, 5, 8), charge("b/x", 4, 5, 8), charge("b/y", 8, None, 4)], now_ms)
+    week = summarise_queue_week([charge("a", 3.5, 5, 8), charge("b/x", 4, 5, 8), charge("b/y", 8, None, 4)], now_ms)
     assert week.by_day["a"] == [1.0, 0.5, None, None, None, 0.0, 0.0]
     assert week.by_day["b"] == [0.0, 0.5, None, None, None, 1.0, 1.0]
     assert week.by_day["b/y"] == [0.0, 0.0, None, None, None, 1.0, 1.0]

@@ -14,7 +14,7 @@ from fleetcast.fleet.held_gpus import held_milli
 from fleetcast.fleet.jobs import JobAttempt, JobTable
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.service.answers.jobs import RunningJobRow
-from fleetcast.service.pipeline.publish import _ended_row, _running_row
+from fleetcast.service.pipeline.publish import _make_ended_row, _make_running_row
 from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer_world import NOW_MS, HandBoard
 
@@ -34,8 +34,8 @@ class ToldBoard(HandBoard):
 
     def _row(self, row: JobAttempt) -> RunningJobRow:
         if row.job in self.displaced:
-            return msgspec.structs.replace(_running_row(row, {"n01": 0}), gpus=0, displaced=True)
-        return _running_row(row, held_milli(row, NODE_GPUS))
+            return msgspec.structs.replace(_make_running_row(row, {"n01": 0}), gpus=0, displaced=True)
+        return _make_running_row(row, held_milli(row, NODE_GPUS))
 
     def sections(self) -> dict[str, Any]:
         running = [row for row in self.table if row.state == "running"]
@@ -49,7 +49,7 @@ class ToldBoard(HandBoard):
         encode = msgspec.json.encode
         return super().sections() | {
             "jobs.running": encode([self._row(row) for row in running]),
-            "jobs.ended": encode([_ended_row(row, NODE_GPUS) for row in ended]),
+            "jobs.ended": encode([_make_ended_row(row, NODE_GPUS) for row in ended]),
             "jobs.gpu_time": encode(gpu_time),
             "occupancy": encode(known),
         }

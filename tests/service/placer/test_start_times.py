@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleetcast.features.past_runs import shape_of_request
+from fleetcast.features.past_runs import make_request_shape
 from fleetcast.features.similarity import kinds
 from fleetcast.fleet.errors import StaleError
 from fleetcast.fleet.events import Submitted
@@ -20,11 +20,11 @@ from fleetcast.models.demand.rows import DemandRow
 from fleetcast.placement.plan.timeline import RUN_LEVELS, RunTimeQuantiles
 from fleetcast.service.board.board import BoardReader, BoardWriter, Section
 from fleetcast.service.board.kind_tables import LEVELS, RUN
-from fleetcast.service.pipeline.demand.sections import demand_sections
-from fleetcast.service.pipeline.publish import queued_row
-from fleetcast.service.placer.arrivals import arrivals_of
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
+from fleetcast.service.pipeline.publish import make_queued_job
+from fleetcast.service.placer.arrivals import forecast_arrivals
 from fleetcast.service.placer.start_times import REFRESH_S
-from fleetcast.service.placer.view import waiting_of
+from fleetcast.service.placer.view import read_waiting_jobs
 from tests.service.placer_world import NOW_MS, HandBoard, World
 
 NODE = PlacementRequest(request_id="x", gpus_per_node=8, user="ada")
@@ -48,7 +48,7 @@ class ToldBoard(HandBoard):
     def sections(self) -> dict[str, Any]:
         other = PlacementRequest(request_id="q1", gpus_per_node=8, user="ada")
         key = next(
-            key for key in kinds(shape_of_request(NODE)).values() if key in kinds(shape_of_request(other)).values()
+            key for key in kinds(make_request_shape(NODE)).values() if key in kinds(make_request_shape(other)).values()
         )
         return {
             **super().sections(),
@@ -152,8 +152,10 @@ def test_the_board_tells_of_a_job_as_it_was_submitted(tmp_path: Path) -> None:
     asks = {"gang": Gang(2, 4), "gpus_per_node": 4, "gpu_model": "H100", "cpus": 8, "limit_s": 60.0, "priority": 3}
     names = {"job": "slurm-7", "attempt": 2, "queue": "train", "user": "ada", "class_": "batch"}
     attempt.fold(Submitted(sequence=1, time_ms=NOW_MS, **names, **asks))
-    BoardWriter(tmp_path).publish([Section("jobs.queued", msgspec.json.encode([queued_row(attempt)]), NOW_MS)], NOW_MS)
-    (entry,) = waiting_of(BoardReader(tmp_path).latest() or pytest.fail("no board"), ())
+    BoardWriter(tmp_path).publish(
+        [Section("jobs.queued", msgspec.json.encode([make_queued_job(attempt)]), NOW_MS)], NOW_MS
+    )
+    (entry,) = read_waiting_jobs(BoardReader(tmp_path).latest() or pytest.fail("no board"), ())
     assert entry.queued_ms == NOW_MS
     assert {name: getattr(entry.request, name) for name in (names | asks)} == names | asks
 
@@ -162,7 +164,7 @@ def test_of_two_attempts_that_wait_the_later_one_counts(world: World) -> None:
     """Both are told under one name."""
     again = {"request_id": "same", "attempt": 2}
     told(world, {"same": {}, "again": again})
-    (entry,) = waiting_of(world.service.reader.latest() or pytest.fail("no board"), ())
+    (entry,) = read_waiting_jobs(world.service.reader.latest() or pytest.fail("no board"), ())
     assert (entry.request.job, entry.request.attempt) == ("same", 2)
 
 
@@ -247,20 +249,20 @@ def arriving(*gpus: float) -> list[Section]:
         values=[list(gpus)] * 3,
         record=None,
     )
-    return demand_sections([row], {}, [], NOW_MS)
+    return make_demand_sections([row], {}, [], NOW_MS)
 
 
 def test_the_served_forecast_of_arrivals_is_read_from_the_board(tmp_path: Path) -> None:
     seen = RunTimeQuantiles({8: (60.0, 120.0)}, {}, {8: 3, 1: 1})
     BoardWriter(tmp_path).publish(arriving(80.0, 40.0), NOW_MS)
     board = BoardReader(tmp_path).latest() or pytest.fail("no board")
-    found = arrivals_of(board, seen)
+    found = forecast_arrivals(board, seen)
     assert found is not None
     assert (found.horizon_s.tolist(), found.gpus[0].tolist()) == ([600, 1200], [80, 40])
     assert dict(zip(found.sizes.tolist(), found.weights.tolist(), strict=True)) == {8: 3, 1: 1}
-    assert arrivals_of(board, RunTimeQuantiles({})) is None
+    assert forecast_arrivals(board, RunTimeQuantiles({})) is None
     BoardWriter(tmp_path / "bare").publish([Section("meta", b"{}", NOW_MS)], NOW_MS)
-    assert arrivals_of(BoardReader(tmp_path / "bare").latest() or pytest.fail("no board"), seen) is None
+    assert forecast_arrivals(BoardReader(tmp_path / "bare").latest() or pytest.fail("no board"), seen) is None
 
 
 def test_a_stale_board_gives_no_estimate(world: World) -> None:

@@ -9,7 +9,7 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.placement.ledger.ledger import LedgerAway
 from fleetcast.service.config import ArchiveConfig, Config
 from fleetcast.service.placer.role import open_service
-from fleetcast.service.state_folder import StateError, folder_lock, prepare, role_lock
+from fleetcast.service.state_folder import StateError, lock_role, lock_state_folder, prepare
 
 
 def test_the_folders_are_made_and_left_empty(tmp_path: Path) -> None:
@@ -39,25 +39,25 @@ def test_an_archive_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_second_supervisor_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     config = Config(state=str(tmp_path))
     with (
-        folder_lock(config),
+        lock_state_folder(config),
         pytest.raises(ConfigError, match="another `fleetcast run` uses this folder"),
-        folder_lock(config),
+        lock_state_folder(config),
     ):
         pass
-    with folder_lock(config):
+    with lock_state_folder(config):
         pass
 
 
 def test_a_second_process_of_a_role_is_refused_and_other_roles_are_not(tmp_path: Path) -> None:
     config = Config(state=str(tmp_path))
     with (
-        role_lock(config, "placer"),
-        role_lock(config, "pipeline"),
+        lock_role(config, "placer"),
+        lock_role(config, "pipeline"),
         pytest.raises(StateError, match=rf"another placer works in it \(process {os.getpid()}\)"),
-        role_lock(config, "placer", patience_s=0.0),
+        lock_role(config, "placer", patience_s=0.0),
     ):
         pass
-    with role_lock(config, "placer", patience_s=0.0):
+    with lock_role(config, "placer", patience_s=0.0):
         pass
 
 
@@ -66,7 +66,7 @@ def test_a_role_that_is_ending_is_waited_for(tmp_path: Path) -> None:
     ending, taken = threading.Event(), threading.Event()
 
     def earlier() -> None:
-        with role_lock(config, "pipeline"):
+        with lock_role(config, "pipeline"):
             taken.set()
             ending.wait()
 
@@ -74,7 +74,7 @@ def test_a_role_that_is_ending_is_waited_for(tmp_path: Path) -> None:
     thread.start()
     taken.wait()
     threading.Timer(0.2, ending.set).start()
-    with role_lock(config, "pipeline"):
+    with lock_role(config, "pipeline"):
         assert ending.is_set()
     thread.join()
 

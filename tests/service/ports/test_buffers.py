@@ -15,7 +15,7 @@ from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.schedulers.adapter import Seen, Write, WriteOutcome
 from fleetcast.schedulers.buffers import GPUS, LEAST, POOL, REPLICAS, THEIRS
 from fleetcast.service.doors import make_door
-from fleetcast.service.ports.buffers import BuffersPort, annotated_buffer
+from fleetcast.service.ports.buffers import BuffersPort, decode_annotated_buffer
 
 HOLDS = {"f:spec": {"f:replicas": {}}}
 OURS = {"manager": "fleetcast", "operation": "Apply", "fieldsV1": HOLDS}
@@ -37,7 +37,7 @@ def buffer(name: str, replicas: int | None = 0, *managed: dict[str, Any], **anno
 
 
 def values(*told: Any, **annotations: str) -> dict[str, str]:
-    return dict(annotated_buffer(json.dumps(buffer("ahead", *told, **annotations)).encode()).values)
+    return dict(decode_annotated_buffer(json.dumps(buffer("ahead", *told, **annotations)).encode()).values)
 
 
 def test_replicas_are_ours_theirs_or_at_rest() -> None:
@@ -50,7 +50,7 @@ def test_replicas_are_ours_theirs_or_at_rest() -> None:
     assert values(None, **ASKS) == ASKS
     assert values(4, OURS) == {REPLICAS: "4"}
     with pytest.raises(SourceError, match="a buffer that is none"):
-        annotated_buffer(b"{}")
+        decode_annotated_buffer(b"{}")
 
 
 async def written(

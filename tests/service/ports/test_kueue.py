@@ -18,9 +18,9 @@ from fleetcast.schedulers.kueue import ACTIVE, CHECK, GPUS, HELD, HOLD, JOB, NOD
 from fleetcast.schedulers.nodes import THEIRS
 from fleetcast.service.doors import make_door
 from fleetcast.service.ports import kube_objects
-from fleetcast.service.ports.kueue import CONTROLLER, KueuePort, answer_steps
-from fleetcast.service.ports.kueue_objects import KueueWorkload, kueue_check, kueue_workload
-from fleetcast.service.ports.topology import TopologyPort, labelled_node
+from fleetcast.service.ports.kueue import CONTROLLER, KueuePort, make_answer_patch
+from fleetcast.service.ports.kueue_objects import KueueWorkload, decode_kueue_check, decode_kueue_workload
+from fleetcast.service.ports.topology import TopologyPort, decode_labelled_node
 
 GROUP = "/apis/kueue.x-k8s.io"
 OURS = frozenset({"fleetcast"})
@@ -55,7 +55,7 @@ def check(name: str = "fleetcast", state: str = PENDING, **more: Any) -> dict[st
 
 
 def read(thing: dict[str, Any]) -> KueueWorkload:
-    return kueue_workload(json.dumps(thing).encode())
+    return decode_kueue_workload(json.dumps(thing).encode())
 
 
 def values(**more: Any) -> dict[str, str]:
@@ -108,7 +108,7 @@ def test_the_nodes_of_both_versions_are_read(assigned: dict[str, Any]) -> None:
 
 def test_what_is_no_workload_is_refused() -> None:
     for body in (b"{}", b"[]", b'{"metadata": {"name": 1}}', b"\xff", b"[" * 100_000):
-        for decode in (kueue_workload, kueue_check):
+        for decode in (decode_kueue_workload, decode_kueue_check):
             with pytest.raises(SourceError, match="an object of Kueue that is none"):
                 decode(body)
 
@@ -117,7 +117,7 @@ def test_a_patch_changes_our_checks_alone() -> None:
     found = read(workload(checks=[check("theirs"), check(retryCount=1, requeueAfterSeconds=9, podSetUpdates=[])]))
 
     def changed(field: str, value: str | None, why: str) -> dict[str, Any]:
-        test, step = answer_steps(found, OURS, Write(found.key, field, value, None, why))
+        test, step = make_answer_patch(found, OURS, Write(found.key, field, value, None, why))
         assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "5"}
         assert (step["op"], step["path"]) == ("replace", "/status/admissionChecks/1")
         row: dict[str, Any] = step["value"]
@@ -313,10 +313,10 @@ def test_labels_of_others_are_told_from_ours_and_an_apply_names_all_that_stay() 
     meta = {"name": "a", "uid": "u", "labels": {"fleetcast.io/rack": "r1", "fleetcast.io/block": "x", "other": "y"}}
     body = {"metadata": meta | {"managedFields": [{**applied, "manager": "fleetcast"}, applied]}}
     labels = ("fleetcast.io/block", "fleetcast.io/rack", "fleetcast.io/nvlink-domain")
-    node = labelled_node(json.dumps(body).encode(), labels)
+    node = decode_labelled_node(json.dumps(body).encode(), labels)
     assert node.values == {RACK: "r1", THEIRS + "label fleetcast.io/block": "x"}
     with pytest.raises(SourceError, match="a node that is none"):
-        labelled_node(b"{}", labels)
+        decode_labelled_node(b"{}", labels)
 
     class Applied(KubeApi):
         async def apply(self, path: str, thing: Any, manager: str) -> bytes:

@@ -17,7 +17,7 @@ from fleetcast.schedulers.adapter import Write, WriteOutcome
 from fleetcast.schedulers.nodes import CONDITION, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS
 from fleetcast.service.doors import make_door
 from fleetcast.service.ports import kube_objects
-from fleetcast.service.ports.nodes import NodesPort, marked_node, taint_steps
+from fleetcast.service.ports.nodes import NodesPort, decode_node_marks, make_taint_patch
 
 APPLIED = {"manager": "fleetcast", "operation": "Apply"}
 OURS_LABEL = {**APPLIED, "fieldsV1": {"f:metadata": {"f:labels": {f"f:{MARK}": {}}}}}
@@ -106,17 +106,17 @@ async def serving(server: ApiServer, folder: Path) -> AsyncIterator[NodesPort]:
 def test_what_is_ours_is_told_from_what_somebody_else_took() -> None:
     expected = {"type": "GpuFailureExpected", "status": "True", "reason": "Xid"}
     marks = {"labels": {MARK: "high"}, "conditions": [expected], "taints": [OTHER, OUR_TAINT]}
-    ours = marked_node(json.dumps(node("a", managed=[OURS_LABEL, OURS_CONDITION], **marks)).encode())
+    ours = decode_node_marks(json.dumps(node("a", managed=[OURS_LABEL, OURS_CONDITION], **marks)).encode())
     assert ours.values == {LABEL: "high", CONDITION: "True Xid", TAINT: "high:PreferNoSchedule"}
-    theirs = marked_node(json.dumps(node("a", **marks)).encode())
+    theirs = decode_node_marks(json.dumps(node("a", **marks)).encode())
     assert theirs.values == {THEIRS + LABEL: "high", THEIRS + CONDITION: "True Xid", TAINT: "high:PreferNoSchedule"}
     with pytest.raises(SourceError, match="a node that is none"):
-        marked_node(b"{}")
+        decode_node_marks(b"{}")
 
 
 def test_taints_of_others_stay_whatever_is_done_to_ours() -> None:
     def steps(value: str | None, *taints: dict[str, str]) -> list[dict[str, Any]]:
-        test, *rest = taint_steps(marked_node(json.dumps(node("a", 5, taints=[*taints])).encode()), value)
+        test, *rest = make_taint_patch(decode_node_marks(json.dumps(node("a", 5, taints=[*taints])).encode()), value)
         assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "5"}
         return rest
 
@@ -182,9 +182,9 @@ def test_each_mark_is_written_in_its_own_way(tmp_path: Path) -> None:
 def test_the_annotation_for_slurm_operator_has_a_manager_of_its_own(tmp_path: Path) -> None:
     thing = node("a", managed=[{"manager": "fleetcast-slinky", "operation": "Apply"}])
     thing["metadata"]["annotations"] = {SLINKY: "risk_high"}
-    assert marked_node(json.dumps(thing).encode()).values == {FEATURE: "risk_high"}
+    assert decode_node_marks(json.dumps(thing).encode()).values == {FEATURE: "risk_high"}
     thing["metadata"]["managedFields"] = [APPLIED]
-    assert marked_node(json.dumps(thing).encode()).values == {THEIRS + FEATURE: "risk_high"}
+    assert decode_node_marks(json.dumps(thing).encode()).values == {THEIRS + FEATURE: "risk_high"}
 
     async def scenario() -> list[tuple[str, str, Any]]:
         server = ApiServer()

@@ -6,7 +6,7 @@ from pathlib import Path
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.schedulers.adapter import Write, WriteOutcome
 from fleetcast.schedulers.slurm_durations import FILE, MINUTES, UNTIL
-from fleetcast.service.ports.slurm_durations import MOST_BYTES, DurationsPort, bucket_of
+from fleetcast.service.ports.slurm_durations import MOST_BYTES, DurationsPort, compute_bucket_name
 
 DONE, CONFLICT, REFUSED = WriteOutcome.DONE, WriteOutcome.CONFLICT, WriteOutcome.REFUSED
 
@@ -20,7 +20,7 @@ def test_a_name_is_in_the_small_file_of_its_hash_and_all_goes_when_it_is_withdra
     assert asyncio.run(port.read()) == {}
     rows = [(FILE, UNTIL, "99", None), ("ada big run", MINUTES, "60 90 7", None), ("bob x", MINUTES, "1 2 7", None)]
     assert written(port, *rows) == [DONE] * 3
-    assert (port.folder / bucket_of("ada big run")).read_text() == "60 90 7 ada big run\n"
+    assert (port.folder / compute_bucket_name("ada big run")).read_text() == "60 90 7 ada big run\n"
     assert (port.folder / "until").read_text() == "99\n"
     seen = asyncio.run(port.read())
     assert seen == {FILE: {UNTIL: "99"}, "ada big run": {MINUTES: "60 90 7"}, "bob x": {MINUTES: "1 2 7"}}
@@ -44,7 +44,11 @@ def test_lines_that_are_none_are_skipped(tmp_path: Path) -> None:
 
 def test_a_file_never_grows_beyond_what_the_script_reads(tmp_path: Path) -> None:
     port = DurationsPort(tmp_path / "durations")
-    same = [f"ada {'x' * 250}{number}" for number in range(100_000) if bucket_of(f"ada {'x' * 250}{number}") == "61"]
+    same = [
+        f"ada {'x' * 250}{number}"
+        for number in range(100_000)
+        if compute_bucket_name(f"ada {'x' * 250}{number}") == "61"
+    ]
     assert len(same) > 300
     outcomes = written(port, *((key, MINUTES, "60 90 7", None) for key in same))
     assert outcomes[:200] == [DONE] * 200

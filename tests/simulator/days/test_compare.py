@@ -18,7 +18,7 @@ from fleetcast.simulator.days.day import (
     FalseAlarm,
     Losses,
 )
-from fleetcast.simulator.days.replay import fast_forward
+from fleetcast.simulator.days.replay import fast_forward_trace
 from fleetcast.simulator.days.traces import WEEK_MS, TraceJob, generate_trace
 from fleetcast.simulator.faults.detection import DetectionTable, Sighting
 
@@ -131,7 +131,7 @@ def test_a_hung_job_that_cannot_go_elsewhere_stays():
 def small_world() -> tuple[Any, Any, Topology]:
     fleet = topology(16)
     trace = generate_trace(128, start_ms=START_MS, seed=2, days_before=8)
-    return trace, fast_forward(trace, fleet, weeks=1), fleet
+    return trace, fast_forward_trace(trace, fleet, weeks=1), fleet
 
 
 def table() -> DetectionTable:

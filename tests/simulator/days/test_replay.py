@@ -7,7 +7,7 @@ from fleetcast.fleet.events import Finished, Started, Submitted
 from fleetcast.fleet.jobs import JobTable
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.simulator.days.backfill import FIRST_ESTIMATE_S, BackfillQueue, GpuPool, RunTimeSamples, choose_nodes
-from fleetcast.simulator.days.replay import fast_forward, opening_events
+from fleetcast.simulator.days.replay import fast_forward_trace, make_opening_events
 from fleetcast.simulator.days.traces import WEEK_MS, JobTrace, TraceJob, generate_trace
 
 START_MS = 3 * WEEK_MS
@@ -36,7 +36,7 @@ def trace_of(*jobs: tuple[str, float, float, int]) -> JobTrace:
 
 
 def test_a_job_that_ended_becomes_three_events_in_order():
-    replay = fast_forward(trace_of(("a", 100, 30, 16)), small_fleet())
+    replay = fast_forward_trace(trace_of(("a", 100, 30, 16)), small_fleet())
     submitted, started, finished = replay.history
     assert isinstance(submitted, Submitted)
     assert isinstance(started, Started)
@@ -48,7 +48,7 @@ def test_a_job_that_ended_becomes_three_events_in_order():
 
 
 def test_a_long_job_still_runs_with_its_remaining_time():
-    replay = fast_forward(trace_of(("a", 100, 130, 4)), small_fleet())
+    replay = fast_forward_trace(trace_of(("a", 100, 130, 4)), small_fleet())
     (row,) = replay.ongoing
     assert row.remaining_s == pytest.approx(30.0)
     assert row.ranks[0].gpus == (0, 1, 2, 3)
@@ -56,7 +56,7 @@ def test_a_long_job_still_runs_with_its_remaining_time():
 
 
 def test_the_queue_keeps_the_order_of_arrival():
-    replay = fast_forward(trace_of(("a", 100, 500, 32), ("b", 50, 10, 8), ("c", 40, 10, 8)), small_fleet())
+    replay = fast_forward_trace(trace_of(("a", 100, 500, 32), ("b", 50, 10, 8), ("c", 40, 10, 8)), small_fleet())
     assert [job.job for job in replay.queue] == ["b", "c"]
     assert replay.queued_gpus == 16
 
@@ -69,11 +69,11 @@ def test_a_short_job_passes_the_head_only_if_it_leaves_the_heads_nodes_alone():
         cluster.run_times.add(24, 600.0)
         cluster.run_times.add(4, 3600.0)
     cluster.queue = [job("a", 24, 900), job("head", 32, 600), job("small", 4, 60)]
-    assert [row.job.job for row in cluster.start_ready(0)] == ["a"]
+    assert [row.job.job for row in cluster.start_ready_jobs(0)] == ["a"]
     # many finished jobs of its size say that it lasts a minute: now it ends before the reservation
     for _ in range(60):
         cluster.run_times.add(4, 60.0)
-    assert [row.job.job for row in cluster.start_ready(1)] == ["small"]
+    assert [row.job.job for row in cluster.start_ready_jobs(1)] == ["small"]
     assert [row.job for row in cluster.queue] == ["head"]
 
 
@@ -100,7 +100,7 @@ def test_members_prefer_the_tightest_rack_that_holds_them():
 
 def test_no_gpu_is_held_twice_and_the_history_folds():
     trace = generate_trace(64, start_ms=START_MS, seed=5, days_before=10)
-    replay = fast_forward(trace, small_fleet(8), weeks=1)
+    replay = fast_forward_trace(trace, small_fleet(8), weeks=1)
     table = JobTable()
     assert all(table.apply(event) for event in replay.history)
     assert not table.running()
@@ -113,12 +113,12 @@ def test_four_weeks_of_a_thousand_gpus_pass_in_seconds():
     trace = generate_trace(1064, start_ms=START_MS, seed=0)
     topology = small_fleet(133, rack_of=19)
     began = time.process_time()
-    replay = fast_forward(trace, topology)
+    replay = fast_forward_trace(trace, topology)
     assert time.process_time() - began < 15.0  # 1.8 s on a quiet core
     assert len(replay.history) > 30_000
     assert replay.running_gpus > 900
 
 
 def test_opening_events_of_a_waiting_job_say_that_it_waits():
-    submitted, queued = opening_events(job("a", 12, 60), 8)
+    submitted, queued = make_opening_events(job("a", 12, 60), 8)
     assert (submitted.sequence, queued.sequence) == (0, 1)

@@ -9,12 +9,12 @@ import pytest
 from fleetcast.simulator.days.traces import (
     HOUR_MS,
     WEEK_MS,
-    fit_to_fleet,
-    gang_shape,
+    choose_gang_shape,
+    drop_oversized_jobs,
     generate_trace,
     load_trace,
     parse_time_ms,
-    shifted_start_ms,
+    shift_start_ms,
 )
 
 NOW_MS = parse_time_ms("2026-08-07T12:00")
@@ -39,16 +39,16 @@ def write_venus(folder: Path) -> None:
 
 def test_the_start_is_the_latest_same_weekday_and_hour_not_after_now():
     at = parse_time_ms("2020-05-12T19:30")
-    start = shifted_start_ms(at, NOW_MS)
+    start = shift_start_ms(at, NOW_MS)
     assert start <= NOW_MS < start + WEEK_MS
     assert (start - at) % WEEK_MS == 0
 
 
 def test_a_gang_has_the_fewest_equal_members():
-    assert gang_shape(8, 8) == (1, 8)
-    assert gang_shape(16, 8) == (2, 8)
-    assert gang_shape(14, 8) == (2, 7)
-    assert gang_shape(3, 8) == (1, 3)
+    assert choose_gang_shape(8, 8) == (1, 8)
+    assert choose_gang_shape(16, 8) == (2, 8)
+    assert choose_gang_shape(14, 8) == (2, 7)
+    assert choose_gang_shape(3, 8) == (1, 3)
 
 
 def test_the_trace_is_sorted_shifted_and_says_where_it_comes_from(tmp_path):
@@ -102,7 +102,7 @@ def test_the_generator_has_the_shape_of_the_trace():
 
 
 def test_a_tiny_fleet_gets_a_trace_it_can_hold():
-    trace = fit_to_fleet(generate_trace(16, start_ms=NOW_MS, seed=3), nodes=2, gpus_per_node=8)
+    trace = drop_oversized_jobs(generate_trace(16, start_ms=NOW_MS, seed=3), nodes=2, gpus_per_node=8)
     assert int(trace.gpus.max()) <= 16
     assert gpus_running(trace, NOW_MS) > 16
 
@@ -110,9 +110,9 @@ def test_a_tiny_fleet_gets_a_trace_it_can_hold():
 def test_fitting_again_changes_nothing():
     trace = generate_trace(16, start_ms=NOW_MS, seed=3)
     wide = replace(trace, gpus=np.where(np.arange(len(trace)) == 0, 160, trace.gpus).astype(np.int32))
-    once = fit_to_fleet(wide, nodes=2, gpus_per_node=8)
+    once = drop_oversized_jobs(wide, nodes=2, gpus_per_node=8)
     assert once.skipped == 1
-    assert fit_to_fleet(once, nodes=2, gpus_per_node=8) is once
+    assert drop_oversized_jobs(once, nodes=2, gpus_per_node=8) is once
 
 
 @pytest.mark.skipif(not (DATA / "jobs" / "venus").is_dir(), reason="FLEETCAST_DATA has no jobs/venus")

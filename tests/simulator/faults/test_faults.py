@@ -87,7 +87,7 @@ def test_peers_of_a_throttled_gpu_stay_at_full_utilisation_and_lose_power_and_te
     assert tensor == pytest.approx(1.7, rel=0.1)
     assert (gpu(fleet, "DEV_POWER_USAGE")[1] < before["DEV_POWER_USAGE"] - 100).all()
     assert gpu(fleet, "DEV_GPU_UTIL")[:2].min() >= 95
-    compute = {step.node: step.compute_s for step in fleet.member_steps("j")}
+    compute = {step.node: step.compute_s for step in fleet.draw_member_steps("j")}
     assert compute["n001"] == pytest.approx(2 * compute["n002"], rel=0.05)
 
 
@@ -357,7 +357,7 @@ def test_decoys_change_all_ranks_of_a_node_alike_and_are_benign(kind: str) -> No
     activity = gpu(fleet, "PROF_PIPE_TENSOR_ACTIVE")[0]
     assert activity.std() <= 0.05 * activity.mean()
     assert fleet.faults.records()[0].benign
-    assert fleet.faults.faulty_nodes() == set()
+    assert fleet.faults.list_faulty_nodes() == set()
 
 
 def test_a_repair_ends_the_faults_of_its_node_only() -> None:

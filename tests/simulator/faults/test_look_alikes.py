@@ -19,13 +19,13 @@ def test_a_pressed_host_slows_its_gang_in_gusts_and_its_own_gpus_show_it() -> No
     run(fleet, 80)
     steal = float(fleet.sensors.cpu[CPU_MODES.index("steal"), 0])
     assert steal > 0
-    assert fleet.slowdown_of("j") == pytest.approx(0.7 * 1.25 + 0.3)
-    util, compute = gpu(fleet, "DEV_GPU_UTIL"), [step.compute_s for step in fleet.member_steps("j")]
+    assert fleet.find_job_slowdown("j") == pytest.approx(0.7 * 1.25 + 0.3)
+    util, compute = gpu(fleet, "DEV_GPU_UTIL"), [step.compute_s for step in fleet.draw_member_steps("j")]
     assert util[0].max() < 85
     assert util[1].min() > 95
     assert compute[0] > 1.15 * compute[1]
     run(fleet, 110)
-    assert fleet.slowdown_of("j") == pytest.approx(1.0)
+    assert fleet.find_job_slowdown("j") == pytest.approx(1.0)
     (record,) = fleet.faults.records()
     assert (record.gpu, record.benign) == (None, False)
 
@@ -35,12 +35,12 @@ def test_uneven_sequences_make_all_wait_for_the_longest_and_nothing_is_wrong() -
     run(fleet, 60)
     fleet.faults.inject("sequence_imbalance", "n001", None, 60_000, spread=0.2, hold_s=1000.0, end_ms=10**9)
     run(fleet, 70)
-    steps = fleet.member_steps("j")
+    steps = fleet.draw_member_steps("j")
     longest = max(steps, key=lambda step: step.load)
-    assert fleet.slowdown_of("j") == pytest.approx(0.7 * longest.load + 0.3)
+    assert fleet.find_job_slowdown("j") == pytest.approx(0.7 * longest.load + 0.3)
     assert longest.compute_s == max(step.compute_s for step in steps)
     assert truth(fleet).benign
-    assert not fleet.faults.faulty_nodes()
+    assert not fleet.faults.list_faulty_nodes()
 
 
 def test_a_change_of_phase_moves_all_ranks_alike() -> None:

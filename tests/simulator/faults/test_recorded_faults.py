@@ -9,7 +9,7 @@ import pytest
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Finished, Started
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.simulator.faults.fault_file import FaultFile, RecordedTable
 from fleetcast.simulator.faults.recorded_faults import ROW, RecordingPlayer, inject_faults
@@ -55,7 +55,7 @@ def test_without_faults_the_recording_is_what_is_read(tmp_path: Path) -> None:
     entities, power, events = Entities(), [], []
     for round_ in run.rounds(entities):
         batch = next(one for one in round_.batches if one.kind is EntityKind.GPU)
-        power += batch.value[batch.metric == metric_row(EntityKind.GPU, "power_w")].tolist()
+        power += batch.value[batch.metric == find_metric_row(EntityKind.GPU, "power_w")].tolist()
         events += round_.events
     assert power == np.repeat(500 + np.arange(len(power) // 3) % 60 % 10, 3).tolist()
     assert [(type(event), event.attempt) for event in events if isinstance(event, (Started, Finished))] == [

@@ -35,7 +35,7 @@ def run(fleet: SimulatedFleet, until_s: int, step_s: int = 5) -> None:
 def test_the_default_fleet_has_133_nodes_in_seven_racks() -> None:
     spec = FleetSpec()
     assert (len(spec.names), spec.names[0], spec.names[-1]) == (133, "n001", "n133")
-    topology = Topology.build(parse_topology(spec.topology_toml()))
+    topology = Topology.build(parse_topology(spec.format_topology_toml()))
     assert topology.names == spec.names
     assert set(topology.gpus) == {8}
     sizes = {level: len(names) for level, names in topology.domain_names.items()}
@@ -115,7 +115,7 @@ def test_members_of_a_healthy_gang_step_together() -> None:
     fleet = SimulatedFleet(SMALL, seed=1)
     fleet.start_job("j", 1, whole("n001", "n002"), profile_of("j", 16), -300_000)
     fleet.advance(0)
-    steps = fleet.member_steps("j")
+    steps = fleet.draw_member_steps("j")
     assert [step.node for step in steps] == ["n001", "n002"]
     assert steps[0].compute_s == pytest.approx(steps[1].compute_s, rel=0.03)
 

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.simulator.hardware.h100 import FOLDER, RecordedFleet, load_recorded_fleet
-from fleetcast.simulator.run import recorded_jobs
+from fleetcast.simulator.run import find_recorded_jobs
 from tests.simulator.small_recordings import COLUMNS, record_ports, record_small_runs, write_recording
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))
@@ -80,7 +80,7 @@ def test_the_idle_run_is_no_job(tmp_path: Path) -> None:
     record_small_runs(tmp_path)
     fleet = load_recorded_fleet(tmp_path)
     assert fleet.names == ("b1", "t1")
-    assert recorded_jobs(fleet) == {"t1": ["t1"]}
+    assert find_recorded_jobs(fleet) == {"t1": ["t1"]}
 
 
 def test_missing_recordings_are_refused_with_the_place_and_the_way_out(tmp_path: Path) -> None:

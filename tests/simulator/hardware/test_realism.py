@@ -8,15 +8,20 @@ import pytest
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.simulator.hardware.h100 import FOLDER
-from fleetcast.simulator.hardware.realism import HEADER, compare_with_recordings, ks_distance, recorded_gpus
+from fleetcast.simulator.hardware.realism import (
+    HEADER,
+    compare_with_recordings,
+    compute_ks_distance,
+    read_recorded_gpus,
+)
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))
 FARTHEST = {"power shape": 0.3, "warmth": 0.3}
 
 
 def test_the_distance_is_the_largest_gap_between_two_distributions() -> None:
-    assert ks_distance(np.arange(10.0), np.arange(10.0)) == 0
-    assert ks_distance(np.arange(10.0), np.arange(10.0) + 5) == pytest.approx(0.5)
+    assert compute_ks_distance(np.arange(10.0), np.arange(10.0)) == 0
+    assert compute_ks_distance(np.arange(10.0), np.arange(10.0) + 5) == pytest.approx(0.5)
 
 
 def test_without_recordings_there_is_nothing_to_compare(tmp_path: Path) -> None:
@@ -47,4 +52,4 @@ def test_a_recording_that_is_none_is_named(tmp_path: Path, page: bytes, why: str
     path = tmp_path / "t2_telemetry.csv"
     path.write_bytes(page)
     with pytest.raises(ConfigError, match=why):
-        recorded_gpus(path)
+        read_recorded_gpus(path)

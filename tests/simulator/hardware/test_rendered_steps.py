@@ -15,8 +15,8 @@ from fleetcast.simulator.hardware.rendered_steps import (
     MEGATRON,
     RenderedTruth,
     Stretches,
-    bytedance_run,
-    pattern_stretches,
+    make_pattern_stretches,
+    read_bytedance_run,
     render_steps,
 )
 
@@ -28,7 +28,7 @@ def test_a_mean_is_exact_whatever_the_interval() -> None:
 
 
 def test_what_a_step_takes_beyond_the_usual_is_a_stall() -> None:
-    stretches = pattern_stretches(np.array([1.0, 1.0, 10.0]), "data_parallel")
+    stretches = make_pattern_stretches(np.array([1.0, 1.0, 10.0]), "data_parallel")
     means = stretches.means(np.array([0.0, 1.0, 2.0, 3.5, 12.0]))
     assert means[0] == pytest.approx(means[1])
     assert means[3] == pytest.approx(np.array(LEVELS["stall"]))
@@ -82,7 +82,7 @@ def test_a_worker_is_busy_when_its_operations_run(tmp_path: Path) -> None:
     names = ["dp_rank", "stage", "step", "optype", "start_ts", "duration"]
     (tmp_path / BYTEDANCE).parent.mkdir(parents=True)
     pq.write_table(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), tmp_path / BYTEDANCE)
-    run = bytedance_run(tmp_path / BYTEDANCE)
+    run = read_bytedance_run(tmp_path / BYTEDANCE)
     assert run.durations_s.tolist() == [4.0, 4.0]
     activity = [stretches.means(np.arange(0.0, 9.0))[:, 0].tolist() for stretches in run.stretches]
     forward, exchange, wait = (LEVELS[name][0] for name in ("forward", "exchange", "wait"))

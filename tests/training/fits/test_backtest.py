@@ -9,7 +9,14 @@ from distributed import LocalCluster
 from fleetcast.fleet.errors import FleetcastError
 from fleetcast.models.demand.trees import Settings
 from fleetcast.models.forecast import Panel
-from fleetcast.training.fits.backtest import backtest, demand_windows, duration_windows, judge_demand, merged, verdict
+from fleetcast.training.fits.backtest import (
+    backtest,
+    judge_demand,
+    make_demand_windows,
+    make_duration_windows,
+    merged,
+    verdict,
+)
 from fleetcast.training.reports.results import ResultRow, Results
 from fleetcast.training.sets.demand_sets import DemandSet
 from fleetcast.training.sets.job_sets import HistoryJobs
@@ -62,12 +69,12 @@ def _trees(seed: int, settings: Settings) -> object:
 
 
 def test_windows_grow_and_never_overlap() -> None:
-    windows = demand_windows([made_set()], 3, seed=7, share=0.25)
+    windows = make_demand_windows([made_set()], 3, seed=7, share=0.25)
     cuts = [(window.demand[0].train_bins, window.demand[0].panel.bins) for window in windows]
     assert cuts == [(1296, 1440), (1440, 1584), (1584, 1728)]
     assert {window.seed for window in windows} == {7}
     table = made_jobs()
-    (first, last) = duration_windows([("jobs/made", table)], 2, share=0.5)
+    (first, last) = make_duration_windows([("jobs/made", table)], 2, share=0.5)
     for window, rows in ((first, 150), (last, 200)):
         (one,) = window.jobs
         assert len(one.table) == rows
@@ -78,13 +85,13 @@ def test_windows_grow_and_never_overlap() -> None:
 def test_what_comes_after_a_window_is_not_in_it() -> None:
     before, after = made_set(seed=1), made_set(seed=1)
     after.panel.values[:, 1600:] = 9e9
-    (window, *_), (other, *_) = (demand_windows([one], 3, share=0.25) for one in (before, after))
+    (window, *_), (other, *_) = (make_demand_windows([one], 3, share=0.25) for one in (before, after))
     assert judge_demand(window).rows == judge_demand(other).rows
 
 
 def test_too_little_history_is_an_error() -> None:
     with pytest.raises(FleetcastError, match="too little history"):
-        backtest("demand", demand_windows([], 3))
+        backtest("demand", make_demand_windows([], 3))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +103,7 @@ def scheduler() -> Iterator[str]:
 
 
 def test_dask_changes_no_number(scheduler: str) -> None:
-    windows = demand_windows([made_set(days=8)], 2, seed=3)
+    windows = make_demand_windows([made_set(days=8)], 2, seed=3)
     here, there = backtest("demand", windows), backtest("demand", windows, address=scheduler)
     assert here.rows == there.rows
     assert {row.method for row in here.rows} == {"ours", "persistence", "rolling_median", "seasonal_naive", "theta"}

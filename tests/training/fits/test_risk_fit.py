@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.topology import NodeSpec, Topology
-from fleetcast.models.risk.node_risk import fitted_excess
+from fleetcast.models.risk.node_risk import compute_fitted_excess
 from fleetcast.models.risk.rules import ROW, RULES
 from fleetcast.models.risk.scores import RISK_KINDS
-from fleetcast.training.fits.fit import by_run, fit_risk, judge
+from fleetcast.training.fits.fit import fit_risk, judge, split_by_run
 from fleetcast.training.replay.dataset import ExporterPage, LabelledFault, PageObserver, RiskRows, label
 
 SLOW, FAIL = RISK_KINDS.index("slow"), RISK_KINDS.index("fail")
@@ -36,14 +36,14 @@ def test_a_fault_labels_its_node_from_an_hour_before_to_its_end():
 
 
 def test_runs_are_never_split():
-    split = by_run([made_rows(seed, 10 * (seed + 1)) for seed in range(5)])
+    split = split_by_run([made_rows(seed, 10 * (seed + 1)) for seed in range(5)])
     assert (len(split.fit), len(split.calibrate), len(split.test)) == (60, 40, 50)
     with pytest.raises(ValueError, match="at least 3"):
-        by_run([made_rows(0), made_rows(1)])
+        split_by_run([made_rows(0), made_rows(1)])
 
 
 def test_the_fit_finds_what_speaks_for_a_fault_and_repeats_itself():
-    split = by_run([made_rows(seed) for seed in range(3)])
+    split = split_by_run([made_rows(seed) for seed in range(3)])
     fit = fit_risk(split, {"seed": 1})
     weights = fit.kinds["slow"].weights
     assert weights["thermal_throttle"] > 3
@@ -59,17 +59,17 @@ def test_a_rule_that_speaks_for_a_node_has_a_negative_weight_and_lowers_its_risk
         labels[SLOW] &= ~spared
         return RiskRows(made.time_ms, made.node, made.levels, labels)
 
-    fit = fit_risk(by_run([rows(seed) for seed in range(3)]), {})
+    fit = fit_risk(split_by_run([rows(seed) for seed in range(3)]), {})
     assert fit.kinds["slow"].weights["link_flap"] < -1
     levels = np.zeros((2, len(RULES)))
     levels[:, ROW["thermal_throttle"]] = 0.6
     levels[1, ROW["link_flap"]] = 1.0
-    throttled, spared = fitted_excess(levels, fit).total[SLOW]
+    throttled, spared = compute_fitted_excess(levels, fit).total[SLOW]
     assert spared < throttled
 
 
 def test_scores_on_the_test_run_are_better_than_the_base_rate():
-    split = by_run([made_rows(seed) for seed in range(3)])
+    split = split_by_run([made_rows(seed) for seed in range(3)])
     scores = judge(split.test, fit_risk(split, {}))
     assert scores["slow"]["auroc"] > 0.9
     assert scores["slow"]["brier_skill"] > 0.5

@@ -12,7 +12,7 @@ from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.models.versions.card import Card, metrics_of
 from fleetcast.models.versions.registry import Registry
 from fleetcast.training.fits import tracking
-from fleetcast.training.fits.tracking import ENVIRONMENT, params_of, track_run
+from fleetcast.training.fits.tracking import ENVIRONMENT, log_version_to_mlflow, make_mlflow_params
 from tests.models.versions.test_registry import LOST, card, write
 from tests.training.made_results import demand_results
 
@@ -47,7 +47,7 @@ def runs_of(uri: str) -> Sequence[Any]:
 
 def test_a_version_becomes_a_run_with_its_numbers_and_files(tmp_path: Path, version: tuple[Card, Path]) -> None:
     uri = (tmp_path / "runs").as_uri()
-    first, second = track_run(uri, *version), track_run(uri, *version)
+    first, second = log_version_to_mlflow(uri, *version), log_version_to_mlflow(uri, *version)
     runs = {run.info.run_id: run for run in runs_of(uri)}
     assert set(runs) == {first, second}
     run = runs[first]
@@ -66,7 +66,7 @@ def test_a_run_that_fails_half_way_is_marked_as_failed(tmp_path: Path, version: 
     uri = (tmp_path / "runs").as_uri()
     twice = msgspec.structs.replace(version[0], settings={"a:": 1, "a=": 2})  # MLflow has one name for both
     with pytest.raises(FleetcastError, match="does not take the run"):
-        track_run(uri, twice, version[1])
+        log_version_to_mlflow(uri, twice, version[1])
     assert [run.info.status for run in runs_of(uri)] == ["FAILED"]
 
 
@@ -75,7 +75,7 @@ def test_a_server_that_is_not_there_is_an_error(version: tuple[Card, Path], monk
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: refused at once
         with pytest.raises(FleetcastError, match=r"mlflow http://127\.0\.0\.1:\d+ does not take the run"):
-            track_run(f"http://127.0.0.1:{taken.getsockname()[1]}", *version)
+            log_version_to_mlflow(f"http://127.0.0.1:{taken.getsockname()[1]}", *version)
 
 
 def test_without_mlflow_the_error_names_the_extra(version: tuple[Card, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +91,10 @@ def test_without_mlflow_the_error_names_the_extra(version: tuple[Card, Path], mo
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ConfigError, match=r"pip install 'fleetcast\[mlflow\]'"):
-        track_run("file:///nowhere", *version)
+        log_version_to_mlflow("file:///nowhere", *version)
 
 
 def test_a_card_of_nothing_has_few_parameters_and_no_metrics() -> None:
     bare = Card(kind="risk", created_ms=0, made_by="", seed=1, fitted_until_ms=2)
-    assert params_of(bare) == {"version": "", "seed": "1", "fitted_until_ms": "2", "features": "0"}
+    assert make_mlflow_params(bare) == {"version": "", "seed": "1", "fitted_until_ms": "2", "features": "0"}
     assert list(tracking.metrics_of(bare)) == []

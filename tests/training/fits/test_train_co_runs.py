@@ -9,7 +9,7 @@ from fleetcast.features.co_runs import CoRun, CoRuns
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Finished, Started, Step, Submitted
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Topology
@@ -122,7 +122,7 @@ def folder(tmp_path):
     state = FleetState(entities, WindowStore(entities), Topology.build([]))
     state.archive = Archive(ArchiveFiles(str(tmp_path / "archive")), entities, limits=ArchiveLimits(keep_days=0))
     gpu = entities.of_node(EntityKind.GPU, "n1", "0")
-    metric = metric_row(EntityKind.GPU, "sm_active")
+    metric = find_metric_row(EntityKind.GPU, "sm_active")
     place = (RankPlacement(rank=0, node="n1", gpus=(0,)),)
     spans = {"a": (0, 20), "b": (10, 30)}
     events = []

@@ -11,7 +11,13 @@ from fleetcast.models.versions.registry import Registry
 from fleetcast.training.fits.retrain import TrainingPlan
 from fleetcast.training.fits.site_risk import fit_site
 from fleetcast.training.fits.train_site import train_risk, verdict
-from fleetcast.training.judges.site_risk import judge_windows, mean_ratio, metrics, results_of, windows_of
+from fleetcast.training.judges.site_risk import (
+    compare_geometric_means,
+    judge_windows,
+    make_risk_results,
+    metrics,
+    windows_of,
+)
 from fleetcast.training.reports.results import ResultRow, Results
 from fleetcast.training.sets.simulated_year import plan_of, simulated_year
 
@@ -31,9 +37,9 @@ def quiet():
 
 
 def test_a_years_fit_beats_the_shipped_one_out_of_sample(year):
-    results = results_of(judge_windows(year, 2), "year")
+    results = make_risk_results(judge_windows(year, 2), "year")
     for metric in ("log_loss", "brier", "calibration_error"):
-        ours, shipped, _ = mean_ratio(results, RISK_KINDS, "shipped", metric=metric)
+        ours, shipped, _ = compare_geometric_means(results, RISK_KINDS, "shipped", metric=metric)
         assert ours < shipped
     value = {(row.target, row.horizon_s, row.method, row.metric): row.value for row in results.select(series="all")}
     for metric in ("auroc", "precision_top5pct"):

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fleetcast.training.judges import interference as evaluate_interference
-from fleetcast.training.judges.interference import CO_RUNS, evaluate, of_each_model, revealed, splits
+from fleetcast.training.judges.interference import CO_RUNS, draw_for_each_model, draw_revealed_co_runs, evaluate, splits
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.co_run_sets import read_co_run_sets
 
@@ -121,13 +121,13 @@ def test_what_was_observed_is_judged_by_nobody_and_is_never_more_than_half(tmp_p
     train, test = split(tmp_path, "Wide")
     (one,) = read_co_run_sets(train, test, [])
     rows = one.rows.take(one.in_test)
-    shown = revealed(rows, {"Wide"}, 0)
+    shown = draw_revealed_co_runs(rows, {"Wide"}, 0)
     configs = np.unique(rows.pairs.keys[rows.model == "Wide", 0])
     for config in configs:
         mine = rows.pairs.keys[:, 0] == config
         assert 3 <= len(np.unique(rows.pair[mine & shown])) <= len(np.unique(rows.pair[mine])) / 2 + 3
     assert not set(rows.pair[shown]) & set(rows.pair[~shown])
-    few = of_each_model(rows, shown, {"Wide"}, 0)
+    few = draw_for_each_model(rows, shown, {"Wide"}, 0)
     assert len(np.unique(rows.pair[few])) == CO_RUNS
     assert (few <= shown).all()
 

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.placement.machines.potential import fragmented, potential, stranded, usable, ways
-from fleetcast.placement.machines.shapes import MemberShape, RecentShapes, demand_of
+from fleetcast.placement.machines.potential import count_fragmented_milli, potential, stranded, usable, ways
+from fleetcast.placement.machines.shapes import MemberShape, RecentShapes, make_shape_demand
 from fleetcast.training.judges.packing import PackedFleet, arrivals, pack
 from fleetcast.training.judges.placement import evaluate, policies
 from fleetcast.training.reports.results import Results
-from fleetcast.training.sets.packing_sets import PackingSet, machines_of, pods_of
+from fleetcast.training.sets.packing_sets import PackingSet, read_machines, read_pods
 
 METHODS = {"ours", "fgd", "best_fit", "dot_prod", "packing", "random"}
 NODES = pd.DataFrame(
@@ -76,17 +76,17 @@ def test_what_cannot_be_read_is_skipped_with_its_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [-1, float("nan"), "many"])
 def test_a_number_that_is_none_is_refused(value: object) -> None:
     with pytest.raises(RecordError, match="cpu_milli must be a number"):
-        pods_of("x", PODS.astype({"cpu_milli": object}).assign(cpu_milli=[value, 1, 1, 1]))
+        read_pods("x", PODS.astype({"cpu_milli": object}).assign(cpu_milli=[value, 1, 1, 1]))
 
 
 def test_nodes_without_gpus_are_left_out_and_the_others_stand_by_name() -> None:
-    machines = machines_of(NODES)
+    machines = read_machines(NODES)
     assert (machines.milli > 0).sum(axis=1).tolist() == [4, 4, 2]
     assert [machines.models[code] for code in machines.model] == ["V100", "T4", "T4"]
 
 
 def test_arrivals_ask_for_130_percent_and_hold_every_pod() -> None:
-    machines, pods = machines_of(NODES), pods_of("x", PODS)
+    machines, pods = read_machines(NODES), read_pods("x", PODS)
     drawn = arrivals(pods, machines, 1.3, 7)
     each = np.array([kind.shape.gpus * kind.shape.milli for kind in pods.kinds])
     assert 13_000 <= each[drawn].sum() < 15_000
@@ -96,7 +96,7 @@ def test_arrivals_ask_for_130_percent_and_hold_every_pod() -> None:
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_no_policy_gives_anything_twice(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    machines, pods = machines_of(NODES), pods_of("x", PODS)
+    machines, pods = read_machines(NODES), read_pods("x", PODS)
     make = policies(PackingSet("made/x", machines, pods, (pods,)), 3)[method]
     fleets: list[PackedFleet] = []
     taken = PackedFleet.take
@@ -115,27 +115,31 @@ def test_no_policy_gives_anything_twice(method: str, monkeypatch: pytest.MonkeyP
 
 
 def test_fragments_are_what_the_demand_cannot_use() -> None:
-    demand = demand_of({MemberShape(1, 500, 1.0): 1, MemberShape(2, 1000, 4.0): 1, MemberShape(0, 0, 9.0): 2}, ["T4"])
+    demand = make_shape_demand(
+        {MemberShape(1, 500, 1.0): 1, MemberShape(2, 1000, 4.0): 1, MemberShape(0, 0, 9.0): 2}, ["T4"]
+    )
     assert demand is not None
     milli = np.array([[1000, 1000], [1000, 300], [600, 600], [1000, 1000]])
     cpus, model = np.array([8.0, 8.0, 8.0, 0.5]), np.zeros(4, np.int64)
     # a quarter wants half a GPU, a quarter two whole ones, a half no GPU at all
     assert usable(demand, milli, cpus, model).tolist() == [1000.0, 250.0, 300.0, 0.0]
-    assert fragmented(demand, milli, cpus, model).tolist() == [1000.0, 1050.0, 900.0, 2000.0]
+    assert count_fragmented_milli(demand, milli, cpus, model).tolist() == [1000.0, 1050.0, 900.0, 2000.0]
     assert demand.cpus_per_gpu == pytest.approx(5.0 / 2.5)
     more = stranded(demand, milli, cpus)
     assert more[3] > more[0]
-    assert potential(demand, milli, cpus, model) == pytest.approx(fragmented(demand, milli, cpus, model) + more)
+    assert potential(demand, milli, cpus, model) == pytest.approx(
+        count_fragmented_milli(demand, milli, cpus, model) + more
+    )
 
 
 def test_a_demand_without_gpus_says_nothing_and_rare_shapes_are_left_out() -> None:
-    assert demand_of({}, []) is None
-    assert demand_of({MemberShape(0, 0, 4.0): 3}, ["T4"]) is None
+    assert make_shape_demand({}, []) is None
+    assert make_shape_demand({MemberShape(0, 0, 4.0): 3}, ["T4"]) is None
     common = {MemberShape(gpus): 1000 - gpus for gpus in (1, 2)}
-    demand = demand_of({**common, MemberShape(8): 1}, ["T4"])
+    demand = make_shape_demand({**common, MemberShape(8): 1}, ["T4"])
     assert demand is not None
     assert demand.gpus.tolist() == [1, 2]
-    wants_t4 = demand_of({MemberShape(1, models=("t4",)): 1}, ["Tesla T4", "V100"])
+    wants_t4 = make_shape_demand({MemberShape(1, models=("t4",)): 1}, ["Tesla T4", "V100"])
     assert wants_t4 is not None
     assert wants_t4.hosts[:, 0].tolist() == [True, False, False]
 

@@ -11,7 +11,7 @@ from fleetcast.placement.play.capacity import CountAsk
 from fleetcast.placement.play.replay import Trace
 from fleetcast.placement.play.seen_runs import SeenRuns
 from fleetcast.training.judges.queue import METHODS, ON_LIMITS, evaluate, jain
-from fleetcast.training.judges.queue_policies import kinds_of
+from fleetcast.training.judges.queue_policies import list_job_kinds
 from fleetcast.training.reports.results import Results
 
 DAY_S = 86_400
@@ -104,7 +104,7 @@ def test_plans_without_limits_follow_what_ended() -> None:
     for _ in range(10):
         seen.ended(8, 100.0)
     trace = Trace([], [0.0], [1.0], [8], [None], ["u"])
-    assert len(kinds_of(trace)[0]) == 6
+    assert len(list_job_kinds(trace)[0]) == 6
     assert seen.planned(CountAsk(8, None), 0.0) == pytest.approx(100.0, rel=0.1)
     assert seen.planned(CountAsk(8, 60.0), 0.0) == 60.0
 

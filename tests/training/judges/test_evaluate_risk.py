@@ -13,14 +13,14 @@ from fleetcast.models.risk.hazard import (
     HorizonFit,
     features,
     fit_history,
-    in_repair,
+    is_in_repair,
     load_history,
     logistic,
 )
 from fleetcast.training.judges import risk as evaluate_risk
 from fleetcast.training.judges.risk import CENSORED_DAYS, evaluate
-from fleetcast.training.judges.risk_metrics import NodeDays, Ranked, reliability, top_precision
-from fleetcast.training.reports.report import report_html
+from fleetcast.training.judges.risk_metrics import NodeDays, Ranked, compute_top_precision, measure_reliability
+from fleetcast.training.reports.report import render_report
 
 NAME = "faults/infinitehbd"
 DAY_S = 86_400
@@ -114,8 +114,8 @@ def test_nodes_in_repair_are_away_until_they_return_or_fail_again():
     history = FaultHistory(
         np.array([0, 1, 2, 2]), np.array([5.0, 5.0, 3.0, 8.0]), np.array([9.0, np.nan, np.nan, 8.5]), np.zeros(4, bool)
     )
-    assert in_repair(history.until(7.0), 4).tolist() == [True, True, True, False]
-    assert in_repair(history.until(10.0), 4).tolist() == [False, True, False, False]
+    assert is_in_repair(history.until(7.0), 4).tolist() == [True, True, True, False]
+    assert is_in_repair(history.until(10.0), 4).tolist() == [False, True, False, False]
 
 
 def test_a_later_fault_and_a_later_return_never_lower_the_probability():
@@ -154,7 +154,7 @@ def test_a_replaced_part_lowers_the_probability_of_its_node():
 
 def test_equal_scores_are_no_order():
     rows = NodeDays(np.zeros(100, np.int64), np.arange(100) < 10, 1)
-    assert top_precision(rows, np.zeros(100)) == pytest.approx([0.1])
+    assert compute_top_precision(rows, np.zeros(100)) == pytest.approx([0.1])
     level = Ranked(rows, np.zeros(100)).metrics(np.ones(1))
     assert level["auroc"] == 0.5
     assert (level["ap"], level["recall_top5pct"]) == pytest.approx((0.1, 0.05))
@@ -176,11 +176,11 @@ def test_metrics_are_those_of_sklearn():
 
 def test_the_page_has_a_reliability_plot_whose_dots_lie_in_their_intervals(tmp_path):
     results = evaluate(*split(trace(), tmp_path), 0, print)
-    dots = reliability(results.predictions, NAME, DAY_S)
+    dots = measure_reliability(results.predictions, NAME, DAY_S)
     assert len(dots) > 1
     assert all(low <= observed <= high for _, observed, low, high in dots)
     assert sum(p for p, *_ in dots) > 0
-    page = report_html(results)
+    page = render_report(results)
     assert "Is the probability within 24 h true?" in page
     assert "no history tells of those" in page
 
@@ -199,7 +199,7 @@ def test_a_history_fitted_from_a_file_is_what_a_service_takes_up(tmp_path):
         str(tmp_path / "m/fault_history.json"),
     ]
     assert CliRunner().invoke(app, given).exit_code == 0
-    assert load_history(tmp_path / "m") == evaluate_risk.fit_file(path, None, 60) != PUBLISHED
+    assert load_history(tmp_path / "m") == evaluate_risk.fit_history_file(path, None, 60) != PUBLISHED
     assert load_history(tmp_path) is PUBLISHED
     (tmp_path / "fault_history.json").write_text('{"horizons": {"1": {"intercept": 1, "weights": {}}}}')
     with pytest.raises(ConfigError, match="horizons of"):

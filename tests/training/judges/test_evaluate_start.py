@@ -105,7 +105,7 @@ def test_what_comes_after_t_and_how_long_jobs_still_run_changes_no_forecast_befo
 def told_before(scene: Scene, until_s: int) -> dict[int, tuple[float, tuple[float, float, float]]]:
     """Forecasts of the jobs that were submitted before a moment."""
     moments, start_s = watch(scene)
-    rows = evaluate_start.forecast_at(scene, moments, start_s, 0)
+    rows = evaluate_start.forecast_waits(scene, moments, start_s, 0)
     return {row.job: (row.planned_s, row.ours_s) for row in rows if scene.jobs.submit_s[row.job] < until_s}
 
 

@@ -9,16 +9,16 @@ import pandas as pd
 import pytest
 
 from fleetcast.training.judges.straggler import evaluate
-from fleetcast.training.judges.straggler_metrics import rate_bounds, share_bounds
+from fleetcast.training.judges.straggler_metrics import compute_rate_bounds, compute_share_bounds
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.operation_traces import read_traces
 from fleetcast.training.sets.straggler_steps import (
     FILE,
     continued,
     draw_slowdowns,
+    find_natural_spells,
     is_judged,
     judge_steps,
-    natural_spells,
     read_series,
 )
 
@@ -95,7 +95,7 @@ def test_slowdowns_are_seen_and_natural_ones_counted_apart(monkeypatch):
 def test_slowdowns_keep_clear_of_natural_ones_and_are_as_long_as_drawn():
     seconds = np.exp(np.random.default_rng(0).normal(0, 0.01, 200))
     seconds[100:110] *= 2.0
-    spells = natural_spells(seconds)
+    spells = find_natural_spells(seconds)
     assert spells[100:110].all()
     drawn = draw_slowdowns(seconds, spells, np.random.default_rng(0), 50)
     for one in drawn:
@@ -139,5 +139,5 @@ def test_odd_files_are_skipped_with_a_reason(tmp_path):
 
 
 def test_bounds_are_the_published_ones():
-    assert rate_bounds(0, 10_000 / 10_000)[1] == pytest.approx(3.689, abs=1e-3)  # the rule of three, two-sided
-    assert share_bounds(99, 100) == pytest.approx((0.9455, 0.99975), abs=1e-4)
+    assert compute_rate_bounds(0, 10_000 / 10_000)[1] == pytest.approx(3.689, abs=1e-3)  # the rule of three, two-sided
+    assert compute_share_bounds(99, 100) == pytest.approx((0.9455, 0.99975), abs=1e-4)

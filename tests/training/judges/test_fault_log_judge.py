@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fleetcast.cli.main import app
 from fleetcast.fleet.errors import ConfigError, RecordError
-from fleetcast.training.judges.risk import evaluate_log
+from fleetcast.training.judges.risk import evaluate_fault_log
 from fleetcast.training.sets.fault_logs import read_fault_log
 
 DAY_MS = 86_400_000
@@ -45,7 +45,7 @@ def invoke(*words):
 
 
 def test_a_log_is_judged_on_windows_that_were_not_fitted_on(tmp_path):
-    results = evaluate_log(write(tmp_path, lemons()), 60, 0, lambda line: None)
+    results = evaluate_fault_log(write(tmp_path, lemons()), 60, 0, lambda line: None)
     value = {(row.horizon_s, row.series, row.method, row.metric): row.value for row in results.rows}
     assert value[86_400, "all", "ours", "auroc"] > 0.7 > value[86_400, "all", "base_rate", "auroc"]
     assert value[86_400, "all", "ours", "brier_skill"] > 0
@@ -61,7 +61,7 @@ def test_what_comes_later_changes_no_forecast_of_a_log(tmp_path):
     more = [*lines, f"n39,{late_ms},,gpu", f"n38,{late_ms},,gpu"]
     (tmp_path / "more").mkdir()
     before, after = (
-        evaluate_log(write(folder, text), 60, 0, lambda line: None).predictions[0]
+        evaluate_fault_log(write(folder, text), 60, 0, lambda line: None).predictions[0]
         for folder, text in ((tmp_path, lines), (tmp_path / "more", more))
     )
     keys = [list(zip(part["issued_ms"], part["series"], strict=True)) for part in (before, after)]
@@ -129,7 +129,7 @@ def test_a_log_that_cannot_be_read_says_why(lines, nodes, says, tmp_path):
 
 def test_a_short_log_says_how_many_days_are_needed(tmp_path):
     with pytest.raises(RecordError, match="22 to fit on, 7 for outcomes needed"):
-        evaluate_log(write(tmp_path, ["node,start,end,kind", "a,2026-01-01,2026-01-20,x"]), 5, 0, print)
+        evaluate_fault_log(write(tmp_path, ["node,start,end,kind", "a,2026-01-01,2026-01-20,x"]), 5, 0, print)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import numpy as np
 from fleetcast.training.judges.findings import (
     Findings,
     FlagSpell,
-    at_random,
-    false_on_jobs,
-    healthy_time,
+    find_false_job_alarms,
+    measure_healthy_time,
     score,
+    shuffle_findings,
     shuffled,
 )
 from fleetcast.training.judges.straggler_metrics import Table
@@ -102,17 +102,17 @@ def test_the_node_must_be_flagged_before_its_healthy_peers() -> None:
 def test_node_time_without_a_fault() -> None:
     truth = [fault("n1", 100, 200, lead_s=50.0), fault("n1", 150, 300), fault("n2", 900, None)]
     # n1: 50 s before, 100 s after its 10 minutes; n2: 900; n3: all of it
-    assert healthy_time(NODES[:3], 0, 1_000_000, truth).all_ms == (50 + 100 + 900 + 1000) * 1000
+    assert measure_healthy_time(NODES[:3], 0, 1_000_000, truth).all_ms == (50 + 100 + 900 + 1000) * 1000
 
 
 def test_a_flag_that_never_goes_away_takes_its_time_out_of_the_healthy_time() -> None:
     truth = [fault("n1", 1000, 2000), fault("n2", 9000, 9100, benign=True)]
     stands, false = finding("n1", 1500, 5000), finding("n2", 100, 300)
-    time = healthy_time(NODES[:2], 0, 10_000_000, truth, [stands, false, finding("n1", 6000, 6100)])
+    time = measure_healthy_time(NODES[:2], 0, 10_000_000, truth, [stands, false, finding("n1", 6000, 6100)])
     assert time.all_ms == (1000 + 10_000 - 2600 + 10_000) * 1000
     assert time.all_ms - time.quiet_ms == (5000 - 2600 + 200 + 100) * 1000
     assert time.after_ms == (5000 - 2600) * 1000  # of the spell that began at the fault alone
-    ends = healthy_time(NODES[:2], 0, 10_000_000, truth, [finding("n1", 1500, 2600)])
+    ends = measure_healthy_time(NODES[:2], 0, 10_000_000, truth, [finding("n1", 1500, 2600)])
     assert (ends.after_ms, ends.quiet_ms) == (0, ends.all_ms)
 
 
@@ -129,13 +129,13 @@ def test_a_spell_is_right_once_however_many_faults_it_finds() -> None:
 def test_a_blame_on_a_job_is_false_where_none_of_its_nodes_has_a_fault() -> None:
     truth, hosts = [fault("n1", 1000, 2000)], {"j": frozenset(("n1", "n2")), "k": frozenset(("n3", "n4"))}
     blames = [finding("j", 1100, 1200), finding("k", 1100, 1200), finding("j", 2601, 2700)]
-    assert false_on_jobs(blames, truth, hosts) == blames[1:]
+    assert find_false_job_alarms(blames, truth, hosts) == blames[1:]
 
 
 def test_shuffled_truth_and_findings_at_random_are_elsewhere() -> None:
     rng = np.random.default_rng(0)
     truth = [fault("n1", 1000, 1100)] * 20
     assert {row.node for row in shuffled(truth, NODES, rng)} == {"n2", "n3", "n4"}
-    moved = at_random([finding("n1", 10, 40)] * 50, NODES, 0, 10_000_000, rng)
+    moved = shuffle_findings([finding("n1", 10, 40)] * 50, NODES, 0, 10_000_000, rng)
     assert {row.node for row in moved} == set(NODES)
     assert all(row.last_ms - row.first_ms == 30_000 and 0 <= row.first_ms <= 9_970_000 for row in moved)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fleetcast.training.judges.site_year import YOUNG, end_of_youth, evaluate_year
+from fleetcast.training.judges.site_year import YOUNG, evaluate_year, find_youth_end
 from fleetcast.training.sets.simulated_year import plan_of, simulated_year
 
 
@@ -30,4 +30,4 @@ def test_the_judge_says_when_the_gate_opens_and_when_it_does_not(monkeypatch):
     assert any(line.startswith("gate, whole year: serves: log loss") for line in said)
     assert f"gate, {YOUNG} failures: does not serve: {YOUNG} failures, 50 needed" in " ".join(said)
     assert {row.method for row in results.rows} == {"ours", "shipped", "base_rate"}
-    assert end_of_youth(simulated_year(plan_of(20, 60, 1, faults=8.0))) > 0
+    assert find_youth_end(simulated_year(plan_of(20, 60, 1, faults=8.0))) > 0

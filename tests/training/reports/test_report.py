@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from fleetcast.training.reports.contests import MAIN, contests, lead, level, lost, pooled, sentences, won, words_of
-from fleetcast.training.reports.fans import courses, served
+from fleetcast.training.reports.fans import make_courses, served
 from fleetcast.training.reports.page import Raw, table, text_of
-from fleetcast.training.reports.plots import STANDS_FOR, calibration_svg, lines_svg
-from fleetcast.training.reports.report import report_html
+from fleetcast.training.reports.plots import STANDS_FOR, draw_calibration, draw_lines
+from fleetcast.training.reports.report import render_report
 from fleetcast.training.reports.results import ResultRow, Results
 from tests.training.made_results import demand_results, duration_results, start_results
 
@@ -56,7 +56,7 @@ def a_row(**changes: object) -> ResultRow:
 
 @pytest.fixture(scope="module")
 def demand_html() -> str:
-    return report_html(demand_results())
+    return render_report(demand_results())
 
 
 def test_a_demand_report_says_where_it_wins_and_where_it_loses(demand_html: str) -> None:
@@ -83,11 +83,11 @@ def test_what_plots_refer_to_is_there_once_and_colours_are_the_pages(demand_html
 
 
 def test_a_report_is_the_same_twice() -> None:
-    assert report_html(start_results()) == report_html(start_results())
+    assert render_report(start_results()) == render_report(start_results())
 
 
 def test_a_duration_report_shows_quantiles_remaining_times_and_every_method() -> None:
-    text = " ".join(read(report_html(duration_results())).text)
+    text = " ".join(read(render_report(duration_results())).text)
     assert "ricc, run time, pinball loss at p90: better by 22 % (group quantiles)" in text
     assert "ricc, remaining time, MAE of log seconds: better by 22 % at 10 min, 22 % at 1 h," in text
     assert "Remaining time: log error by time already run" in text
@@ -95,30 +95,30 @@ def test_a_duration_report_shows_quantiles_remaining_times_and_every_method() ->
 
 
 def test_a_start_report_compares_shares_side_by_side() -> None:
-    text = " ".join(read(report_html(start_results())).text)
+    text = " ".join(read(render_report(start_results())).text)
     assert "share of starts within 10 min: better by 24 points, 44.0 % against 20.0 % (group median)" in text
 
 
 @pytest.mark.parametrize("task", ["demand", "duration", "start"])
 def test_a_report_of_nothing_is_a_page(task: str) -> None:
-    assert "0 of 0 better" in report_html(Results(task))
+    assert "0 of 0 better" in render_report(Results(task))
 
 
 def test_names_from_data_are_escaped() -> None:
     results = Results("demand", rows=[a_row(dataset="<b>&"), a_row(dataset="<b>&", method='"theta"')])
-    html = report_html(results)
+    html = render_report(results)
     assert "<b>" not in html
     read(html)
 
 
 def test_a_missing_number_leaves_its_place_empty() -> None:
     results = Results("demand", rows=[a_row(value=None, low=None, high=None), a_row(method="theta")])
-    assert "0 of 0 better" in report_html(results)
+    assert "0 of 0 better" in render_report(results)
 
 
 def test_very_many_rows_are_cut_and_the_rest_is_told() -> None:
     rows = [a_row(series=f"s{n}") for n in range(4100)]
-    assert "100 more rows, of single series, are in the JSON." in report_html(Results("demand", rows=rows))
+    assert "100 more rows, of single series, are in the JSON." in render_report(Results("demand", rows=rows))
 
 
 # -- contests -------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_metrics_and_leads_have_words() -> None:
 
 
 def test_fans_do_not_lie_on_each_other_and_end_with_the_data() -> None:
-    course = courses(demand_results().predictions)["venus", "running"]
+    course = make_courses(demand_results().predictions)["venus", "running"]
     issued = [fan.issued_ms for fan in course.fans]
     assert len(issued) == 7
     assert all(later - earlier >= 86_400_000 for earlier, later in pairwise(issued))
@@ -178,7 +178,7 @@ def test_predictions_of_jobs_and_of_one_horizon_make_no_fans() -> None:
     (block,) = demand_results(origins=12).predictions
     one = [at for at, horizon in enumerate(block["horizon_s"]) if horizon == 3600]
     single = {name: [column[at] for at in one] for name, column in block.items()}
-    assert courses([single, {"dataset": ["ricc"], "job": ["7"]}]) == {}
+    assert make_courses([single, {"dataset": ["ricc"], "job": ["7"]}]) == {}
 
 
 def test_models_are_counted_once_a_forecast() -> None:
@@ -190,24 +190,24 @@ def test_models_are_counted_once_a_forecast() -> None:
 
 def test_without_predictions_the_rows_say_which_models_served() -> None:
     rows = [a_row(model="trees+theta"), a_row(method="theta", model="theta")]
-    assert "trees, theta" in report_html(Results("demand", rows=rows))
+    assert "trees, theta" in render_report(Results("demand", rows=rows))
 
 
 def test_the_largest_series_is_drawn() -> None:
     (block,) = demand_results(origins=12).predictions
     small = {**block, "series": ["small"] * len(block["series"]), "actual": [1.0] * len(block["series"])}
-    assert courses([small, block])["venus", "running"].name == "all"
+    assert make_courses([small, block])["venus", "running"].name == "all"
 
 
 def test_a_plot_says_what_it_shows_and_keeps_its_text() -> None:
-    svg = lines_svg([a_row(), a_row(horizon_s=7200)], "WQL by horizon")
+    svg = draw_lines([a_row(), a_row(horizon_s=7200)], "WQL by horizon")
     assert svg.startswith('<svg role="img" aria-label="WQL by horizon"')
     assert ">2 h</text>" in svg
     assert "var(--ours)" in svg
 
 
 def test_calibration_is_drawn_with_one_point() -> None:
-    assert "share promised" in calibration_svg({"ours": [(0.8, 0.78)]}, "calibration")
+    assert "share promised" in draw_calibration({"ours": [(0.8, 0.78)]}, "calibration")
 
 
 def test_cells_are_escaped_and_marked() -> None:

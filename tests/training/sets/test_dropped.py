@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 from fleetcast.cli.main import app
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.fleet.metrics import METRICS, metric_row
+from fleetcast.fleet.metrics import METRICS, find_metric_row
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.simulator.faults.fault_file import parse_fault_file
 from fleetcast.simulator.instrument import simulate_faults
-from fleetcast.training.sets.dropped import DEFAULT_COUNTERS, DROPS, SCRAPES, dropped_metrics
+from fleetcast.training.sets.dropped import DEFAULT_COUNTERS, DROPS, SCRAPES, find_dropped_metrics
 from fleetcast.training.sets.fault_runs import FaultRun, read_fault_runs
 
 WORLD = 'name = "bare"\nhours = 0.1\ninterval_s = 60\n[fleet]\nnodes = 2\n[draw]\nscale = 0.0\n'
@@ -45,23 +45,23 @@ def shown(run: FaultRun) -> set[tuple[EntityKind, str]]:
     ],
 )
 def test_what_is_dropped_is_not_shown_and_the_rest_is(out: Path, drops: list[str], gone: set, there: set) -> None:
-    (whole,), (less,) = read_fault_runs(out), read_fault_runs(out, without=dropped_metrics(drops))
+    (whole,), (less,) = read_fault_runs(out), read_fault_runs(out, without=find_dropped_metrics(drops))
     assert gone <= shown(whole)
     assert there <= shown(whole)
-    assert shown(less) == shown(whole) - {(metric.kind, metric.name) for metric in dropped_metrics(drops)}
+    assert shown(less) == shown(whole) - {(metric.kind, metric.name) for metric in find_dropped_metrics(drops)}
     assert not gone & shown(less)
     assert there <= shown(less)
 
 
 def test_the_lists_name_metrics_of_the_catalogue() -> None:
-    assert all(metric_row(GPU, name) >= 0 for name in DEFAULT_COUNTERS)
-    assert all(metric_row(NODE, name) >= 0 for name in SCRAPES)
-    assert all(dropped_metrics([name]) for name in DROPS)
+    assert all(find_metric_row(GPU, name) >= 0 for name in DEFAULT_COUNTERS)
+    assert all(find_metric_row(NODE, name) >= 0 for name in SCRAPES)
+    assert all(find_dropped_metrics([name]) for name in DROPS)
 
 
 def test_an_unknown_drop_is_named_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"'nvlink': expected one of default, ib, xid, prof, host"):
-        dropped_metrics(["nvlink"])
+        find_dropped_metrics(["nvlink"])
 
 
 def test_only_judges_of_telemetry_take_a_drop(tmp_path: Path) -> None:

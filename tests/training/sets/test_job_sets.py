@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fleetcast.training.sets.job_sets import read_job_sets, read_jobs, slurm_limit_s
+from fleetcast.training.sets.job_sets import parse_slurm_limit_s, read_job_sets, read_jobs
 
 SWF = {"wait_s": 5, "procs_alloc": 2, "procs_req": 4, "time_req_s": 600, "status": 1, "user": 7, "group": -1}
 
@@ -112,4 +112,4 @@ def test_times_in_any_form_and_ids_that_gaps_made_floats(tmp_path: Path) -> None
     ("text", "seconds"), [("90", 5400), ("1:30", 90), ("2:00:00", 7200), ("1-12", 129_600), ("2-00:30:00", 174_600)]
 )
 def test_slurm_limits_are_seconds(text: str, seconds: float) -> None:
-    assert slurm_limit_s(text) == seconds
+    assert parse_slurm_limit_s(text) == seconds

@@ -9,7 +9,7 @@ from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import FleetcastError
 from fleetcast.fleet.events import NodeEvent
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
@@ -20,7 +20,7 @@ from fleetcast.models.risk.rules import ROW
 from fleetcast.models.risk.site_risk import SITE_FEATURES
 from fleetcast.models.versions.registry import Registry
 from fleetcast.service.pipeline.state import FleetState
-from fleetcast.training.sites.archive_days import node_names, read_days, scrape_interval_s
+from fleetcast.training.sites.archive_days import measure_scrape_interval_s, node_names, read_days
 from fleetcast.training.sites.site_days import SiteDays
 
 T0 = 1_795_219_200_000 // DAY_MS * DAY_MS
@@ -48,7 +48,7 @@ def folder(tmp_path):
     state = FleetState(entities, WindowStore(entities), Topology.build([]))
     state.archive = Archive(ArchiveFiles(str(tmp_path / "archive")), entities, limits=ArchiveLimits(keep_days=0))
     gpus = np.array([entities.of_node(EntityKind.GPU, name, "0") for name in ("n1", "n2")], np.int32)
-    metric = np.full(2, metric_row(EntityKind.GPU, "ecc_sbe_volatile"), np.int16)
+    metric = np.full(2, find_metric_row(EntityKind.GPU, "ecc_sbe_volatile"), np.int16)
     times = [T0 + half * DAY_MS // 2 + minute * MINUTE_MS for half in range(10) for minute in range(30)]
     for number, time_ms in enumerate(times):
         values = np.array([float(number * 40), 5.0])
@@ -64,7 +64,7 @@ def test_nodes_and_the_interval_are_read_from_the_archive(folder):
     files = ArchiveFiles(str(folder))
     span = ArchiveSpan(T0, T0 + 5 * DAY_MS)
     assert node_names(files, span) == ["n1", "n2"]
-    assert scrape_interval_s(files, span) == 60.0
+    assert measure_scrape_interval_s(files, span) == 60.0
 
 
 def test_what_events_told_are_the_labels_and_rules_the_features(folder):

@@ -8,12 +8,12 @@ import pytest
 from fleetcast.features.demand_series import TARGETS
 from fleetcast.fleet.errors import FleetcastError
 from fleetcast.fleet.events import Started, Submitted
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
 from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan
-from fleetcast.training.sites.archive_history import full_bins, read_history
+from fleetcast.training.sites.archive_history import collect_full_bins, read_history
 from tests.training.made_archive import T0, events_of, live
 
 
@@ -26,7 +26,7 @@ def test_the_panel_of_an_archive_is_the_one_that_the_live_series_had(tmp_path: P
         first, ms = panel.first_ms // 600_000, panel.end_ms(panel.bins - 1)
         assert history.end_ms - 600_000 < ms <= history.end_ms
         for row, name in enumerate(panel.names):
-            expected = full_bins(state.demand, name, panel.target, first, panel.bins, 600)  # type: ignore[arg-type]
+            expected = collect_full_bins(state.demand, name, panel.target, first, panel.bins, 600)  # type: ignore[arg-type]
             np.testing.assert_array_equal(panel.values[row], expected)
     running = next(panel for panel in history.panels if panel.target == "running")
     np.testing.assert_array_equal(running.capacity, [64.0] * 4)
@@ -81,7 +81,7 @@ def test_without_a_topology_the_gpus_that_told_of_themselves_are_the_capacity(tm
     state = live(tmp_path, told)
     assert np.isnan(read_history(ArchiveFiles(str(tmp_path))).panels[0].capacity).all()
     rows = [state.entities.of_node(EntityKind.GPU, "n1", gpu) for gpu in range(4)]
-    power = metric_row(EntityKind.GPU, "power_w")
+    power = find_metric_row(EntityKind.GPU, "power_w")
     batch = SampleBatch.of(EntityKind.GPU, [(power, gpu, T0 + 700_000, 100.0) for gpu in rows])
     archive = Archive(ArchiveFiles(str(tmp_path)), state.entities, writer="1", limits=ArchiveLimits(keep_days=0))
     archive.add(batch, np.ones(len(batch), np.bool_))

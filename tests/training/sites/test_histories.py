@@ -9,7 +9,7 @@ import pytest
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.fleet.events import Finished, Preempted, Started, Submitted
 from fleetcast.fleet.jobs import JobTable
-from fleetcast.training.sites.histories import LAST_MS, TrainingInputs, job_table, moment_ms
+from fleetcast.training.sites.histories import LAST_MS, TrainingInputs, make_job_table, moment_ms
 
 T0 = 1_760_000_000_000
 
@@ -35,7 +35,7 @@ def attempts() -> JobTable:
 
 
 def test_attempts_are_a_job_history() -> None:
-    table = job_table(list(attempts()))
+    table = make_job_table(list(attempts()))
     assert table.job.tolist() == ["a/1", "waits/1", "runs/1"]  # neither preempted nor without GPUs nor backwards
     np.testing.assert_array_equal(table.start_s - T0 / 1000, [60, np.inf, 2])
     np.testing.assert_array_equal(table.run_s, [300, np.nan, np.nan])

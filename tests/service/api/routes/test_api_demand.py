@@ -8,7 +8,7 @@ from msgspec import structs
 
 from fleetcast.service.api.routes import demand_examples
 from fleetcast.service.board.board import BoardWriter
-from fleetcast.service.pipeline.demand.sections import demand_sections
+from fleetcast.service.pipeline.demand.sections import make_demand_sections
 from tests.service import api_world
 from tests.service.api.test_api import Client, client, problem  # noqa: F401
 from tests.service.api_world import NOW_MS, demand_row
@@ -26,7 +26,7 @@ def parts(tmp_path: Path, client: Client) -> Client:  # noqa: F811
         for class_, group in (("all", "all"), ("training", "all"), ("all", "g1"), ("all", "other"))
     ]
     writer = BoardWriter(tmp_path / "board")
-    writer.publish(api_world.sections(NOW_MS) + demand_sections(rows, {}, [], NOW_MS), NOW_MS)
+    writer.publish(api_world.sections(NOW_MS) + make_demand_sections(rows, {}, [], NOW_MS), NOW_MS)
     return client
 
 
@@ -46,7 +46,7 @@ def test_a_pool_is_one_of_machines_and_a_queue_has_a_parameter_of_its_own(
     pools = [structs.replace(demand_row("all", "wanted"), pool=pool, now=3.0) for pool in ("h100", "train")]
     fans = {name: {"history": [], "forecast": [], "old": []} for name in ("serve|wanted", "all|wanted|all|h100")}
     writer = BoardWriter(tmp_path / "board")
-    sections = api_world.sections(NOW_MS) + demand_sections([*rows, *pools], fans, [], NOW_MS)
+    sections = api_world.sections(NOW_MS) + make_demand_sections([*rows, *pools], fans, [], NOW_MS)
     writer.publish(sections, NOW_MS)
 
     def ask(query: str) -> list[tuple[str, str, float]]:

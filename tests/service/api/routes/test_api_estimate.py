@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleetcast.features.past_runs import shape_of_request
+from fleetcast.features.past_runs import make_request_shape
 from fleetcast.features.run_past import LEVELS
 from fleetcast.features.similarity import kinds
 from fleetcast.fleet.clock import ManualClock
@@ -16,7 +16,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.service.api.app import create_app
 from fleetcast.service.api.estimates import NO_READINGS, NO_RUNS, Start, sentence, span
 from fleetcast.service.board.board import BoardWriter, Section
-from fleetcast.service.board.kind_tables import PEAK, RUN, RUNS_SEEN, RunTime, table_sections
+from fleetcast.service.board.kind_tables import PEAK, RUN, RUNS_SEEN, RunTime, make_table_sections
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, job_row, running, sections
 
 REQUEST = {"request_id": "train-7", "user": "ada", "queue": "train", "gang": 2, "gpus_per_node": 8}
@@ -33,12 +33,12 @@ START = {
 
 def tables(memory_gib: float = 71.26, power_w: float = 590.4) -> list[Any]:
     """What is known of ada's runs called train, and of nothing else."""
-    key = kinds(shape_of_request(PlacementRequest(request_id="train-7", user="ada", queue="train")))["user and name"]
+    key = kinds(make_request_shape(PlacementRequest(request_id="train-7", user="ada", queue="train")))["user and name"]
     keys = np.array([key], np.uint64)
     return [
-        *table_sections(RUN, keys, np.array([RUN_S], np.float32), NOW_MS, "duration-0003"),
+        *make_table_sections(RUN, keys, np.array([RUN_S], np.float32), NOW_MS, "duration-0003"),
         Section(RUNS_SEEN, np.array([40], np.uint32), NOW_MS),
-        *table_sections(PEAK, keys, np.array([[memory_gib, power_w, 12]], np.float32), NOW_MS),
+        *make_table_sections(PEAK, keys, np.array([[memory_gib, power_w, 12]], np.float32), NOW_MS),
     ]
 
 

@@ -95,6 +95,6 @@ class Counted(str):
 
 def test_many_names_are_not_compared_each_with_each() -> None:
     names = [Counted(f"n{n}") for n in range(500)]
-    assert gang_risk.named_twice(names) is None
-    assert gang_risk.named_twice([*names, Counted("n7")]) == "n7"
+    assert gang_risk.find_repeated_name(names) is None
+    assert gang_risk.find_repeated_name([*names, Counted("n7")]) == "n7"
     assert Counted.compared < 5000

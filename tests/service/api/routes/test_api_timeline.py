@@ -14,7 +14,7 @@ from fleetcast.fleet.requests import Gang, RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.source import Batch, MemorySource
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.routes.drain import Drain, _seconds_since_checkpoint
+from fleetcast.service.api.routes.drain import Drain, _compute_unsaved_seconds
 from fleetcast.service.api.routes.timeline import NodeTimeline
 from fleetcast.service.pipeline.node_past import NodePasts
 from fleetcast.service.pipeline.pipeline import Pipeline
@@ -158,8 +158,8 @@ def test_a_drain_names_the_jobs_and_what_is_lost(client: Client, placer: FakePla
 
 
 def test_work_since_the_last_checkpoint_is_told_also_where_the_next_one_is_overdue() -> None:
-    assert _seconds_since_checkpoint(NOW_MS - 5_400_000, NOW_MS) == 5400.0
-    assert _seconds_since_checkpoint(None, NOW_MS) is None
+    assert _compute_unsaved_seconds(NOW_MS - 5_400_000, NOW_MS) == 5400.0
+    assert _compute_unsaved_seconds(None, NOW_MS) is None
 
 
 def test_without_a_placer_no_start_is_told_and_the_reason_is(client: Client, placer: FakePlacer) -> None:

@@ -14,7 +14,7 @@ from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Checkpoint, JobEvent, Phase, Started, Step, StepParts, Submitted
 from fleetcast.fleet.jobs import decode_job, encode_job
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
@@ -49,7 +49,7 @@ def cache(state: FleetState, metric: str, values: np.ndarray, kind: EntityKind =
     times = NOW_MS - (slots - 1 - np.arange(slots)) * INTERVAL_S * 1000
     batch = SampleBatch(
         kind,
-        np.full(slots * gpus, metric_row(kind, metric), np.int16),
+        np.full(slots * gpus, find_metric_row(kind, metric), np.int16),
         np.tile(np.arange(gpus, dtype=np.int32), slots),
         np.repeat(times, gpus),
         values.ravel().astype(np.float64),

@@ -10,13 +10,19 @@ import pytest
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.events import Finished, Started, Step, StepParts, Submitted
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.source import Batch
 from fleetcast.service.api.app import create_app
-from fleetcast.service.pipeline.jobs.interference import Known, blamed
-from fleetcast.service.pipeline.jobs.isolation import IsolationExpectation, ObservedGpu, checks, gib_of_profile, verdict
+from fleetcast.service.pipeline.jobs.interference import Known, explain_by_co_run
+from fleetcast.service.pipeline.jobs.isolation import (
+    IsolationExpectation,
+    ObservedGpu,
+    checks,
+    parse_profile_gib,
+    verdict,
+)
 from fleetcast.service.pipeline.pipeline import Pipeline
 from tests.service.api_world import Client, config
 from tests.service.runs_world import GIB, NOW_MS, pipeline_in
@@ -72,7 +78,9 @@ class Fleet:
             index = int(name[-1])
             values = {"sm_active": load, "fb_used_bytes": 20 * GIB, "fb_free_bytes": 60 * GIB, **more}
             row = entities.of_node(EntityKind.GPU, "n1", index)
-            rows += [(metric_row(EntityKind.GPU, metric), row, self.now_ms, value) for metric, value in values.items()]
+            rows += [
+                (find_metric_row(EntityKind.GPU, metric), row, self.now_ms, value) for metric, value in values.items()
+            ]
         self.take(samples=(SampleBatch.of(EntityKind.GPU, rows),))
 
     def slices(self, *memory_gib: float) -> None:
@@ -80,7 +88,7 @@ class Fleet:
         for number, gib in enumerate(memory_gib):
             row = entities.of_node(EntityKind.GPU_INSTANCE, "n1", 0, number)
             for name, value in (("fb_used_bytes", 0.0), ("fb_free_bytes", gib * GIB)):
-                rows.append((metric_row(EntityKind.GPU_INSTANCE, name), row, self.now_ms, value))
+                rows.append((find_metric_row(EntityKind.GPU_INSTANCE, name), row, self.now_ms, value))
         self.take(samples=(SampleBatch.of(EntityKind.GPU_INSTANCE, rows),))
 
     def end(self, job: str) -> None:
@@ -189,11 +197,11 @@ def test_periodic_jobs_on_a_link_are_told_by_how_their_turns_meet(fleet: Fleet) 
 def test_a_slow_job_that_nothing_else_explains_is_slowed_by_the_one_beside_it() -> None:
     row = {"beside": "b-1", "share": "gpu", "speed": 0.5, "lower_90": 0.7, "slower": True}
     score = {"slow": True, "culprit": {"kind": "nobody"}, "cause": "compute", "sentence": "x is slow"}
-    assert blamed(score, row)["cause"] == "interference"
-    assert "beside b-1 on the same gpu it runs at 50%" in blamed(score, row)["sentence"]
-    assert blamed(score, {**row, "slower": False}) == blamed(score, None) == {}
+    assert explain_by_co_run(score, row)["cause"] == "interference"
+    assert "beside b-1 on the same gpu it runs at 50%" in explain_by_co_run(score, row)["sentence"]
+    assert explain_by_co_run(score, {**row, "slower": False}) == explain_by_co_run(score, None) == {}
     for other in ({"slow": False}, {"culprit": {"kind": "worker"}}, {"cause": "checkpoint"}):
-        assert blamed({**score, **other}, row) == {}
+        assert explain_by_co_run({**score, **other}, row) == {}
 
 
 def test_a_pair_that_is_slower_than_its_bound_is_said_to_be(fleet: Fleet) -> None:
@@ -375,7 +383,7 @@ def test_an_isolation_of_nothing_known_is_refused(fleet: Fleet, body: Any, statu
 
 def test_a_gpu_beyond_those_of_its_node_is_not_there(fleet: Fleet) -> None:
     row = fleet.pipeline.state.entities.of_node(EntityKind.GPU, "n2", 3)
-    told = [(metric_row(EntityKind.GPU, "sm_active"), row, fleet.now_ms, 0.5)]
+    told = [(find_metric_row(EntityKind.GPU, "sm_active"), row, fleet.now_ms, 0.5)]
     fleet.take(samples=(SampleBatch.of(EntityKind.GPU, told),))
     fleet.tick()
     ask = {"node": "n2", "gpu": 4, "expected": {"mig": False}}
@@ -388,7 +396,7 @@ def test_a_gpu_beyond_those_of_its_node_is_not_there(fleet: Fleet) -> None:
     [("1g.10gb", 10), ("MIG 3g.40gb", 40), ("1c.2g.20gb", 20), ("1g.5gb+me", 5), ("12.10gb", None), ("1" * 64, None)],
 )
 def test_the_memory_of_a_profile_is_read_from_its_name(profile: str, gib: float | None) -> None:
-    assert gib_of_profile(profile) == gib
+    assert parse_profile_gib(profile) == gib
 
 
 def test_limits_hold_up_to_a_hundredth() -> None:

@@ -25,9 +25,15 @@ from fleetcast.service.board.board import Board, Section, encode_board
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.demand import forecasts
 from fleetcast.service.pipeline.demand.forecasts import PERIOD_S, DemandForecasts, TickStamp
-from fleetcast.service.pipeline.demand.histories import everybody, last_ten, read_histories
-from fleetcast.service.pipeline.demand.metrics import parts_page, trees_page
-from fleetcast.service.pipeline.demand.sections import SECTIONS, demand_fan, demand_keys, demand_rows, demand_sections
+from fleetcast.service.pipeline.demand.histories import everybody, read_histories, sum_last_ten_minutes
+from fleetcast.service.pipeline.demand.metrics import make_parts_page, make_trees_page
+from fleetcast.service.pipeline.demand.sections import (
+    SECTIONS,
+    make_demand_sections,
+    read_demand_keys,
+    read_demand_record,
+    read_demand_rows,
+)
 from fleetcast.service.pipeline.demand.served_trees import ServedTrees
 from fleetcast.service.pipeline.snapshot import SavedState, Snapshot
 
@@ -153,20 +159,20 @@ def test_the_board_gives_single_rows_and_fans(tmp_path: Path) -> None:
     made = forecast(it)
     published = board(made.latest)
     document = published.json("doc.demand")
-    keys = demand_keys(published).rows
+    keys = read_demand_keys(published).rows
     assert [[row[name] for name in ("queue", "class", "group", "target", "pool")] for row in document["series"]] == [
         list(key) for key in keys
     ]
     at = keys.index(("train", "all", "g1", "wanted", "all"))
-    assert json.loads(bytes(demand_rows(published, [at])[0])) == document["series"][at]
-    fan = demand_fan(published, "all|running") or {}
+    assert json.loads(bytes(read_demand_rows(published, [at])[0])) == document["series"][at]
+    fan = read_demand_record(published, "all|running") or {}
     assert {key: json.loads(bytes(part)) for key, part in fan.items()} == published.json("doc.demand_record")[
         "all|running"
     ]
-    assert demand_fan(published, "all|running|training") is not None
-    assert demand_fan(published, "nobody|running") is None
+    assert read_demand_record(published, "all|running|training") is not None
+    assert read_demand_record(published, "nobody|running") is None
     assert {row["queue"] for row in published.json("doc.demand_model")["rows"]} == {"all", "serve", "train"}
-    assert demand_keys(board(demand_sections([], {}, [], NOW_MS))).rows == []
+    assert read_demand_keys(board(make_demand_sections([], {}, [], NOW_MS))).rows == []
 
 
 def test_until_the_first_forecast_the_one_of_the_process_before_is_told(tmp_path: Path) -> None:
@@ -223,7 +229,7 @@ def test_request_rates_are_forecast_with_a_lead(tmp_path: Path) -> None:
     assert row.prescale.instances == 2
     assert row.prescale.serves_per_s == pytest.approx(12.0)
     assert row.prescale.reason
-    page = parts_page(made.rows)
+    page = make_parts_page(made.rows)
     assert b'fleetcast_demand_requests_per_s{pool="serve",model="llama"} 9\n' in page
     assert b'fleetcast_demand_group_now_gpus{queue="train",group="g1"}' in page
 
@@ -271,7 +277,7 @@ def test_what_is_read_is_of_one_moment_and_others_are_what_groups_leave(tmp_path
     it = kept(tmp_path)
     tell(it.state)
     it.state.apply(Batch(events=(Submitted(job="x", sequence=1, time_ms=NOW_MS - 1, queue="train"),)), NOW_MS)
-    it.state.demand.use_inventory(PoolInventory.of(TOPOLOGY), it.state.jobs)
+    it.state.demand.apply_inventory(PoolInventory.of(TOPOLOGY), it.state.jobs)
     histories = {told.target: told for told in asyncio.run(read_histories(it.state.demand, NOW_MS))}
     queued = histories["queued"]
     assert queued.keys == everybody(it.state.demand)
@@ -285,8 +291,8 @@ def test_what_is_read_is_of_one_moment_and_others_are_what_groups_leave(tmp_path
 
 def test_arrivals_by_the_minute_are_of_the_last_ten() -> None:
     minutes = np.concatenate([np.full(5, np.nan), np.arange(20.0)])[None]
-    np.testing.assert_array_equal(last_ten(minutes)[0, -2:], [sum(range(9, 19)), sum(range(10, 20))])
-    assert np.isnan(last_ten(minutes)[0, :5]).all()
+    np.testing.assert_array_equal(sum_last_ten_minutes(minutes)[0, -2:], [sum(range(9, 19)), sum(range(10, 20))])
+    assert np.isnan(sum_last_ten_minutes(minutes)[0, :5]).all()
 
 
 class Sick:
@@ -327,11 +333,11 @@ def test_trees_forecast_after_what_they_learnt_and_sick_ones_do_not(
     assert np.isnan(found[:, :, 0]).all()
     if isinstance(model, Known):
         np.testing.assert_array_equal(found[0, 0, 1], panel.values[:, -1])
-        assert b'fleetcast_demand_trees_info{model="demand-0007"} 1' in trees_page(trees)
+        assert b'fleetcast_demand_trees_info{model="demand-0007"} 1' in make_trees_page(trees)
     else:
         assert np.isnan(found).all()
         assert "gives forecasts that are none" in caplog.text
-        assert b"fleetcast_demand_trees_trouble 1" in trees_page(trees)
+        assert b"fleetcast_demand_trees_trouble 1" in make_trees_page(trees)
 
 
 def test_a_version_that_cannot_be_read_is_said_and_the_others_serve(

@@ -15,9 +15,9 @@ from fleetcast.models.versions.registry import Registry
 from fleetcast.service.answers.fitted_models import ShadowModel
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.demand import served_trees
-from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, shadow_of
+from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, make_shadow_model
 from fleetcast.service.pipeline.model_monitor import ModelMonitor
-from fleetcast.service.pipeline.stateful import demand_forecaster
+from fleetcast.service.pipeline.stateful import make_demand_forecaster
 
 CARD = Card(kind="demand", created_ms=0, made_by="a test", seed=0, fitted_until_ms=0)
 PANEL = Panel("running", ("a",), 600, 0, np.arange(300.0)[None], np.full(1, np.nan))
@@ -141,9 +141,9 @@ def test_its_record_is_beside_the_champion_s(tmp_path: Path) -> None:
         "running": {"persistence": (1.0, 300), "trees": (0.9, 300), "shadow": (0.7, 300)},
         "queued": {"persistence": (1.0, 100), "trees": (1.0, 100), "shadow": (0.9, 100)},
     }
-    record = shadow_of(losses, shadow, serving)  # type: ignore[arg-type]
+    record = make_shadow_model(losses, shadow, serving)  # type: ignore[arg-type]
     assert record == ShadowModel("demand", "0002", 0.75, 0.925, 400)
-    assert shadow_of(losses, SimpleNamespace(name="shadow", version=""), serving) is None  # type: ignore[arg-type]
+    assert make_shadow_model(losses, SimpleNamespace(name="shadow", version=""), serving) is None  # type: ignore[arg-type]
     watch = ModelMonitor.of(Config(state=str(tmp_path)))
     assert msgspec.to_builtins(watch.review([], 0, record).shadows) == [
         {
@@ -158,7 +158,7 @@ def test_its_record_is_beside_the_champion_s(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_s_desk_scores_it_and_never_serves_it(tmp_path: Path) -> None:
-    forecaster = demand_forecaster(Config(state=str(tmp_path)))
+    forecaster = make_demand_forecaster(Config(state=str(tmp_path)))
     names = [forecaster.name for forecaster in forecaster.forecasters]
     assert {"trees", "shadow"} <= set(names)
     assert forecaster._shadows == ("shadow",)

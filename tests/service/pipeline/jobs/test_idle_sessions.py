@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.clock import ManualClock
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
 from fleetcast.service.pipeline.state import FleetState
@@ -17,7 +17,7 @@ def pass_by(
     state: FleetState, prints: Fingerprints, clock: ManualClock, interval_s: int, spans: list[tuple[int, float]]
 ) -> None:
     """Spans of (s, activity of a GPU that holds memory), with a look at the end of each."""
-    metrics = np.array([metric_row(EntityKind.GPU, name) for name in ("sm_active", "fb_used_bytes")], np.int16)
+    metrics = np.array([find_metric_row(EntityKind.GPU, name) for name in ("sm_active", "fb_used_bytes")], np.int16)
     for span_s, activity in spans:
         times = clock.now_ms() + 1000 * np.arange(0, span_s, interval_s)
         for some in np.array_split(times, -(-len(times) // 10)):

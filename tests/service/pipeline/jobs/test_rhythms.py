@@ -10,7 +10,7 @@ from fleetcast.features.job_past import LONGEST_MS, JobPast, extend_past
 from fleetcast.features.job_window import GPU_METRICS, JobWindow
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.events import Checkpoint
-from fleetcast.fleet.metrics import metric_row
+from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.service.answers.fingerprints import Fingerprint
 from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
@@ -36,7 +36,7 @@ def fingerprint_after(hours: float, period_s: float, pause_s: float, reports: bo
         values = (0.4 * works[0], 0.03 + 0.94 * works[0], float(watts[0]), joules)
         batch = SampleBatch(
             EntityKind.GPU,
-            np.repeat([metric_row(EntityKind.GPU, name) for name in DEFAULT], 2).astype(np.int16),
+            np.repeat([find_metric_row(EntityKind.GPU, name) for name in DEFAULT], 2).astype(np.int16),
             np.tile(np.arange(2, dtype=np.int32), len(DEFAULT)),
             np.full(2 * len(DEFAULT), time_ms, np.int64),
             np.repeat(values, 2),

@@ -20,7 +20,7 @@ from fleetcast.models.run_times.duration import DurationModel
 from fleetcast.models.run_times.rows import RunRows
 from fleetcast.models.versions.card import Card
 from fleetcast.models.versions.registry import Registry
-from fleetcast.service.board.kind_tables import needs, run_time
+from fleetcast.service.board.kind_tables import find_expected_run_time, needs
 from fleetcast.service.pipeline.pipeline import Pipeline
 from fleetcast.service.pipeline.run_times.forecasts import RunForecasts
 from fleetcast.service.pipeline.run_times.model import BASELINE, ServedRunModel
@@ -103,7 +103,7 @@ def test_before_any_job_has_ended_nothing_is_told(tmp_path: Path) -> None:
     assert row_of(tmp_path, "train-1")["run_s"] is None
     assert row_of(tmp_path, "train-1")["remaining_s"] is None
     assert row_of(tmp_path, "wait")["run_s"] is None
-    assert run_time(board_of(tmp_path), JobShape(user="ada", gpus=2)) is None
+    assert find_expected_run_time(board_of(tmp_path), JobShape(user="ada", gpus=2)) is None
 
 
 def test_the_board_knows_how_long_jobs_of_a_kind_run(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_board_knows_how_long_jobs_of_a_kind_run(tmp_path: Path) -> None:
     board = board_of(tmp_path)
 
     def asked(**more: Any) -> Any:
-        return run_time(board, JobShape(**{"queue": "train", "gpus": 2, **more}))
+        return find_expected_run_time(board, JobShape(**{"queue": "train", "gpus": 2, **more}))
 
     assert asked(user="ada", name="train-5").kind == "user, name and GPUs"
     assert asked(user="ada", name="train-5", gpus=4).kind == "user and name"
@@ -153,7 +153,7 @@ def test_jobs_that_are_over_before_the_first_look_tell_of_their_kinds_and_a_rest
     again = pipeline_in(tmp_path)
     for one in (pipeline, again):
         tick(one)
-        known = run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2))
+        known = find_expected_run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2))
         assert known is not None
         assert (known.kind, known.model) == ("user, name and GPUs", BASELINE)
         assert 600 <= known.quantiles["p50"] <= known.quantiles["p99"] <= 720
@@ -180,12 +180,12 @@ def test_a_kind_is_not_capped_by_the_limit_of_its_newest_job(tmp_path: Path) -> 
     pipeline.take(batch(*past(), came("train-98", NOW_MS, limit_s=36_000), came("train-99", NOW_MS, limit_s=60)))
     tick(pipeline)
     for shape in (JobShape(user="ada", name="train-5", queue="train", gpus=2), JobShape(queue="train", gpus=2)):
-        known = run_time(board_of(tmp_path), shape)
+        known = find_expected_run_time(board_of(tmp_path), shape)
         assert known is not None
         assert known.quantiles["p50"] >= 600
     record = RunTimeRecord()
     for limit_s in (36_000.0, 60.0):
-        record.mark_due(JobShape(user="ada", gpus=2, limit_s=limit_s))
+        record.mark_kinds_due(JobShape(user="ada", gpus=2, limit_s=limit_s))
     shapes = dict(record.due(9))
     usual = {key: shape.limit_s for key, shape in shapes.items()}
     assert usual[kinds(JobShape(user="ada", gpus=2))["user"]] == 60
@@ -197,10 +197,10 @@ def test_submissions_without_a_run_do_not_push_out_what_is_known_of_kinds_with_o
 ) -> None:
     monkeypatch.setattr("fleetcast.service.pipeline.run_times.record.MOST_KINDS", 8)
     ada, record = JobShape(user="ada", name="train-5", queue="train", gpus=2), RunTimeRecord()
-    record.mark_due(ada)
-    record.mark_due(ada, is_over=True)
+    record.mark_kinds_due(ada)
+    record.mark_kinds_due(ada, is_over=True)
     for number in range(50):
-        record.mark_due(JobShape(user=f"u{number}", name="flood", queue="train", gpus=2))
+        record.mark_kinds_due(JobShape(user=f"u{number}", name="flood", queue="train", gpus=2))
     known = {key for key, _ in record.due(99)}
     assert len(known) == 8
     assert set(kinds(ada).values()) < known
@@ -209,7 +209,9 @@ def test_submissions_without_a_run_do_not_push_out_what_is_known_of_kinds_with_o
     again.load(*record.dump())
     assert again.table()[2].tolist() == [1] * 7
     for number in range(3):
-        again.mark_due(JobShape(user=f"v{number}"), is_over=True)  # of those with a run the one of longest ago goes
+        again.mark_kinds_due(
+            JobShape(user=f"v{number}"), is_over=True
+        )  # of those with a run the one of longest ago goes
     assert len(again.due(99)) == 8
 
 
@@ -217,7 +219,7 @@ def test_a_kind_of_which_no_run_has_ended_leaves_the_word_to_one_that_has_some(t
     pipeline = pipeline_in(tmp_path)
     pipeline.take(batch(*past(), came("other-1", NOW_MS)))
     tick(pipeline)
-    known = run_time(board_of(tmp_path), JobShape(user="ada", name="other-1", queue="train", gpus=2))
+    known = find_expected_run_time(board_of(tmp_path), JobShape(user="ada", name="other-1", queue="train", gpus=2))
     assert known is not None
     assert (known.kind, known.runs) == ("user and GPUs", len(past()) // 3)
 
@@ -269,16 +271,21 @@ def test_a_restart_goes_on_where_the_last_snapshot_was(tmp_path: Path) -> None:
     tick(pipeline)
     asyncio.run(pipeline.save())
     before = row_of(tmp_path, "train-99")
-    known = run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2))
+    known = find_expected_run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2))
 
     again = pipeline_in(tmp_path, NOW_MS)
     again.take(batch(*past(), came("train-99", NOW_MS - 60_000)))  # a replay that overlaps
     asyncio.run(again.tick())  # before any new forecast
     assert row_of(tmp_path, "train-99") == before
-    assert run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2)) == known
+    assert (
+        find_expected_run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2)) == known
+    )
     tick(again)
     assert row_of(tmp_path, "train-99")["run_s"] == before["run_s"]
-    assert run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2)) is not None
+    assert (
+        find_expected_run_time(board_of(tmp_path), JobShape(user="ada", name="train-5", queue="train", gpus=2))
+        is not None
+    )
 
 
 def test_peaks_that_telemetry_saw_of_a_job_are_known_when_it_has_finished(tmp_path: Path) -> None:
@@ -349,7 +356,7 @@ def test_the_version_that_is_promoted_serves_from_the_next_look_on(
         tick(pipeline)  # what is said of kinds follows the model
         assert row_of(tmp_path, f"train-{version}")["run_s"]["p50"] == run_s
         assert row_of(tmp_path, f"train-{version}")["model"] == f"duration-{version}"
-        known = run_time(board_of(tmp_path), JobShape(user="ada", gpus=2))
+        known = find_expected_run_time(board_of(tmp_path), JobShape(user="ada", gpus=2))
         assert known is not None
         assert (known.quantiles["p90"], known.model) == (run_s, f"duration-{version}")
     assert row_of(tmp_path, "train-v1")["run_s"]["p50"] == 1000  # as told then
