@@ -111,7 +111,7 @@ class WaitingFleet:
         self._tick_ms = now_ms if self._start(now_ms) else now_ms + round(TICK_S * 1000)
         await self._starts.refresh()
         waiting = {name: live.job.submit_ms for name, live in self._waiting.items()}
-        self.first.ask(waiting, self.service.starts, now_ms)
+        self.first.ask(waiting, self.service.backlog.starts, now_ms)
 
     def _end(self, now_ms: int) -> int:
         ended = 0

@@ -115,13 +115,13 @@ async def cancel(request: Request, context: PlacerContext, query: Query) -> Resp
 
 
 async def queue(request: Request, context: PlacerContext, query: Query) -> Response:
-    body = context.starts.queue(await context.service.queue_rows())
+    body = context.starts.queue(await context.service.backlog.rows())
     body = OwnQueues(request, context.service).queue(body)
     return answer(await asyncio.to_thread(encode, body), headers=NOW)
 
 
 async def fragments(request: Request, context: PlacerContext, query: Query) -> Response:
-    view, options = context.service.observed().view, context.service.options()
+    view, options = context.service.view.observed().view, context.service.options()
     body = Fragmentation(view.as_of_ms, len(context.service.demand), fragmentation(view, options))
     return answer(encode(body), headers=NOW)
 
@@ -146,16 +146,16 @@ async def audit(request: Request, context: PlacerContext, query: Query) -> Respo
 
 async def health(request: Request, context: PlacerContext, query: Query) -> Response:
     service = context.service
-    service.refresh()
+    service.view.refresh()
     waiting = len(service.ledger.queued())
-    as_of_ms = service.board.as_of_ms if service.board else None
-    return answer(encode(PlacerHealth(True, as_of_ms is None, as_of_ms, waiting, service.watch.doubts)))
+    as_of_ms = service.view.board.as_of_ms if service.view.board else None
+    return answer(encode(PlacerHealth(True, as_of_ms is None, as_of_ms, waiting, service.view.watch.doubts)))
 
 
 async def metrics(request: Request, context: PlacerContext, query: Query) -> Response:
     context.metrics.intents.set(len(context.service.ledger.list_active_intents()))
     with contextlib.suppress(StaleError):
-        context.metrics.set_fragments(fragmentation(context.service.observed().view, context.service.options()))
+        context.metrics.set_fragments(fragmentation(context.service.view.observed().view, context.service.options()))
         context.metrics.set_queues(context.admin.queues().rows)
         context.metrics.set_charges(context.admin.day())
     return Response(generate_latest(context.metrics.registry), media_type=CONTENT_TYPE_LATEST)

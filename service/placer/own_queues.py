@@ -142,7 +142,7 @@ class OwnQueues:
         if not self.is_bound:
             return answer
         service, request = self._service, self._service.ledger.request(answer.request_id)
-        order = [entry.request for entry in service.in_order(service.ledger.queued())]
+        order = [entry.request for entry in service.backlog.in_order(service.ledger.queued())]
         before = [one for one in order[: answer.position - 1] if self.has(one)]
         steps = [
             self._redact_step(step, answer, before, request) for step in answer.ladder if step.code not in OF_OTHERS

@@ -39,11 +39,11 @@ class QueueAdmin:
         Raises StaleError without a board.
         """
         service = self._service
-        observed, now_ms, file = service.observed(), service.clock.now_ms(), service.queues.file
+        observed, now_ms, file = service.view.observed(), service.clock.now_ms(), service.queues.file
         turns = service.queues.turns(observed)
         if file.tree is None or not isinstance(turns, TreeTurns):
             return QueuesAnswer(now_ms, "", (), notes=["no file of queues is configured: all wait in one line"])
-        waiting = service.list_waiting_jobs()
+        waiting = service.backlog.list_waiting_jobs()
         opened, banked = service.ledger.charges.opened().values(), service.queues.banked(now_ms)
         week = self._read_week(now_ms)
         refused = "" if below else file.refused
@@ -86,9 +86,9 @@ class QueueAdmin:
         service, file = self._service, self._service.queues.file
         capacity: dict[str, float] = {}
         with suppress(StaleError):
-            capacity = count_installed_gpus(service.observed().view.topology.nodes)
+            capacity = count_installed_gpus(service.view.observed().view.topology.nodes)
         if not dry_run:
-            service.watch.refuse()
+            service.view.watch.refuse()
         waiting = [entry.request for entry in service.ledger.queued()]
         try:
             found, change = await self._checked(text, generation, capacity, waiting)
@@ -98,7 +98,7 @@ class QueueAdmin:
             raise
         if dry_run:
             return change
-        service.watch.refuse()
+        service.view.watch.refuse()
         service.queues.close_banks()
         file.put(found, generation, service.clock.now_ms(), caller)
         service.queues.close_banks()
@@ -123,14 +123,14 @@ class QueueAdmin:
     def why(self, request_id: str, blockers: Callable[[PlacementRequest], Sequence[Blocker]]) -> WhyWaiting:
         """Return the ladder of a waiting request. Raises UnknownEntity if the request does not wait."""
         service, now_ms = self._service, self._service.clock.now_ms()
-        order = service.in_order(service.ledger.queued())
+        order = service.backlog.in_order(service.ledger.queued())
         try:
-            turns = service.queues.turns(service.observed())
+            turns = service.queues.turns(service.view.observed())
         except StaleError:
-            turns = service.turns
-        wait, start_ms = service.waits.get(request_id), service.start_ms(request_id, now_ms)
-        waits = order, service.turns, wait, turns, start_ms, blockers
-        return why_waiting(request_id, *waits, service.stalled, now_ms, service.start_notes)
+            turns = service.backlog.turns
+        wait, start_ms = service.backlog.waits.get(request_id), service.backlog.start_ms(request_id, now_ms)
+        waits = order, service.backlog.turns, wait, turns, start_ms, blockers
+        return why_waiting(request_id, *waits, service.backlog.stalled, now_ms, service.backlog.start_notes)
 
     def charges(
         self, by: By, from_ms: int | None, to_ms: int | None, own: Callable[[Iterable[Charge]], list[Charge]] = list
@@ -141,7 +141,7 @@ class QueueAdmin:
         """
         service, now_ms = self._service, self._service.clock.now_ms()
         with suppress(StaleError):
-            service.observed()
+            service.view.observed()
         to_ms = now_ms if to_ms is None else to_ms
         from_ms = max(0, to_ms - WEEK_MS) if from_ms is None else from_ms
         if from_ms >= to_ms:

@@ -75,14 +75,14 @@ class QueueWorker:
         except LedgerError:
             raise
         except Exception as error:  # a plugin's or our own: the process still answers, and the next pass may succeed
-            self.service.record_failed_pass(error)
+            self.service.backlog.record_failed_pass(error)
 
     async def _step(self) -> None:
         """Run a pass, if the board or the file of queues is new, or the period is over.
 
         A stale board leaves the queue as it is.
         """
-        fresh = await self.service.refresh_in_thread()
+        fresh = await self.service.view.refresh_in_thread()
         now_ms = self.service.clock.now_ms()
         if not fresh and now_ms < self._next_ms:
             return
@@ -104,12 +104,12 @@ class QueueWorker:
 
         Requests that arrive during a pass are decided at once, while the pass computes in a thread.
         """
-        begun = self.service.begin_pass()
+        begun = self.service.backlog.begin_pass()
         if begun is None:
             return 0, 0
         with self.service.metrics.cycle_s.time():
             thought = await asyncio.to_thread(begun.think)
-        return self.service.end_pass(begun, thought)
+        return self.service.backlog.end_pass(begun, thought)
 
 
 async def log_audit_head_daily(service: PlacementService) -> None:

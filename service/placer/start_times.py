@@ -106,9 +106,9 @@ class StartTimeSampler:
 
     async def _sample_paths(self) -> Timelines:
         began = time.monotonic()
-        observed, options = self.service.observed(), self.service.options()
+        observed, options = self.service.view.observed(), self.service.options()
         seen = self._make_change_stamp()
-        ledger, board = self.service.ledger, self.service.board
+        ledger, board = self.service.ledger, self.service.view.board
         own, turns = ledger.queued(), self.service.queues.turns(observed)
         self.follow()
         promised = [intent.job for intent in ledger.list_active_intents()]
@@ -130,8 +130,8 @@ class StartTimeSampler:
         self._end_gone_waits(paths)
         known = start_times(paths)
         unknown = [name for name in paths.starts_s if name not in known]
-        starts = self.service.starts = self.record.issue(known, options.now_ms, unknown)
-        self.service.start_notes = notes_of(paths, starts)
+        starts = self.service.backlog.starts = self.record.issue(known, options.now_ms, unknown)
+        self.service.backlog.start_notes = notes_of(paths, starts)
         self._room = room(paths, starts, newcomer)
         ledger.remember(start_times=self.record.dump())
         self._publish_metrics()
@@ -141,17 +141,17 @@ class StartTimeSampler:
 
     def _record_reservation_share(self, paths: Timelines) -> None:
         """Record in what share of the sampled futures the queue's first request starts as reserved."""
-        planned = self.service.planned
+        planned = self.service.backlog.planned
         if planned is not None and planned.reservation is not None:
             head = planned.reservation.entry.request.request_id
-            self.service.claims.observe(head, holds_p(planned.reservation, paths))
+            self.service.backlog.claims.observe(head, holds_p(planned.reservation, paths))
 
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
         """Estimate when a request would start.
 
         If there are no paths of this fleet yet, they are sampled first. Raises StaleError as `refresh` does.
         """
-        generation = self.service.observed().view.generation
+        generation = self.service.view.observed().view.generation
         self.service.check_names(request)
 
         def are_old() -> bool:
@@ -167,7 +167,7 @@ class StartTimeSampler:
         if self.paths is None:
             return ()
         now_ms = self.service.clock.now_ms()
-        start_ms = self.service.start_ms(request.request_id, now_ms)
+        start_ms = self.service.backlog.start_ms(request.request_id, now_ms)
         return list_blockers(request, self.paths, now_ms, start_ms, self._adjust_start_times)
 
     def _adjust_start_times(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
@@ -175,7 +175,7 @@ class StartTimeSampler:
 
         Those of a newcomer are corrected by the record, unless it starts now.
         """
-        start = self.service.starts.get(waiting) if waiting is not None else None
+        start = self.service.backlog.starts.get(waiting) if waiting is not None else None
         if start is None and start_ms["p50"] > self.service.clock.now_ms():
             start = self.record.corrected((start_ms["p10"], start_ms["p50"], start_ms["p90"]), self._at_ms)
         return dict(zip(start_ms, start, strict=True)) if start is not None else start_ms
@@ -203,7 +203,7 @@ class StartTimeSampler:
 
         A job that is gone has certainly waited until the last sampling.
         """
-        running = self.service.observed().running
+        running = self.service.view.observed().running
         for name in [one for one in self.record.waiting if one not in paths.starts_s]:
             row = running.get(name.removeprefix("\n"))
             if name.startswith("\n") and row is not None:
@@ -226,7 +226,7 @@ class StartTimeSampler:
 
         It has the rows, the head's reservation, the room for others, and the GPUs that become free.
         """
-        planned, paths = self.service.planned, self.paths
+        planned, paths = self.service.backlog.planned, self.paths
         view = planned.view if planned else paths.view if paths else None
         claim, now_ms = planned.reservation if planned else None, self.service.clock.now_ms()
         return Queue(
@@ -239,7 +239,7 @@ class StartTimeSampler:
             ],
             room=self._room,
             record=make_record_answer(self.record),
-            starts_as_of_ms=self.service.start_notes.as_of_ms,
+            starts_as_of_ms=self.service.backlog.start_notes.as_of_ms,
         )
 
     def _is_due(self) -> bool:
@@ -256,9 +256,9 @@ class StartTimeSampler:
 
     def _make_change_stamp(self) -> tuple[Any, ...]:
         """Return a stamp that changes with every job that comes, starts or ends."""
-        board = self.service.board
+        board = self.service.view.board
         waits = hash(bytes(board.raw("jobs.queued"))) if board is not None and "jobs.queued" in board else 0
-        return self.service.ledger.version, self.service.runs(), waits
+        return self.service.ledger.version, self.service.view.runs(), waits
 
 
 def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> StartNotes:

@@ -66,7 +66,7 @@ def test_the_placer_reads_each_board_and_each_file_of_queues_when_it_comes(tmp_p
         async with running(world.worker.run()):
             for sequence in (1, 2, 3):
                 world.board.publish()
-                await until(lambda: world.service.board and world.service.board.sequence, sequence)
+                await until(lambda: world.service.view.board and world.service.view.board.sequence, sequence)
             world.rewrite("[queue.a]\n")
             await until(lambda: world.service.queues.file.text, "[queue.a]\n")
         assert world.worker._changes._watch is None, "the descriptor is given back, also when the task is cancelled"
@@ -81,7 +81,7 @@ def test_a_new_file_of_queues_is_followed_by_a_pass_at_once(tmp_path: Path) -> N
 
     async def run(client: httpx.AsyncClient) -> None:
         async with running(world.worker.run()):
-            await until(lambda: world.service.board is None, False)
+            await until(lambda: world.service.view.board is None, False)
             for number in range(5):
                 body = {"request_id": f"b{number}", "queue": "b", "gpus_per_node": 8}
                 assert (await client.post("/queue", json=body)).status_code == 202
@@ -99,7 +99,7 @@ def test_a_request_and_a_stop_end_the_wait_of_the_placer(tmp_path: Path) -> None
 
     async def run(client: httpx.AsyncClient) -> None:
         working = asyncio.ensure_future(world.worker.run())
-        await until(lambda: world.service.board is None, False)
+        await until(lambda: world.service.view.board is None, False)
         for name in ("a0", "a1"):
             body = {"request_id": name, "queue": "a", "gpus_per_node": 8}
             assert (await client.post("/queue", json=body)).status_code == 202

@@ -21,7 +21,7 @@ from fleetcast.service.board.expiry import Expiry
 from fleetcast.service.listening import Listening
 from fleetcast.service.pipeline import pipeline
 from fleetcast.service.pipeline.state import FleetState
-from fleetcast.service.placer import service as placer_service
+from fleetcast.service.placer import promised_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _if_room(self: FleetState, event: Any, _: bool) -> bool:
 
 MUTATIONS = {
     "expire-by-the-clock": Mutation(1, ("given once", "waits"), Expiry, "expired", _by_the_clock),
-    "forget-promises": Mutation(1, ("given once",), placer_service, "with_intents", lambda observed, intents: observed),
+    "forget-promises": Mutation(1, ("given once",), promised_view, "with_intents", lambda observed, intents: observed),
     "no-fsync": Mutation(6, ("found once",), files.File, "sync", _no_sync),
     "folders-not-synced": Mutation(17, ("found once", "progress"), files, "make_folder", _made_in_passing),
     "fold-twice": Mutation(1, ("found once",), SeenSequences, "add", _always_new),

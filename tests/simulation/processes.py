@@ -157,7 +157,7 @@ class Placer(Process):
 
     def start(self) -> None:
         self.service = open_service(self.config)
-        self.reader = self.service.reader
+        self.reader = self.service.view.reader
         self.worker = QueueWorker(self.service)
         self.working = False
 

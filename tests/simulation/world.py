@@ -450,6 +450,6 @@ class World:
         if not isinstance(placer, Placer):
             return []
         with contextlib.suppress(FleetcastError):  # the board may be late
-            self.within(placer, placer.service.observed)
-        promises = self.within(placer, placer.service._promises) or []
+            self.within(placer, placer.service.view.observed)
+        promises = self.within(placer, placer.service.view.list_promises) or []
         return [row for row in promises if row.expires_ms <= self.now_ms - SETTLED_MS // 2]

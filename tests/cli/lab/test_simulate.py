@@ -57,10 +57,10 @@ def test_a_simulated_queue_is_told_start_times(tmp_path: Path, teams: bool) -> N
     spec, start_ms = FleetSpec(nodes=4), 1_760_000_000_000
     trace = generate_trace(32, start_ms=start_ms, seed=2, days_before=1, days_after=1)
     fleet = WaitingFleet(tmp_path, drop_oversized_jobs(trace, nodes=4, gpus_per_node=8), 2, spec, teams)
-    told = fleet.service.starts
+    told = fleet.service.backlog.starts
     asyncio.run(fleet.live(60))
-    assert fleet.service.starts
-    assert fleet.service.starts is not told
+    assert fleet.service.backlog.starts
+    assert fleet.service.backlog.starts is not told
     assert (fleet.service.queues.tree is not None) == teams
 
 
@@ -73,7 +73,7 @@ def test_a_cold_site_gives_no_start_time_before_anything_is_known(tmp_path: Path
     asyncio.run(fleet.live(60))
     assert fleet.first.summary()["asked"] > 0
     assert fleet.first.summary()["given"] == 0
-    assert not fleet.service.starts
+    assert not fleet.service.backlog.starts
 
 
 def test_a_wrong_time_of_the_trace_is_refused() -> None:

@@ -83,7 +83,7 @@ def run_straight(config: Config, entries: Iterable[Entry], pages: Path, until_ms
         moment = next(moments, None)
     clock.time_ms = now_ms
     asyncio.run(pipeline.tick())
-    service.observed()
+    service.view.observed()
     service.ledger.close()
     pipeline.state.store.advance(now_ms)
     return pipeline.state
@@ -99,7 +99,7 @@ def _repeat(entry: Entry, pipeline: Pipeline, service: PlacementService) -> None
             service.place(msgspec.convert(entry.body, PlacementRequest), "")
         case "queue":
             service.enqueue(msgspec.convert(entry.body, PlacementRequest), "")
-            assert service.work_queue() == 1
+            assert service.backlog.work() == 1
         case "cancel":
             service.cancel(entry.body, "")
 

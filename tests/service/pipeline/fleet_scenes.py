@@ -22,13 +22,15 @@ from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.fleet.tellers import UNSEEN_START
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.source import Batch
+from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.schedulers.bands import BandRule, Bands
 from fleetcast.service.board.board import Board, BoardReader
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.config import Config, PlacerConfig
 from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
 from fleetcast.service.pipeline.pipeline import Pipeline
-from fleetcast.service.placer.role import open_service
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.service import PlacementService
 from fleetcast.service.weather import WeatherStation
 
 NOW_MS = 1_789_000_000_000
@@ -131,8 +133,7 @@ class Site:
         self.queue = "a" if queues else ""
         self.unknown_gpus = np.zeros((NODES, GPUS), bool)
         self.tick()
-        self.placer = open_service(self.config)
-        self.placer.clock = self.clock
+        self.placer = PlacementService(self.config, self.clock, Ledger(self.config.ledger), PlacerMetrics())
         self.cache = BoardCache(self.config.board, hold_s=0.0)
         self.station = WeatherStation(self.config, self.clock, Bands(BandRule()))
 
@@ -174,9 +175,9 @@ class Site:
                 self.shares[name] = SHARES[job.gpus]
             self._tell(job, name, used)
         self.tick()
-        self.placer.refresh()
+        self.placer.view.refresh()
         with suppress_refusals():
-            self.placer.work_queue()
+            self.placer.backlog.work()
         promised = [
             (job, name)
             for job, name in zip(scene.jobs, self.names, strict=True)
@@ -197,7 +198,7 @@ class Site:
         for entry in self.placer.ledger.queued():
             self.placer.withdraw(entry.request.request_id, "test")
         self.tick()
-        self.placer.refresh()
+        self.placer.view.refresh()
         for intent in self.placer.ledger.list_active_intents():
             self.placer.cancel(intent.request_id, "test")
         self.unknown_gpus[:] = False

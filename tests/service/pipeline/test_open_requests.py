@@ -13,11 +13,12 @@ from fleetcast.fleet.events import JobEvent, Queued, Started, Submitted
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.source import Batch
+from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.service.board.board import Board, BoardReader
 from fleetcast.service.config import Config, PlacerConfig
 from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
 from fleetcast.service.pipeline.pipeline import Pipeline
-from fleetcast.service.placer.role import open_service
+from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.service import PlacementService
 
 NOW_MS = 1_789_000_000_000
@@ -37,8 +38,7 @@ class Site:
         topology = Topology.build([NodeSpec(f"n{row}", gpus=8) for row in range(NODES)])
         self.pipeline = Pipeline(self.config, self.clock, topology, lambda _: [])
         self.tick()
-        self.placer: PlacementService = open_service(self.config)
-        self.placer.clock = self.clock
+        self.placer = PlacementService(self.config, self.clock, Ledger(self.config.ledger), PlacerMetrics())
 
     def tick(self) -> Board:
         self.clock.advance(1)
@@ -108,7 +108,7 @@ def test_a_request_that_is_withdrawn_waits_no_more_and_may_come_back(site: Site)
 
 def test_a_promise_is_named_and_neither_free_nor_waiting(site: Site) -> None:
     site.enqueue("a")
-    assert site.placer.work_queue() == 1
+    assert site.placer.backlog.work() == 1
     board = site.tick()
     fleet = board.json("doc.fleet")
     gpus = fleet["gpus"]
@@ -135,10 +135,10 @@ def test_a_promise_that_expires_leaves_no_demand(site: Site) -> None:
 
 def test_a_request_whose_queue_may_have_no_more_waits_for_a_quota_and_for_no_machines(tmp_path: Path) -> None:
     site = Site(tmp_path, "[queue.a]\nlimit = {gpu = 8}\n[queue.b]\n")
-    for job, queue, gpus in (("runs", "a", 8), ("over", "a", 4), ("large", "b", 8)):
+    for job, queue, gpus, placed in (("runs", "a", 8, 1), ("over", "a", 4, 0), ("large", "b", 8, 0)):
         site.enqueue(job, gpus, queue=queue, gang=5 if job == "large" else 1)
         site.clock.advance(1)
-    assert site.placer.work_queue() == 1
+        assert site.placer.backlog.work() == placed
     board = site.tick()
     site.demand("queued")
     rows = {
@@ -160,13 +160,13 @@ def test_a_quota_that_grows_is_seen_by_the_next_tick(tmp_path: Path) -> None:
     for job, queue, gang in (("fills", "b", 3), ("runs", "a", 1), ("over", "a", 1)):
         site.enqueue(job, 8, queue=queue, gang=gang)
         site.clock.advance(1)
-    assert site.placer.work_queue() == 2
+    assert site.placer.backlog.work() == 2
     promises = site.pipeline.state.promises
     assert promises is not None
     assert [row.is_over_quota for row in promises.open() if not row.is_promised] == [True]
     (tmp_path / "queues.toml").write_text("[queue.a]\nlimit = {gpu = 64}\n[queue.b]\n")
     site.tick()
-    assert site.placer.work_queue() == 0
+    assert site.placer.backlog.work() == 0
     assert [row.is_over_quota for row in promises.open() if not row.is_promised] == [False]
 
 

@@ -78,7 +78,7 @@ def _check_gpus(site: Site, board: Board) -> None:
     assert nodes.free.sum() == free
     closed = {node["node"] for node, uses in zip(fleet["nodes"], on_map, strict=True) if "window" in uses}
     assert closed <= nodes.in_window.keys()
-    view = site.placer.observed().view
+    view = site.placer.view.observed().view
     _check_queues(site, board, page)
     fragments = sum(row.free_gpus for row in fragmentation(view, site.placer.options()))
     assert free == gpus["free"] == sum(window.gpus for window in windows(view, None))

@@ -85,8 +85,8 @@ def test_a_drain_preview_names_the_window_that_keeps_the_node(site: Site) -> Non
 def test_windows_end_when_the_placer_serves_another_file(site: Site) -> None:
     site.tick()
     Path(site.config.placer.queues).write_text("[queue.a]\n[queue.b]\n")
-    site.placer.refresh()
-    site.placer.observed()
+    site.placer.view.refresh()
+    site.placer.view.observed()
     assert gpus_of(site.tick())["free"] == 4 * GPUS
 
 
@@ -111,7 +111,7 @@ def test_a_placed_job_that_misnames_its_gpus_holds_those_given(tmp_path: Path, m
     ranks = (RankPlacement(0, "n0", (0, 1)),)
     site.report(Started(job="first", sequence=1, time_ms=site.clock.now_ms(), ranks=ranks))
     site.tick()
-    site.placer.refresh()
+    site.placer.view.refresh()
     request = PlacementRequest(request_id="r", job="second", gpus_per_node=2, avoid_nodes=("n1", "n2", "n3"))
     given = msgspec.json.decode(site.placer.place(request, "test"))["ranks"][0]
     ranks = (RankPlacement(0, "n0", misnamed),)
@@ -119,7 +119,7 @@ def test_a_placed_job_that_misnames_its_gpus_holds_those_given(tmp_path: Path, m
     site.tick()
     site.report(Finished(job="first", sequence=9, time_ms=site.clock.now_ms()))
     site.tick()
-    site.placer.refresh()
+    site.placer.view.refresh()
     board = site.tick()
     held = [at for at, gpu in enumerate(board.json("doc.fleet")["nodes"][0]["gpus"]) if gpu["job"] == "second"]
     assert held == given["gpus"]

@@ -43,7 +43,7 @@ def with_queues(folder: Path, text: str) -> World:
     made.config = msgspec.structs.replace(made.config, placer=placer)
     made.restart()
     made.board.publish()
-    made.service.refresh()
+    made.service.view.refresh()
     return made
 
 

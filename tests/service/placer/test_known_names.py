@@ -15,7 +15,7 @@ from tests.service.placer_world import World
 def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     made.board.publish()
-    made.service.refresh()
+    made.service.view.refresh()
     yield made
     made.close()
 
@@ -24,7 +24,7 @@ def named(world: World, **fleet: Any) -> None:
     config = msgspec.structs.replace(world.config, fleet=FleetConfig(**fleet))
     world.config = config
     world.restart()
-    world.service.refresh()
+    world.service.view.refresh()
 
 
 @pytest.mark.parametrize("path", ["/placements", "/queue", "/estimate"])
@@ -80,7 +80,7 @@ def test_a_model_that_the_file_of_queues_names_may_come_later(world: World, tmp_
     placer = msgspec.structs.replace(world.config.placer, queues=str(queues))
     world.config = msgspec.structs.replace(world.config, placer=placer)
     world.restart()
-    world.service.refresh()
+    world.service.view.refresh()
     waits = world.ask("POST", "/queue", {"request_id": "a", "queue": "a", "gpu_model": "B200"})
     assert waits.status_code == 202
     assert world.ask("POST", "/queue", {"request_id": "b", "queue": "a", "gpu_model": "B300"}).status_code == 422
@@ -99,7 +99,7 @@ def test_the_answer_says_which_queue_pays_for_an_unknown_one(world: World, tmp_p
     placer = msgspec.structs.replace(world.config.placer, queues=str(queues))
     world.config = msgspec.structs.replace(world.config, placer=placer)
     world.restart()
-    world.service.refresh()
+    world.service.view.refresh()
     note = "; there is no queue 'resaerch', so queue 'rest' is charged"
     assert world.place("a", queue="resaerch")["sentence"].endswith(note)
     assert note not in world.place("b", queue="research")["sentence"]

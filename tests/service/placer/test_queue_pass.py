@@ -44,11 +44,11 @@ def queued(world: World) -> list[str]:
 
 def test_what_somebody_took_meanwhile_is_not_handed_out_twice(world: World) -> None:
     enqueue(world, "x", "y")
-    begun = world.service.begin_pass()
+    begun = world.service.backlog.begin_pass()
     assert begun is not None
     thought = begun.think()
     assert world.place("quick", **NODE)["outcome"] == "placed"
-    assert world.service.end_pass(begun, thought) == (1, 1)
+    assert world.service.backlog.end_pass(begun, thought) == (1, 1)
     assert max(placed_gpus(world).values()) == 1
     assert len(placed_gpus(world)) == 16
     assert len(queued(world)) == 1
@@ -56,11 +56,11 @@ def test_what_somebody_took_meanwhile_is_not_handed_out_twice(world: World) -> N
 
 def test_a_placement_is_dated_when_it_is_kept_and_not_when_its_pass_began(world: World) -> None:
     enqueue(world, "x")
-    begun = world.service.begin_pass()
+    begun = world.service.backlog.begin_pass()
     assert begun is not None
     thought = begun.think()
     world.clock.advance(0.2)  # meanwhile another job was placed on these GPUs and cancelled
-    assert world.service.end_pass(begun, thought) == (1, 0)
+    assert world.service.backlog.end_pass(begun, thought) == (1, 0)
     (intent,) = world.service.ledger.list_active_intents()
     assert intent.created_ms == world.clock.now_ms()
 
@@ -98,35 +98,35 @@ def test_a_plan_that_lost_is_made_again_at_once(world: World, monkeypatch: pytes
 
 def test_a_request_that_was_withdrawn_meanwhile_is_not_placed(world: World) -> None:
     enqueue(world, "x", "y")
-    begun = world.service.begin_pass()
+    begun = world.service.backlog.begin_pass()
     assert begun is not None
     thought = begun.think()
     world.service.withdraw("x", "me")
-    assert world.service.end_pass(begun, thought) == (1, 0)
+    assert world.service.backlog.end_pass(begun, thought) == (1, 0)
     assert [intent.request_id for intent in world.service.ledger.list_active_intents()] == ["y"]
     assert world.ask("GET", "/placements/x").json()["outcome"] == "refused"
 
 
 def test_a_node_that_became_risky_meanwhile_is_left_alone(world: World) -> None:
     enqueue(world, "x", "y")
-    begun = world.service.begin_pass()
+    begun = world.service.backlog.begin_pass()
     assert begun is not None
     thought = begun.think()
     world.board.risk = {14: (0.9, "too hot")}
     world.board.publish()
-    assert world.service.end_pass(begun, thought) == (1, 1)
+    assert world.service.backlog.end_pass(begun, thought) == (1, 1)
     assert {node for node, _ in placed_gpus(world)} == {"n16"}
 
 
 def test_another_topology_makes_the_plan_anew(world: World) -> None:
     enqueue(world, "x")
-    begun = world.service.begin_pass()
+    begun = world.service.backlog.begin_pass()
     assert begun is not None
     thought = begun.think()
     world.board.generation = 2
     world.board.publish()
-    assert world.service.end_pass(begun, thought) == (0, 1)
-    assert world.service.work_queue() == 1
+    assert world.service.backlog.end_pass(begun, thought) == (0, 1)
+    assert world.service.backlog.work() == 1
 
 
 def test_requests_are_answered_while_a_pass_thinks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +156,10 @@ def test_requests_are_answered_while_a_pass_thinks(world: World, monkeypatch: py
 def test_a_view_with_one_more_promise_is_that_of_all_promises(world: World) -> None:
     for number in range(4):
         world.place(f"r{number}", gang=2, gpus_per_node=2)
-    one_by_one = world.service.observed()
-    base = world.service._observed
+    one_by_one = world.service.view.observed()
+    base = world.service.view.without_promises
     assert base is not None
-    at_once = with_intents(base[1], world.service.ledger.list_active_intents())
+    at_once = with_intents(base, world.service.ledger.list_active_intents())
     assert np.array_equal(one_by_one.view.free, at_once.view.free)
     assert np.array_equal(one_by_one.view.holders, at_once.view.holders)
     assert np.array_equal(one_by_one.view.free_cpus, at_once.view.free_cpus)
@@ -179,10 +179,10 @@ def test_a_cancelled_promise_leaves_the_view(world: World) -> None:
 def test_a_board_is_decoded_once_by_whoever_sees_it_first(world: World) -> None:
     async def look() -> list[bool]:
         both = [
-            asyncio.ensure_future(world.service.refresh_in_thread()),
-            asyncio.ensure_future(world.service.refresh_in_thread()),
+            asyncio.ensure_future(world.service.view.refresh_in_thread()),
+            asyncio.ensure_future(world.service.view.refresh_in_thread()),
         ]
         return list(await asyncio.gather(*both))
 
     assert asyncio.run(look()) == [True, False]
-    assert world.service.refresh() is False
+    assert world.service.view.refresh() is False

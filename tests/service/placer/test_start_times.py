@@ -164,7 +164,7 @@ def test_of_two_attempts_that_wait_the_later_one_counts(world: World) -> None:
     """Both are told under one name."""
     again = {"request_id": "same", "attempt": 2}
     told(world, {"same": {}, "again": again})
-    (entry,) = read_waiting_jobs(world.service.reader.latest() or pytest.fail("no board"), ())
+    (entry,) = read_waiting_jobs(world.service.view.reader.latest() or pytest.fail("no board"), ())
     assert (entry.request.job, entry.request.attempt) == ("same", 2)
 
 
@@ -213,11 +213,11 @@ def test_paths_are_sampled_anew_when_something_happens_and_as_time_passes_in_the
     assert not is_due(world)
     world.board.jobs = {"a": range(8)}  # b has ended
     world.board.publish()
-    world.service.refresh()
+    world.service.view.refresh()
     assert is_due(world)
     sampled()
     told(world, for_each_node(1))
-    world.service.refresh()
+    world.service.view.refresh()
     assert is_due(world)
     sampled()
     assert not is_due(world)
@@ -329,7 +329,7 @@ def test_room_opens_no_sooner_than_who_waits_starts(world: World) -> None:
     told(world)
     for name in ("x", "y"):
         world.service.enqueue(PlacementRequest(request_id=name, gang=8, gpus_per_node=8, user="ada"), "me")
-    world.service.work_queue()
+    world.service.backlog.work()
     asyncio.run(world.starts.refresh())
     page = world.ask("GET", "/queue").json()
     assert (page["room"]["free_gpus"], page["room"]["waiting_gpus"]) == (0, 128)
@@ -353,8 +353,10 @@ def test_a_claim_that_futures_doubt_keeps_nothing_in_the_next_pass(
 ) -> None:
     told(world)
     assert world.ask("POST", "/queue", {"request_id": "head", "gang": 9, "gpus_per_node": 8}).status_code == 202
-    world.service.work_queue()
+    world.service.backlog.work()
     monkeypatch.setattr("fleetcast.service.placer.start_times.holds_p", lambda claim, paths: 0.1)
     asyncio.run(world.starts.refresh())
-    dropped = [begun.dropped for begun in (world.service.begin_pass(), world.service.begin_pass()) if begun]
+    dropped = [
+        begun.dropped for begun in (world.service.backlog.begin_pass(), world.service.backlog.begin_pass()) if begun
+    ]
     assert dropped == ["head", ""]

@@ -1,0 +1,191 @@
+"""The placer's queue: passes over the requests that wait, and the rows that explain their waits."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from fleetcast.fleet.errors import StaleError
+from fleetcast.placement.ahead.start_time import LEVELS
+from fleetcast.placement.engine import is_still_valid
+from fleetcast.placement.ledger.ledger import QueueEntry
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.plan.claims import Claims
+from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, Waiting
+from fleetcast.placement.plan.timeline import place
+from fleetcast.placement.plan.turns import QueueTurns
+from fleetcast.service.answers.placements import QueueRow
+from fleetcast.service.placer.charging import find_charged_leaf
+from fleetcast.service.placer.decision_writer import DecisionWriter
+from fleetcast.service.placer.failures import PASS, Failures
+from fleetcast.service.placer.promised_view import PromisedView, explain_taken
+from fleetcast.service.placer.queue_pass import QueuePass
+from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, make_queue_row
+from fleetcast.service.placer.queues import ServedQueues
+from fleetcast.service.placer.view import Observed, merge_waiting_jobs
+
+StartTimes = Mapping[str, tuple[int, int, int]]  # request_id → start_ms at p10, p50, p90
+
+
+class RequestBacklog:
+    """The requests that wait. A pass places those whose turn and room have come."""
+
+    def __init__(
+        self,
+        view: PromisedView,
+        queues: ServedQueues,
+        decisions: DecisionWriter,
+        options: Callable[[], Options],
+        failures: Failures,
+    ) -> None:
+        self._view = view
+        self._queues = queues
+        self._decisions = decisions
+        self._options = options
+        self._failures = failures
+        self._clock = view.clock
+        self._ledger = view.ledger
+        self._metrics = view.metrics
+        self.turns: QueueTurns = ONE_LINE
+        self.waits: dict[str, Wait] = {}
+        self.stalled = ""
+        self.claims = Claims()
+        self.planned: Plan | None = None  # the last pass, while something waits
+        self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
+        self.start_notes = StartNotes()
+
+    def work(self) -> int:
+        """Make one whole pass over the queue. Returns how many requests were placed.
+
+        Raises StaleError as `observed` does.
+        """
+        begun = self.begin_pass()
+        return self.end_pass(begun, begun.think())[0] if begun else 0
+
+    def begin_pass(self) -> QueuePass | None:
+        """Return the input of the next pass, or None if no request waits.
+
+        Raises StaleError as `observed` does, and while part of the state is in doubt.
+        """
+        queue = self._ledger.queued()
+        self._metrics.queue_length.set(len(queue))
+        if not queue:
+            self.waits, self.planned, self.stalled = {}, None, ""
+            with suppress(StaleError):
+                self._view.observed()  # charges and the file of queues go on
+            return None
+        try:
+            observed, options = self._view.observe_for_decision(), self._options()
+        except StaleError as error:
+            self.stalled = f"nothing is decided now: {error}"
+            raise
+        self.stalled = ""
+        wanted, stranded = self._choose_entries_to_plan(queue, observed)
+        dropped = self.claims.dropped(entry.request.request_id for entry in wanted)
+        return QueuePass(wanted, observed, options, self._queues.turns(observed), dropped, stranded)
+
+    def record_failed_pass(self, error: Exception) -> None:
+        """Record that a pass failed.
+
+        If no pass has succeeded with the present queue tree, the previous tree serves again.
+        """
+        why = self._failures.record(PASS, error)
+        self.stalled = f"nothing is placed from the queue now: the {why}"
+        self._queues.withdraw_tree(why)
+
+    def end_pass(self, begun: QueuePass, planned: Plan) -> tuple[int, int]:
+        """Store the plan. Returns (placed, number of requests to plan again).
+
+        Requests that were decided meanwhile may have taken GPUs of the plan.
+        """
+        observed = self._view.observe_for_decision()
+        self.turns = begun.turns
+        unchanged = observed is begun.observed
+        view, promised, turns = observed.view, self._view.find_promised_attempts(), self._queues.turns(observed)
+        placed = lost = 0
+        waits = {
+            wait.entry.request.request_id: wait for wait in (*planned.waiting, *begun.make_stranded_waits(planned))
+        }
+        with self._ledger.transaction():
+            for entry, decision in planned.placed:
+                request = entry.request
+                if not self._ledger.is_queued(request.request_id):
+                    continue
+                if not unchanged and (
+                    explain_taken(request, observed, promised)
+                    or not is_still_valid(request, decision, view, begun.options)
+                    or isinstance(turns.allow(request), str)
+                ):
+                    lost += 1
+                    continue
+                leaf = find_charged_leaf(request, self._queues.tree)
+                queued_ms = self._queues.time.queued_ms(request.request_id, entry.queued_ms)
+                decision = self._decisions.complete(request, decision)
+                self._decisions.commit(request, decision, leaf, view, observed.run_times, "queue", queued_ms)
+                turns.take(request, decision)
+                self._metrics.decisions.labels("placed", "queue").inc()
+                view = view if unchanged else place(view, request, decision.ranks)
+                placed += 1
+            self._ledger.remember(over_quota=sorted(name for name, wait in waits.items() if wait.reason.is_over_quota))
+        self.waits = waits
+        self._queues.file.confirm()
+        self.planned = planned
+        self._metrics.queue_length.set(len(self._ledger.queued()))
+        return placed, lost
+
+    def _choose_entries_to_plan(
+        self, queue: Sequence[QueueEntry], observed: Observed
+    ) -> tuple[list[QueueEntry], list[tuple[QueueEntry, str]]]:
+        """Return the entries to plan, and the entries whose queue the file no longer names, with the reason.
+
+        Attempts that started elsewhere meanwhile are refused with the reason.
+        """
+        wanted: list[QueueEntry] = []
+        stranded: list[tuple[QueueEntry, str]] = []
+        promised = self._view.find_promised_attempts()
+        taken = observed.seen | observed.ended | promised.keys()
+        for entry in queue:
+            is_taken = (entry.request.job_name, entry.request.attempt) in taken
+            why = explain_taken(entry.request, observed, promised) if is_taken else ""
+            if why:
+                self._decisions.refuse(entry.request, why, "queue")
+                self._metrics.decisions.labels("refused", "queue").inc()
+            elif gone := self._queues.gone(entry.request):
+                stranded.append((entry, gone))
+            else:
+                wanted.append(entry)
+        return wanted, stranded
+
+    async def rows(self) -> list[QueueRow]:
+        """Return the rows of `GET /queue`, in order.
+
+        They are made in a thread, from the entries that wait now.
+        """
+        return await asyncio.to_thread(self._make_explained_rows, self._ledger.queued(), self._clock.now_ms())
+
+    def _make_explained_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[QueueRow]:
+        return [
+            self._make_explained_row(position, entry, now_ms)
+            for position, entry in enumerate(self.in_order(entries), 1)
+        ]
+
+    def in_order(self, entries: Sequence[QueueEntry]) -> list[Waiting]:
+        """Return the entries in the order of the last pass."""
+        return self.turns.in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
+
+    def list_waiting_jobs(self) -> list[Waiting]:
+        """Return all that waits, each once: requests of our own queue, and jobs that wait according to events."""
+        return merge_waiting_jobs(
+            self._view.board, self._ledger.queued(), [intent.job for intent in self._ledger.list_active_intents()]
+        )
+
+    def start_ms(self, request_id: str, now_ms: int) -> dict[str, int] | None:
+        start = self.starts.get(request_id)
+        return {name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None
+
+    def _make_explained_row(self, position: int, entry: Waiting, now_ms: int) -> QueueRow:
+        request_id = entry.request.request_id
+        wait, start_ms = self.waits.get(request_id), self.start_ms(request_id, now_ms)
+        start = self.start_notes.sentence(request_id, start_ms, now_ms)
+        why = wait.why + (f"; {start}" if start else "") if wait else NOT_LOOKED_AT
+        by, ignored = self.start_notes.by.get(request_id), self._decisions.ignored(entry.request)
+        return make_queue_row(position, entry, self.stalled or why, start_ms, ignored, now_ms, by)

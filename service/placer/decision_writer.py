@@ -1,0 +1,65 @@
+"""The decisions that the placer makes, with the facts that only the service knows, and their charges."""
+
+import msgspec
+
+from fleetcast.fleet.clock import Clock
+from fleetcast.fleet.requests import HONOURED_BY_QUEUES, Decision, PlacementRequest, list_ignored_facts
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.charged import make_placement_charge
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
+from fleetcast.service.placer.promised_view import PromisedView
+from fleetcast.service.placer.queues import ServedQueues
+
+
+class DecisionWriter:
+    """A writer of decisions into the ledger. A placed request is charged to its queue."""
+
+    def __init__(self, clock: Clock, ledger: Ledger, view: PromisedView, queues: ServedQueues) -> None:
+        self._clock = clock
+        self._ledger = ledger
+        self._view = view
+        self._queues = queues
+
+    def make(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:
+        """Build a decision for which no node was considered."""
+        board = self._view.board
+        return Decision(
+            request_id=request.request_id,
+            decision_id=f"d-{request.request_id}-{now_ms}",
+            outcome=outcome,  # type: ignore[arg-type]
+            sentence=sentence + self._queues.describe_charged_queue(request),
+            board_as_of_ms=board.as_of_ms if board else 0,
+            ignored=self.ignored(request),
+        )
+
+    def complete(self, request: PlacementRequest, decision: Decision) -> Decision:
+        """Add to a decision of the engine the facts that only the service knows."""
+        sentence = decision.sentence + self._queues.describe_charged_queue(request)
+        return msgspec.structs.replace(decision, ignored=self.ignored(request), sentence=sentence)
+
+    def commit(
+        self,
+        request: PlacementRequest,
+        decision: Decision,
+        leaf: str,
+        view: ClusterView,
+        run_times: RunTimeQuantiles,
+        caller: str,
+        queued_ms: int | None = None,
+    ) -> bytes:
+        """Store a decision of the engine, with the charge to its leaf. Returns the stored reply."""
+        now_ms = self._clock.now_ms()
+        action = "place" if decision.outcome == "placed" else "refuse"
+        charge = make_placement_charge(request, decision, leaf, view, run_times, now_ms, queued_ms)
+        return self._ledger.commit(request, decision, now_ms, caller, action, charge)
+
+    def refuse(self, request: PlacementRequest, why: str, caller: str, action: str = "refuse") -> None:
+        """Store a refusal of a request that waited."""
+        now_ms = self._clock.now_ms()
+        decision = self.make(request, "refused", f"refused: {why}", now_ms)
+        self._ledger.commit(request, decision, now_ms, caller, action)
+
+    def ignored(self, request: PlacementRequest) -> tuple[str, ...]:
+        """Return the facts of a request that have no effect here."""
+        return list_ignored_facts(request, HONOURED_BY_QUEUES if self._queues.tree else ())

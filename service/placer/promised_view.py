@@ -1,0 +1,197 @@
+"""The newest view of the cluster, promises included, on which the placer decides."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fleetcast.fleet.clock import Clock, ClockWatch
+from fleetcast.fleet.errors import ConflictError, StaleError
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.ledger.ledger import Intent, Ledger
+from fleetcast.service.board.age import describe_staleness
+from fleetcast.service.board.board import Board, BoardReader
+from fleetcast.service.board.expiry import Expiry
+from fleetcast.service.config import Config
+from fleetcast.service.placer.charged_clock import STEP_MS
+from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.queues import ServedQueues
+from fleetcast.service.placer.state_watch import StateWatch
+from fleetcast.service.placer.view import Observed, ViewDecoder, settled, with_intents
+
+logger = logging.getLogger(__name__)
+
+WAITING = {"submitted", "queued"}  # events of an attempt that holds nothing yet
+
+
+class PromisedView:
+    """The newest board, with the GPUs of active promises taken.
+
+    It ends promises whose jobs have started or whose time is over.
+    """
+
+    def __init__(
+        self, config: Config, clock: Clock, ledger: Ledger, queues: ServedQueues, metrics: PlacerMetrics
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.ledger = ledger
+        self.queues = queues
+        self.metrics = metrics
+        self.reader = BoardReader(config.board)
+        self.watch = StateWatch(config, clock, ledger)
+        metrics.state_doubts.set_function(lambda: len(self.watch.doubts))
+        self._clock_watch = ClockWatch(clock, STEP_MS)
+        self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
+        self._inherited = frozenset(row.request_id for row in ledger.list_active_intents())  # of an earlier process
+        self._expiry = Expiry(config)
+        self._decoder = ViewDecoder(config.placer)
+        self._observed: tuple[Board, Observed] | None = None
+        self._observing = False  # a thread is decoding a board
+        self._view: _View | None = None
+
+    @property
+    def board(self) -> Board | None:
+        return self._observed[0] if self._observed else None
+
+    @property
+    def without_promises(self) -> Observed | None:
+        """The newest view before promises are added, however old. None before the first board."""
+        return self._observed[1] if self._observed else None
+
+    def runs(self) -> frozenset[tuple[str, int]]:
+        """Return the attempts that run, according to the newest board."""
+        return self._observed[1].seen if self._observed else frozenset()
+
+    def refresh(self) -> bool:
+        """Load the newest board, if there is a new one. Returns whether there was."""
+        board = self._find_new_board()
+        self.watch.check(self.board if board is None else board)
+        return board is not None and self._adopt_board(board, self._decoder.attempt(board))
+
+    async def refresh_in_thread(self) -> bool:
+        """Refresh, with the board decoded and a changed file of queues read in a thread. Return whether one is new."""
+        has_new_queues = await self.queues.read_in_thread(self.without_promises)
+        board = self._find_new_board()
+        self.watch.check(self.board if board is None else board)
+        if board is None:
+            return has_new_queues
+        self._observing = True
+        try:
+            return self._adopt_board(board, await asyncio.to_thread(self._decoder.attempt, board)) or has_new_queues
+        finally:
+            self._observing = False
+
+    def _find_new_board(self) -> Board | None:
+        if self._observing:
+            return None
+        board = self.reader.latest()
+        return None if self._observed and board is self._observed[0] else board
+
+    def _adopt_board(self, board: Board, observed: Observed | None) -> bool:
+        if observed is None:
+            return False
+        self._observed, self._view = (board, observed), None
+        return True
+
+    def observed(self) -> Observed:
+        """Return the newest view, intents included.
+
+        Raises StaleError if there is no board, or only an old one.
+        """
+        self.refresh()
+        now_ms = self.clock.now_ms()
+        if self._observed is None:
+            raise StaleError("warming: the pipeline has not published a board yet")
+        board, base = self._observed
+        age_s = (now_ms - board.as_of_ms) / 1000
+        self.metrics.view_age_s.set(age_s)
+        if why := describe_staleness(age_s, self.config.stale_after_s(self.clock)) or base.unknown:
+            raise StaleError(why)
+        promises = self.list_promises()
+        if not self.watch.doubts:
+            expired = self._expiry.expired(promises, board, now_ms)
+            self.ledger.finish_intents(settled(promises, base, expired), now_ms)
+            self.metrics.set_paused_promises(self._expiry.paused)
+            self.queues.follow(board, base)
+        if self._view is None or self._view.version != self.ledger.version:
+            self._view = self._add_promises(base)
+        return self._view.observed
+
+    def observe_for_decision(self) -> Observed:
+        """Return the newest view. Raises StaleError also while part of the state is in doubt."""
+        self.refresh()
+        self.watch.refuse()
+        return self.observed()
+
+    def list_promises(self) -> list[Intent]:
+        """Return the active intents. After the clock was set, each still lasts for the rest of its time.
+
+        An intent that an earlier process made lasts at least until its recorded expiry. That process may have
+        seen the clock set forward, and this one only sees it set back.
+        """
+        active = self.ledger.list_active_intents()
+        by_ms = self._clock_watch.pop_clock_step_ms()
+        if by_ms:
+            logger.warning("the clock was set by %+.0f s: promises last as long as before", by_ms / 1000)
+            self._expiry.listening.disregard_earlier_statement()
+            self._postponed_ms.update({row.request_id: by_ms for row in active})  # adds to what is there
+        if not self._postponed_ms:
+            return active
+        now = [replace(row, expires_ms=row.expires_ms + self._find_postponement_ms(row.request_id)) for row in active]
+        self._postponed_ms = Counter({row.request_id: self._postponed_ms[row.request_id] for row in active})
+        return now
+
+    def _find_postponement_ms(self, request_id: str) -> int:
+        by_ms = self._postponed_ms[request_id]
+        return max(0, by_ms) if request_id in self._inherited else by_ms
+
+    def _add_promises(self, base: Observed) -> "_View":
+        """Return the view of the ledger as it is now.
+
+        If promises were only added since the last view, they are added to that one.
+        """
+        active = {intent.request_id: intent for intent in self.ledger.list_active_intents()}
+        last = self._view
+        if last is None or not last.promised <= active.keys():
+            last = _View(0, frozenset(), base)
+        added = [intent for request_id, intent in active.items() if request_id not in last.promised]
+        return _View(self.ledger.version, frozenset(active), with_intents(last.observed, added))
+
+    def find_promised_attempts(self) -> dict[tuple[str, int], str]:
+        """Return (job, attempt) → the request by which it was promised GPUs."""
+        return {(row.job, row.attempt): row.request_id for row in self.ledger.list_active_intents()}
+
+    def refuse_if_started(self, request_id: str) -> None:
+        """Raise ConflictError if the job's start was acknowledged, even if no board shows it yet.
+
+        Its GPUs are in use then.
+        """
+        intent = next(row for row in self.ledger.list_active_intents() if row.request_id == request_id)
+        if not self._expiry.acknowledged(intent, self.board) <= WAITING:
+            raise ConflictError(f"{request_id!r} runs already: end the job")
+
+
+def explain_taken(request: PlacementRequest, observed: Observed, promised: Mapping[tuple[str, int], str]) -> str:
+    """Return why this attempt cannot be placed (again), or "".
+
+    The attempt's own events would end the new intent and free its GPUs.
+    """
+    key = (request.job_name, request.attempt)
+    name = f"attempt {request.attempt} of {request.job_name}"
+    if key in observed.ended:
+        return f"{name} has ended already: name the next attempt"
+    if key in observed.seen:
+        return f"{name} runs already: name the next attempt"
+    holder = promised.get(key)
+    return f"{name} was promised GPUs already, as request {holder}: cancel that first" if holder else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The view with the promises of one version of the ledger. `promised`: the requests in it."""
+
+    version: int
+    promised: frozenset[str]
+    observed: Observed
