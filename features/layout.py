@@ -37,6 +37,12 @@ DAILY: dict[EntityKind, tuple[str, ...]] = {
     EntityKind.PORT: (*SUMMED[EntityKind.PORT], "speed_bytes_per_s"),
     EntityKind.NODE: (*SUMMED[EntityKind.NODE], "gpus_reported"),
 }
+# Metrics whose fine slots are read: those of the day, what a job's fingerprint needs beyond them, and served models.
+FINE: dict[EntityKind, tuple[str, ...]] = {
+    **DAILY,
+    EntityKind.GPU: (*DAILY[EntityKind.GPU], "energy_j", "fb_used_bytes"),
+    EntityKind.SERVED_MODEL: tuple(metric.name for metric in METRICS[EntityKind.SERVED_MODEL]),
+}
 GAPS = "gaps"  # pseudo event counter of a node: scrapes that failed or never came
 
 
@@ -69,7 +75,7 @@ class Layout:
 
     kind: EntityKind
     metrics: tuple[str, ...]
-    value: NDArray[np.intp]  # in the fine ring: gauges, and rates of counters that are no events
+    value: NDArray[np.intp]  # in the fine ring: gauges and rates whose slots are read
     day: NDArray[np.intp]  # in the ring of 10-minute means
     event: NDArray[np.intp]  # in the event ring: exact increments
     counter: NDArray[np.intp]  # in the table of rates
@@ -110,8 +116,8 @@ def layout_of(kind: EntityKind) -> Layout:
     """Return the layout of a kind, from the catalogue."""
     metrics = METRICS[kind]
     is_event = [metric.is_counter and metric.unit == "events" for metric in metrics]
-    value = _numbered([not event for event in is_event])
     names = tuple(metric.name for metric in metrics)
+    value = _numbered([name in FINE.get(kind, ()) for name in names])
     return Layout(
         kind=kind,
         metrics=names,

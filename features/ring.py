@@ -1,11 +1,11 @@
 """Ring: the state of one entity kind. It is written one sample per series at a time.
 
-All arrays have the entity last, so a row of one metric and slot is contiguous over entities. Per GPU (49 metrics,
-126 fine slots of 4 bytes, 144 ten-minute means of nine metrics) that is about 32 KiB.
+All arrays have the entity last, so a row of one metric and slot is contiguous over entities. Per GPU (50 metrics, 126
+fine slots of 11 values and nine event counters, 144 ten-minute means of nine metrics) that is about 17 KiB.
 
     time_ms, raw, changed_ms   (metric, entity)        newest sample of a series: when, what, since when this value
     rate                       (counter, entity)       newest rate per second, NaN before the second reading
-    fine                       (value, slot, entity)   newest gauge of a slot, or rate of a counter that is no event
+    fine                       (value, slot, entity)   newest gauge or rate of a slot, for metrics whose slots are read
     events                     (event, slot, entity)   exact increments, added up
     coarse                     (day, bucket, entity)   mean over 10 minutes, written as a series leaves the bucket;
                                                        of the present one: bucket_total / bucket_count
@@ -357,6 +357,7 @@ class Ring:
     def slots(self, name: str, window: int) -> NDArray[np.float32]:
         """Return (slot, entity) the last `window` slots of a value metric up to now, oldest first."""
         row = self.layout.value[self.layout.metrics.index(name)]
+        assert row >= 0, f"{name} is none of {self.layout.values}"
         first = self.end - window + 1
         picked = np.full((window, self.size), np.nan, np.float32)
         opened = self.list_open_slots(first, self.end)

@@ -49,3 +49,37 @@ def test_a_save_with_fewer_metrics_loads_and_the_new_ones_are_unknown(
     later = [(find_metric_row(PORT, "cnp_sent"), port, time_ms + 15_000 * step, 30.0 * step) for step in (1, 2)]
     assert loaded.write(SampleBatch.of(PORT, later), time_ms + 30_000).applied == 2
     assert extract(loaded, time_ms + 30_000).port.column("cnp_sent_per_s")[0] == 2.0
+
+
+def test_a_save_with_the_slots_of_every_metric_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions saved fine slots that nothing reads."""
+    names = ("power_w", "energy_j", "fb_used_bytes", "xid", "fp64_active")
+
+    def make_store() -> WindowStore:
+        entities = Entities()
+        gpu = entities.of_node(EntityKind.GPU, "n1", "0", 0)
+        store = WindowStore(entities)
+        for step in range(50):
+            now_ms = T0 + 15_000 * step
+            rows = [(find_metric_row(EntityKind.GPU, name), gpu, now_ms, float(10 + step)) for name in names[:4]]
+            store.write(SampleBatch.of(EntityKind.GPU, rows), now_ms)
+        return store
+
+    every = {kind: tuple(metric.name for metric in metrics) for kind, metrics in METRICS.items()}
+    monkeypatch.setattr(layout, "FINE", every)
+    layout.layout_of.cache_clear()
+    older = make_store()
+    assert set(names) <= set(older.ring(EntityKind.GPU).layout.values)
+    older.save(tmp_path)
+    monkeypatch.undo()
+    layout.layout_of.cache_clear()
+
+    loaded, now_ms = WindowStore.load(tmp_path), T0 + 15_000 * 50
+    fresh = make_store()
+    one, other = extract(loaded, now_ms).gpu, extract(fresh, now_ms).gpu
+    for name in one.names:
+        np.testing.assert_array_equal(one.column(name), other.column(name), err_msg=name)
+    for name in names[:3]:
+        np.testing.assert_array_equal(
+            loaded.ring(EntityKind.GPU).slots(name, 120), fresh.ring(EntityKind.GPU).slots(name, 120)
+        )

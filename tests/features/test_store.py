@@ -3,7 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetcast.features.extract import MAXIMA
+from fleetcast.features.job_window import GPU_METRICS
+from fleetcast.features.layout import SUMMED, RingSpan, layout_of
+from fleetcast.features.ring import Ring
+from fleetcast.features.serving import EDGES, RATES
 from fleetcast.features.store import WindowStore, Written
+from fleetcast.fleet.samples import EntityKind
 from tests.features.oracle import GPU, INTERVAL_MS, PORT, T0, NaiveStore, Row, batch, fleet, whole
 from tests.fuzz.bounds import examples
 
@@ -246,7 +252,7 @@ def test_the_store_equals_a_naive_one(rows: list[Row]) -> None:
         if ring.layout.value[metric] >= 0:
             fine = np.array([series.fine.get(slot, np.nan) for slot in slots], np.float32)
             np.testing.assert_array_equal(ring.slots(name, 120)[:, entity], fine)
-        else:
+        elif ring.layout.event[metric] >= 0:
             row = ring.layout.event[metric]
             counts = ring.events[row, np.array(slots) % ring.span.slots, entity]
             assert counts.tolist() == [series.events.get(slot, 0) for slot in slots]
@@ -309,3 +315,25 @@ def test_a_batch_may_hold_many_samples_of_a_series(samples: int) -> None:
     store = store_of([("power_w", 0, T0 + i * 1000, float(i)) for i in range(samples)])
     ring = store.ring(GPU)
     assert ring.raw[ring.layout.metrics.index("power_w"), 0] == samples - 1
+
+
+def test_rings_hold_the_slots_that_are_read_and_no_others() -> None:
+    gpu, port, node = (layout_of(kind).values for kind in (GPU, PORT, EntityKind.NODE))
+    assert set(gpu) == {*GPU_METRICS, *SUMMED[GPU]} | set(MAXIMA[GPU])
+    assert set(port) == {"tx_bytes", *SUMMED[PORT], *MAXIMA[PORT]}
+    assert set(node) == {*SUMMED[EntityKind.NODE], *MAXIMA[EntityKind.NODE]}
+    assert {*RATES, *EDGES} <= set(layout_of(EntityKind.SERVED_MODEL).values)
+    assert not layout_of(EntityKind.GPU_INSTANCE).values
+
+
+@pytest.mark.parametrize(("kind", "most"), [(GPU, 17.5), (PORT, 14.5), (EntityKind.NODE, 6.0)])
+def test_memory_of_an_entity_is_bounded(kind: EntityKind, most: float) -> None:
+    ring = Ring(layout_of(kind), RingSpan())
+    ring.reserve(1024)
+    assert ring.nbytes / ring.capacity / 1024 <= most
+
+
+def test_slots_of_a_metric_without_any_are_refused() -> None:
+    ring = store_of([("xid", 0, T0, 79.0)]).ring(GPU)
+    with pytest.raises(AssertionError, match="xid is none of"):
+        ring.slots("xid", 8)
