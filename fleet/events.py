@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from fleetcast.fleet.requests import Gang, RankPlacement
+from fleetcast.fleet.requests import Gang, PlacementRequest, RankPlacement
 
 JobClass = Literal["training", "fine_tuning", "inference", "batch", "interactive"]
 PhaseName = Literal["init", "loading", "warmup", "steady", "evaluation", "checkpoint", "cooldown"]
@@ -63,6 +63,14 @@ class Submitted(_JobEvent, frozen=True, kw_only=True, tag="submitted"):
     host_memory_gib: float | None = None
     checkpoint_cost_s: float | None = None
     labels: dict[str, str] = {}
+
+
+ASKED_FIELDS = tuple(
+    name
+    for name in Submitted.__struct_fields__
+    if name in PlacementRequest.__struct_fields__ and name not in _JobEvent.__struct_fields__
+)
+"""Fields of what a job asks for: a submission and a placement request have them under the same names and types."""
 
 
 class Queued(_JobEvent, frozen=True, kw_only=True, tag="queued"):

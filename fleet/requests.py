@@ -175,6 +175,7 @@ NOT_HONOURED_YET = (
 )
 HONOURED_BY_QUEUES = ("class", "deadline_ms", "queue", "tenant", "tolerated_wait_s")  # where a file of queues serves
 FACTS_WITHOUT_EFFECT = ("checkpoint_cost_s", "class", "preemptible", "queue", "tenant")
+_NAMES = tuple(field.name for field in msgspec.structs.fields(PlacementRequest) if field.type is str)
 _FIELDS = {field.encode_name: field for field in msgspec.structs.fields(PlacementRequest)}
 
 
@@ -191,7 +192,7 @@ def check_request(request: PlacementRequest, with_queues: bool = True) -> None:
     _check_times(request)
     if not request.request_id:
         raise RequestError(f"request_id must have 1 to {MAX_NAME_LENGTH} characters", "request_id")
-    for name in ("request_id", "job", "cluster", "tenant", "queue", "user", "gpu_model", "pool"):
+    for name in _NAMES:
         _check_text(name, getattr(request, name))
     if not 0 <= request.attempt <= MAX_COUNT:
         raise RequestError(f"attempt is {_shown(request.attempt)}, it must lie in 0..{MAX_COUNT}", "attempt")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from fleetcast.fleet.decode_faults import explain_json_error, find_first_json_fault, shown
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
@@ -228,8 +229,12 @@ def _check_gang(gang: Gang | int) -> None:
         raise RecordError("bad_value", f"gang {shown(gang)}: expected {limits}")
 
 
+_SUBMITTED_NAMES = [field.name for field in structs.fields(Submitted) if field.type is str]
+_SUBMITTED_AMOUNTS = [field.name for field in structs.fields(Submitted) if field.type == float | None]
+
+
 def _check_submitted_event(event: Submitted) -> None:
-    for field in ("cluster", "tenant", "queue", "user", "group", "name", "gpu_model", "pool"):
+    for field in _SUBMITTED_NAMES:
         _check_label(field, getattr(event, field))
     if len(event.gpu_models) > MAX_MODELS:
         raise RecordError("too_long", f"{len(event.gpu_models)} gpu_models, at most {MAX_MODELS}")
@@ -246,7 +251,7 @@ def _check_submitted_event(event: Submitted) -> None:
     _check_count("priority", abs(event.priority))
     _check_count("cpus", event.cpus)
     _check_count("deadline_ms", event.deadline_ms)
-    for field in ("limit_s", "tolerated_wait_s", "host_memory_gib", "checkpoint_cost_s"):
+    for field in _SUBMITTED_AMOUNTS:
         _check_amount(field, getattr(event, field))
     if len(event.labels) > MAX_LABELS:
         raise RecordError("too_long", f"{len(event.labels)} labels, at most {MAX_LABELS}")

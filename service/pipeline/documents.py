@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.frame import FeatureFrame
+from fleetcast.fleet.events import ASKED_FIELDS
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.tellers import REQUEST_LABEL
@@ -28,6 +29,7 @@ from fleetcast.service.pipeline.run_times.record import IssuedRunTime
 
 NO_ACTION = Action("none", "Nothing to do.")
 UNFLAGGED = frozenset({"none", "watch"})
+_FIELDS_OF_ASKS = tuple(name for name in Asks.__struct_fields__ if name in ASKED_FIELDS)
 STATES: tuple[StateName, ...] = get_args(StateName)  # stale: stopped answering; unknown: never heard
 
 
@@ -297,18 +299,11 @@ def read_asked_resources(attempt: JobAttempt) -> Asks:
     spec = attempt.submission
     if spec is None:
         return Asks()
-    return Asks(
-        request_id=spec.labels.get(REQUEST_LABEL, msgspec.UNSET) if attempt.source == "queue" else msgspec.UNSET,
-        gang=spec.gang,
-        gpus_per_node=spec.gpus_per_node,
-        priority=spec.priority,
-        gpu_model=spec.gpu_model,
-        gpu_models=spec.gpu_models,
-        gpu_share=spec.gpu_share if spec.gpus_per_node == 1 else None,  # a request is for a part of one GPU alone
-        pool=spec.pool,
-        cpus=spec.cpus or None,
-        limit_s=spec.limit_s or None,
-    )
+    asked = {name: getattr(spec, name) for name in _FIELDS_OF_ASKS}
+    asked["gpu_share"] = spec.gpu_share if spec.gpus_per_node == 1 else None  # a request is for a part of one GPU alone
+    asked["cpus"], asked["limit_s"] = spec.cpus or None, spec.limit_s or None
+    is_request = attempt.source == "queue"
+    return Asks(request_id=spec.labels.get(REQUEST_LABEL, msgspec.UNSET) if is_request else msgspec.UNSET, **asked)
 
 
 def remaining_s(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> RemainingTime | None:

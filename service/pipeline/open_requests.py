@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.events import Submitted
+from fleetcast.fleet.events import ASKED_FIELDS, Submitted
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
 from fleetcast.fleet.tellers import REQUEST_LABEL, REQUESTED
@@ -45,8 +45,8 @@ class OpenView:
         stated = {(row.job, row.attempt): row for row in events.queued}
         promises = {row.attempt: row for row in open_requests if row.is_promised and row.attempt not in over}
         waits = {row.attempt: row for row in open_requests if not (row.attempt in over or row.attempt in promises)}
-        waiting = [_attempt(row, stated.get(key)) for key, row in waits.items()]
-        promised = [_attempt(row, stated.get(key)) for key, row in promises.items()]
+        waiting = [make_attempt_of_request(row, stated.get(key)) for key, row in waits.items()]
+        promised = [make_attempt_of_request(row, stated.get(key)) for key, row in promises.items()]
         jobs = {job for job, _ in (*waits, *promises)}
         others = [row for row in events.queued if row.job not in jobs]
         return cls([*waiting, *others], promised, [*promises.values()], [*waiting, *promised])
@@ -81,7 +81,7 @@ def _left(
     return tuple(rank for rank in found if rank.gpus) or tuple(found)
 
 
-def _attempt(row: OpenRequest, stated: JobAttempt | None) -> JobAttempt:
+def make_attempt_of_request(row: OpenRequest, stated: JobAttempt | None) -> JobAttempt:
     """Return a request as an attempt.
 
     It waits since its request, or since its submission by events if earlier.
@@ -89,31 +89,17 @@ def _attempt(row: OpenRequest, stated: JobAttempt | None) -> JobAttempt:
     request = row.request
     since_ms = row.since_ms if stated is None or stated.submitted_ms is None else min(row.since_ms, stated.submitted_ms)
     has_gpus = not row.is_promised or any(rank.gpus for rank in row.ranks)
+    asked = {name: getattr(request, name) for name in ASKED_FIELDS}
+    if not has_gpus:
+        asked["gpus_per_node"] = 0
     submission = Submitted(
         job=request.job_name,
         attempt=request.attempt,
         sequence=REQUESTED,
         time_ms=since_ms,
-        tenant=request.tenant,
-        queue=request.queue,
-        user=request.user,
         group=stated.submission.group if stated and stated.submission else "",
-        class_=request.class_,
-        gang=request.gang,
-        gpus_per_node=request.gpus_per_node if has_gpus else 0,
-        gpu_model=request.gpu_model,
-        gpu_models=request.gpu_models,
-        gpu_share=request.gpu_share,
-        pool=request.pool,
-        priority=request.priority,
-        preemptible=request.preemptible,
-        limit_s=request.limit_s,
-        deadline_ms=request.deadline_ms,
-        tolerated_wait_s=request.tolerated_wait_s,
-        cpus=request.cpus,
-        host_memory_gib=request.host_memory_gib,
-        checkpoint_cost_s=request.checkpoint_cost_s,
         labels={REQUEST_LABEL: request.request_id},
+        **asked,
     )
     return JobAttempt(
         request.job_name,
