@@ -94,7 +94,8 @@ class Door(NamedTuple):
     needs_starts: it reads `Weather.starts`, for which the host asks the placer. batch: the most writes that
     its port accepts at once. news: if the other system waits for writes, a number that changes whenever it
     asks for something. The host polls such a door as soon as the number changes, and tells it at once if
-    there is no fresh board.
+    there is no fresh board. follow_news: called once with a function that the port then calls at each change of
+    `news`, in the host's event loop. Without it, the host reads the number 20 times a second.
     """
 
     adapter: Adapter
@@ -102,6 +103,7 @@ class Door(NamedTuple):
     needs_starts: bool = False
     batch: int = 100
     news: Callable[[], int] | None = None
+    follow_news: Callable[[Callable[[], None]], None] | None = None
 
 
 def withdraw_fields(

@@ -51,11 +51,16 @@ class AdapterHost:
         bands = Bands(make_band_rule(limits, shared=True), self.records.status().bands)
         self._station = WeatherStation(config, clock, bands)
         self._clock, self._began_ms = clock, clock.now_ms()
-        is_awaited = any(opened.door.news for opened in doors)
-        poll_s = AWAITED_POLL_S if is_awaited else POLL_S
+        awaited = [opened.door for opened in doors if opened.door.news]
+        poll_s = AWAITED_POLL_S if awaited else POLL_S
         watched = {config.board: REPLACED, self.records.folder: LISTED}
         self.changes = FileChanges(watched, poll_s)
-        self._most_s = AWAITED_POLL_S if is_awaited else REST_S  # wakes nobody: a door's news are only a number
+        self._most_s = REST_S if all(door.follow_news for door in awaited) else AWAITED_POLL_S
+        for door in awaited:
+            if door.follow_news is not None:
+                door.follow_news(self.changes.wake)
+        if self._starts is not None:
+            self._starts.on_change = self.changes.wake
         self._withdraw_after_s = max(limits.withdraw_after_s, config.stale_after_s(clock))
         self._steps = {writer.status.name: _Steps(self.changes.wake, poll_s) for writer in self.writers}
 

@@ -1,7 +1,7 @@
 """StartTimesLink: start times of the placer's queue, for adapters that write them to other systems."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -41,6 +41,7 @@ class StartTimesLink:
         self._task: asyncio.Task[None] | None = None
         self._starts: Mapping[str, StartOutlook] | None = None
         self._read_s = 0.0
+        self.on_change: Callable[[], None] = lambda: None  # called in the event loop
 
     @property
     def latest(self) -> Mapping[str, StartOutlook] | None:
@@ -64,11 +65,17 @@ class StartTimesLink:
                 headers = {"authorization": f"Bearer {link_key(self._folder)}", VOUCHED: "read adapters"}
                 answer = await self._link.forward("GET", "/queue", headers=headers, timeout_s=TIMEOUT_S)
                 if answer.status == 200:
-                    self._starts = decode_start_outlooks(answer.body)
                     self._read_s = asyncio.get_running_loop().time()
+                    self._store(decode_start_outlooks(answer.body))
             except (SourceError, OSError, msgspec.DecodeError):
                 pass  # the placer is away: what was read becomes unknown after OLD_S
             await asyncio.sleep(PERIOD_S)
+
+    def _store(self, starts: Mapping[str, StartOutlook]) -> None:
+        """Store start times. Equal ones stay the same object, so that no adapter makes a step for them."""
+        if starts != self._starts:
+            self._starts = starts
+            self.on_change()
 
 
 def decode_start_outlooks(body: bytes) -> dict[str, StartOutlook]:

@@ -12,7 +12,7 @@ It raises a LedgerError that names the damaged part.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -75,11 +75,12 @@ class _Memory:
 class Ledger(LedgerFile):
     """The ledger's file, opened or created.
 
-    Raises LedgerError if the file cannot be trusted. `version` grows with every change.
+    Raises LedgerError if the file cannot be trusted. `version` grows with every change, and `on_change` is called.
     """
 
     def __init__(self, path: Path) -> None:
         self.version = 0
+        self.on_change: Callable[[], None] = lambda: None
         self._cached: _Memory | None = None
         self.charges = ChargeTable(self)
         super().__init__(path)
@@ -93,6 +94,10 @@ class Ledger(LedgerFile):
                 "%s: lines %d..%d are missing at the end of its audit trail: `fleetcast audit verify` tells more",
                 *(self.path, kept.head.audit_id + 1, kept.position),
             )
+
+    def _count_change(self) -> None:
+        self.version += 1
+        self.on_change()
 
     def _undo(self) -> None:
         self._cached = None
@@ -225,7 +230,7 @@ class Ledger(LedgerFile):
                 self._db.execute("DELETE FROM queue WHERE request_id = ?", [request.request_id])
                 del self._memory.queue[request.request_id]
             self.record(request.request_id, now_ms, caller, action, decision.sentence, decision, checksum)
-        self.version += 1
+        self._count_change()
         return reply
 
     @property
@@ -296,7 +301,7 @@ class Ledger(LedgerFile):
                     self.charges.close(intent.job, intent.attempt, now_ms, state.value)
                     sentence = f"{intent.job} {SETTLED_WORDS[state]}"
                     self.record(request_id, now_ms, caller, state.value, sentence, self._decision(request_id))
-        self.version += 1
+        self._count_change()
         return len(rows)
 
     def _load_intents(self) -> list[Intent]:
@@ -322,7 +327,7 @@ class Ledger(LedgerFile):
             self._db.execute("INSERT INTO queue VALUES (?,?,?,?,?)", [*row, checksum])
             self._memory.queue[request.request_id] = QueueEntry(request, reply, now_ms)
             self.record(request.request_id, now_ms, caller, QUEUED, decision.sentence, decision, checksum)
-        self.version += 1
+        self._count_change()
         return reply
 
     def queued(self) -> list[QueueEntry]:

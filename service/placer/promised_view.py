@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from fleetcast.fleet.clock import Clock, ClockWatch
@@ -28,7 +28,7 @@ WAITING = {"submitted", "queued"}  # events of an attempt that holds nothing yet
 class PromisedView:
     """The newest board, with the GPUs of active promises taken.
 
-    It ends promises whose jobs have started or whose time is over.
+    It ends promises whose jobs have started or whose time is over. It calls `on_board` for each new board.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class PromisedView:
         self._observed: tuple[Board, Observed] | None = None
         self._observing = False  # a thread is decoding a board
         self._view: _View | None = None
+        self.on_board: Callable[[], None] = lambda: None
 
     @property
     def board(self) -> Board | None:
@@ -93,6 +94,7 @@ class PromisedView:
         if observed is None:
             return False
         self._observed, self._view = (board, observed), None
+        self.on_board()
         return True
 
     def observed(self) -> Observed:

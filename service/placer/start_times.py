@@ -53,7 +53,8 @@ from fleetcast.service.placer.view import merge_waiting_jobs
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 60.0  # of the fleet
-CHECK_INTERVAL_S = 0.5
+CHECK_INTERVAL_S = 0.5  # wall, the least time between two checks
+RETRY_S = 5.0  # wall, after a failure
 SHARE = 0.2  # of the time, at most, that sampling may take
 MOST_FOLLOWED = 1000  # decisions, at a time
 NEWCOMER = "a newcomer, of whom the room is told"
@@ -67,7 +68,7 @@ class StartTimeSampler:
         self.service = service
         self.paths: Timelines | None = None
         self._lock = asyncio.Lock()
-        self._stopped = asyncio.Event()
+        self._stopped, self._changed = asyncio.Event(), asyncio.Event()
         self._took_s = 0.0
         self._at_s = -1e9
         self._at_ms = 0
@@ -75,21 +76,37 @@ class StartTimeSampler:
         self.record = load_start_record(service.ledger)
         self._seen: tuple[Any, ...] = ()
         self._releases: tuple[JobRelease, ...] = ()
+        service.metrics.starts_age_s.set_function(self._compute_age_s)
 
     def stop(self) -> None:
         self._stopped.set()
+        self._changed.set()
 
     async def run(self) -> None:
+        """Refresh after each board and each change of the ledger, and when the paths are old."""
+        self.service.ledger.on_change = self.service.view.on_board = self._changed.set
         while not self._stopped.is_set():
+            checked_s, rest_s = time.monotonic(), RETRY_S
+            self._changed.clear()
             try:
                 self.follow()
                 await self._refresh_paths(self._is_due)
+                rest_s = self._compute_rest_s()
             except (StaleError, LedgerError):
                 pass
             except Exception as error:  # start times grow old, and requests are placed all the same
                 self.service.failures.record(START_TIMES, error)
                 self._at_s = time.monotonic()
-            await wait_for_event(self._stopped, CHECK_INTERVAL_S)
+            await wait_for_event(self._changed, max(rest_s, CHECK_INTERVAL_S))
+            await wait_for_event(self._stopped, checked_s + CHECK_INTERVAL_S - time.monotonic())
+
+    def _compute_rest_s(self) -> float:
+        """Return the wall seconds until the paths must be sampled again, if nothing changes."""
+        clock = self.service.clock
+        pause_s = self._at_s + self._took_s / SHARE - time.monotonic()
+        if self._make_change_stamp() != self._seen:
+            return pause_s
+        return max(pause_s, clock.wall_s(REFRESH_S - (clock.now_ms() - self._at_ms) / 1000))
 
     async def refresh(self) -> Timelines:
         """Sample the paths as of now. Raises StaleError if there is no board, or only an old one."""
@@ -195,8 +212,9 @@ class StartTimeSampler:
                     record.withdrawn(row.request_id, row.time_ms)
             record.cursor = rows[-1].cursor if rows else ledger.cursor
         record.advance(self.service.clock.now_ms())
-        if self.paths is not None:
-            self.service.metrics.starts_age_s.set(max(0, self.service.clock.now_ms() - self._at_ms) / 1000)
+
+    def _compute_age_s(self) -> float:
+        return 0.0 if self.paths is None else max(0, self.service.clock.now_ms() - self._at_ms) / 1000
 
     def _end_gone_waits(self, paths: Timelines) -> None:
         """End the waits of jobs of other queues.

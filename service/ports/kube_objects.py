@@ -54,7 +54,8 @@ class KubeObjects(Generic[AnyObject]):
         self._known = asyncio.Event()  # something is: the objects, or why not
         self._error: Exception | None = None
         self.path = ""  # of the last list
-        self.changes = 0  # moves with each object of which something changes that we look at
+        self.changes = 0  # grows when a field that we read changes in any object
+        self.on_change: Callable[[], None] = lambda: None
 
     async def all(self) -> Mapping[str, AnyObject]:
         """Return the objects by key. Raises SourceError while the server is away."""
@@ -78,7 +79,8 @@ class KubeObjects(Generic[AnyObject]):
         held = self._objects.get(thing.key)
         if held is None or held.uid != thing.uid or _number(thing.version) >= _number(held.version):
             self._objects[thing.key] = thing
-            self.changes += held != thing
+            if held != thing:
+                self._count_change()
 
     async def written(
         self, key: str, sent: Awaitable[bytes | None], conflicts: Container[int] = (404, 409)
@@ -133,8 +135,8 @@ class KubeObjects(Generic[AnyObject]):
         bodies, version = await self._api.list_all(self.path)
         things = filter(None, map(self._decoded, bodies))
         self._objects = {thing.key: thing for thing in things}
-        self.changes += 1
         self._report(None)
+        self._count_change()
         return version
 
     def _change(self, kind: str, body: msgspec.Raw) -> None:
@@ -142,9 +144,13 @@ class KubeObjects(Generic[AnyObject]):
         thing = None if kind == "BOOKMARK" else self._decoded(body)
         if thing is not None and kind == "DELETED":
             self._objects.pop(thing.key, None)
-            self.changes += 1
+            self._count_change()
         elif thing is not None:
             self.keep(thing)
+
+    def _count_change(self) -> None:
+        self.changes += 1
+        self.on_change()
 
     def _decoded(self, body: msgspec.Raw) -> AnyObject | None:
         try:

@@ -6,7 +6,7 @@ condition of a check   server-side apply as `fleetcast`, never forced
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -63,7 +63,7 @@ def kueue(options: Mapping[str, Any]) -> Door:
             raise ConfigError(f"options.{key} = {value!r}: must be {wanted}")
     rule = GateRule(given.gate, given.max_risk, given.level, given.retry_s, given.hold_s, given.prefix)
     port = KueuePort(KubeApi(KubeAccount(given.server, given.token_file, given.ca_file)), given.controller)
-    return Door(WorkloadChecks(rule), port, needs_starts=True, news=port.news)
+    return Door(WorkloadChecks(rule), port, needs_starts=True, news=port.news, follow_news=port.follow_news)
 
 
 class _Version(msgspec.Struct):
@@ -92,6 +92,10 @@ class KueuePort:
 
     def news(self) -> int:
         return self._workloads.changes + self._checks.changes
+
+    def follow_news(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever `news` changes."""
+        self._workloads.on_change = self._checks.on_change = wake
 
     async def read(self) -> Seen:
         """Return our checks, and the workloads that wait for them."""

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,14 @@ class MemoryPort:
         self.away = self.hangs = self.is_closed = False
         self.other: dict[str, dict[str, str]] = {}
         self.news = 0
+        self._wake: Callable[[], None] = lambda: None
+
+    def follow_news(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def report_news(self) -> None:
+        self.news += 1
+        self._wake()
 
     async def read(self) -> Seen:
         if self.away:
@@ -72,6 +80,11 @@ def memory_door(options: dict[str, Any]) -> Door:
 def awaited_door(options: dict[str, Any]) -> Door:
     """The same, where others wait for what is written."""
     return Door(BandFile(), PORT, news=lambda: PORT.news)
+
+
+def following_door(options: dict[str, Any]) -> Door:
+    """The same, with a port that reports its news."""
+    return Door(BandFile(), PORT, news=lambda: PORT.news, follow_news=PORT.follow_news)
 
 
 class World:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from fleetcast.fleet import file_changes
 from fleetcast.fleet.clock import ManualClock
+from fleetcast.fleet.event_wait import wait_for_event
 from fleetcast.service import adapters
 from fleetcast.service.adapter_records import AdapterRecords
 from fleetcast.service.api.broadcaster import EventBroadcaster
@@ -19,10 +21,12 @@ from fleetcast.service.board.board import BoardWriter, Section
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.config import AdapterConfig, Config, PipelineConfig
 from fleetcast.service.pipeline.other_pipelines import OtherPipelines
+from fleetcast.service.placer import start_times
 from tests.service.adapters_world import DOORS, PORT
 from tests.service.adapters_world import World as AdaptersWorld
 from tests.service.api_world import NOW_MS, publish, sections
 from tests.service.placer.test_queues import QueueWorld
+from tests.service.placer_world import World as PlacerWorld
 
 LONG_S, PATIENCE_S = 3600.0, 60.0
 RUNNING: "list[asyncio.Future[None]]" = []
@@ -130,6 +134,55 @@ def test_event_streams_show_each_board_when_it_comes(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_start_times_follow_boards_and_the_ledger_without_polling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_times, "RETRY_S", LONG_S)
+    monkeypatch.setattr(start_times, "CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(start_times, "SHARE", math.inf)
+    world, rests = PlacerWorld(tmp_path), list[float]()
+    world.board.jobs = {"busy": range(16)}
+
+    async def wait(event: asyncio.Event, most_s: float | None) -> bool:
+        if event is world.starts._changed:
+            rests.append(most_s or 0.0)
+        return await wait_for_event(event, most_s)
+
+    monkeypatch.setattr(start_times, "wait_for_event", wait)
+
+    def list_sampled_requests() -> set[str]:
+        return set() if world.starts.paths is None else set(world.starts.paths.starts_s)
+
+    async def run(client: httpx.AsyncClient) -> None:
+        async with running(world.starts.run()), running(world.worker.run()):
+            await until(lambda: len(rests), 1)  # there is no board yet
+            world.board.publish()
+            await until(lambda: world.starts.paths is None, False)
+            body = {"request_id": "large", "gang": 5, "gpus_per_node": 8}
+            assert (await client.post("/queue", json=body)).status_code == 202
+            await until(list_sampled_requests, {"large"})
+            assert (await client.delete("/queue/large")).status_code == 200
+            await until(list_sampled_requests, set())
+        assert min(rests) == LONG_S
+
+    world.run(run)
+    world.close()
+
+
+def test_a_stop_ends_the_rest_of_the_start_times(tmp_path: Path) -> None:
+    world = PlacerWorld(tmp_path)
+    world.board.publish()
+
+    async def run() -> None:
+        working = asyncio.ensure_future(world.starts.run())
+        await until(lambda: world.starts.paths is None, False)
+        world.starts.stop()
+        await asyncio.wait_for(working, PATIENCE_S)
+
+    asyncio.run(run())
+    world.close()
+
+
 async def serve(world: AdaptersWorld) -> None:
     """Run the adapters."""
     while True:
@@ -153,6 +206,25 @@ def test_adapters_follow_boards_withdrawals_and_their_own_steps(
             await until(lambda: world.host.records.status().adapters[0].writes, 4)
             AdapterRecords(tmp_path).withdraw("memory")
             await until(PORT.bands, {})
+
+    asyncio.run(run())
+
+
+def test_an_adapter_that_reports_its_news_is_woken_by_them_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "REST_S", LONG_S)
+    world = AdaptersWorld(tmp_path, AdapterConfig(f"{DOORS}:following_door", name="following", mode="write"))
+
+    async def run() -> None:
+        async with running(serve(world)):
+            world.publish(0.9, 0.0)
+            await until(PORT.bands, {"n1": "high", "n2": "low"})
+            for _ in range(3):
+                await until(lambda: world.host.writers[0].status.held_back, 0)
+                PORT.held = {}
+                PORT.report_news()
+                await until(PORT.bands, {"n1": "high", "n2": "low"})
 
     asyncio.run(run())
 

@@ -140,9 +140,12 @@ def test_start_times_are_asked_of_the_placer_and_grow_old(
         await site.start()
         port = runner.addresses[0][1]
         link = StartTimesLink(Config(state=str(tmp_path), placer=PlacerConfig(port=port)))
+        changes: list[object] = []
+        link.on_change = lambda: changes.append(link.latest)
         while len(asked) < 3:
             assert link.latest is None or "r1" in link.latest
             await asyncio.sleep(0.01)
+        assert len(changes) == (link.latest is not None), "equal start times are no change"
         was_known = link.latest is not None
         monkeypatch.setattr(start_times_link, "OLD_S", -1.0)
         is_old = link.latest is None

@@ -236,6 +236,8 @@ def test_the_newest_version_that_both_speak_is_spoken(tmp_path: Path, served: li
 def test_news_are_what_concerns_us() -> None:
     port = KueuePort(KubeApi(KubeAccount("http://127.0.0.1:9")), CONTROLLER)
     moved: list[int] = []
+    woken: list[int] = []
+    port.follow_news(lambda: woken.append(port.news()))
     for thing in (
         workload(),
         workload(version=6),  # nothing that we look at
@@ -246,6 +248,7 @@ def test_news_are_what_concerns_us() -> None:
         port._workloads.keep(read(thing))
         moved.append(port.news() - before)
     assert moved == [1, 0, 1, 0]
+    assert woken == [1, 2], "the number has moved before the host is woken"
 
 
 def test_a_server_without_kueue_or_with_another_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
