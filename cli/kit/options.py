@@ -5,7 +5,7 @@ The module also opens the inputs that these options name, shows progress and wri
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +34,7 @@ ConfigOption = Annotated[
 StateOption = Annotated[
     str | None, typer.Option("--state", help="The folder `fleetcast run` keeps its state in [var].")
 ]
+ModelsOption = Annotated[Path | None, typer.Option("--models", help="Folder of the versions [the configuration's].")]
 SeedOption = Annotated[int, typer.Option(help="Same seed, same numbers.", min=0)]
 DaskOption = Annotated[
     str | None, typer.Option("--dask", help="Address of a Dask scheduler, tcp://host:8786; else it is done here.")
@@ -145,8 +146,17 @@ def choose_training_inputs(
     return TrainingInputs(data, archive, tuple(sets or ()), moment_ms("--until", until), fleet_gpus(config), say)
 
 
-def own_forecasters(paths: list[str] | None) -> "list[OwnForecaster]":
-    """Return the forecasters at these import paths, each after `check_forecaster`. Raises ConfigError."""
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ConfigError if the value of an argument is none of the choices."""
+    if value not in choices:
+        raise ConfigError(f"{name} {value!r}: expected one of {', '.join(choices)}")
+
+
+def load_own_forecasters(paths: list[str] | None, task: str, command: str) -> "list[OwnForecaster]":
+    """Return the forecasters at these import paths, each after `check_forecaster`.
+
+    Raises ConfigError, also if a task other than demand has any.
+    """
     from fleetcast.training.judges.own_forecasters import OwnForecaster
 
     found: list[OwnForecaster] = []
@@ -156,6 +166,8 @@ def own_forecasters(paths: list[str] | None) -> "list[OwnForecaster]":
             raise ConfigError(f"--forecaster {path}: another one is called {one.name!r}; rename one")
         _check_contract(one)
         found.append(one)
+    if found and task != "demand":
+        raise ConfigError(f"--forecaster {found[0].path}: forecasts demand, not {task}; {command} demand")
     return found
 
 

@@ -17,10 +17,11 @@ from fleetcast.cli.kit.options import (
     SetOption,
     StateOption,
     UntilOption,
+    check_choice,
     check_outputs,
     choose_training_inputs,
     configured,
-    own_forecasters,
+    load_own_forecasters,
     print_progress,
     write_html,
     write_json,
@@ -60,17 +61,13 @@ def backtest(
 
       fleetcast backtest demand --dask tcp://127.0.0.1:8786
     """
-    from fleetcast.fleet.errors import ConfigError
     from fleetcast.training.fits.backtest import backtest as run
     from fleetcast.training.fits.backtest import make_demand_windows, make_duration_windows
     from fleetcast.training.reports.report import render_report
     from fleetcast.training.reports.results_files import summary
 
-    if task not in TASKS:
-        raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
-    own = own_forecasters(forecaster)
-    if own and task != "demand":
-        raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {task}; backtest demand")
+    check_choice("task", task, TASKS)
+    own = load_own_forecasters(forecaster, task, "backtest")
     check_outputs(json, html=html)
     with print_progress(f"backtest {task}") as say:
         source = choose_training_inputs(configured(config, state), data, archive, sets, until, say)

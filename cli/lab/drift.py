@@ -1,7 +1,6 @@
 """`fleetcast drift`: compares recent features and errors with those that a model was fitted on."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,9 +11,11 @@ from fleetcast.cli.kit.options import (
     DataOption,
     HtmlOption,
     JsonOption,
+    ModelsOption,
     SetOption,
     StateOption,
     UntilOption,
+    check_choice,
     check_outputs,
     choose_training_inputs,
     configured,
@@ -42,9 +43,7 @@ def drift(
         str | None, typer.Option(help="Compare what came after with what was before [the end of the model's data].")
     ] = None,
     until: UntilOption = None,
-    models: Annotated[
-        Path | None, typer.Option("--models", help="Folder of the versions [the configuration's].")
-    ] = None,
+    models: ModelsOption = None,
     json: JsonOption = None,
     html: HtmlOption = None,
     config: ConfigOption = None,
@@ -62,12 +61,10 @@ def drift(
 
       fleetcast drift demand --data ~/data --set demand/venus --since 2020-08-01 --html drift.html
     """
-    from fleetcast.fleet.errors import ConfigError
     from fleetcast.models.versions.registry import Registry
     from fleetcast.training.fits.drift_report import measure_demand_drift, measure_duration_drift, render_drift_page
 
-    if kind not in KINDS:
-        raise ConfigError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
+    check_choice("kind", kind, KINDS)
     check_outputs(json, html=html)
     loaded = configured(config, state)
     serving = measure_recent_drift(kind, Registry(models or loaded.models_folder), loaded)

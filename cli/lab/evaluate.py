@@ -12,9 +12,10 @@ from fleetcast.cli.kit.options import (
     HtmlOption,
     JsonOption,
     SeedOption,
+    check_choice,
     check_folder,
     check_outputs,
-    own_forecasters,
+    load_own_forecasters,
     write_html,
     write_json,
 )
@@ -22,7 +23,6 @@ from fleetcast.cli.kit.results_table import write_table
 from fleetcast.cli.kit.screen import echo
 
 if TYPE_CHECKING:
-    from fleetcast.training.judges.own_forecasters import OwnForecaster
     from fleetcast.training.reports.results import Results
 
     Judge = Callable[[int], Results]  # of a seed
@@ -122,24 +122,19 @@ def evaluate(
     from fleetcast.cli.lab.curves import CurveOutputs, evaluate_curve
     from fleetcast.fleet.errors import ConfigError
 
-    if task not in TASKS:
-        raise ConfigError(f"task {task!r}: expected one of {', '.join(TASKS)}")
+    check_choice("task", task, TASKS)
     if drop and (task not in WATCH_RUNS or faults is not None or year):
         raise ConfigError(f"--drop: {task} reads no telemetry; risk and straggler with data folders do")
     if curve is not None or plot is not None:
         beside = {"train": train, "test": test, "faults": faults, "html": html, "predictions": predictions}
-        evaluate_curve(
-            task, curve, beside, range(seed, seed + runs), drop or [], CurveOutputs(json, results, plot), _say
-        )
+        to = CurveOutputs(json, results, plot)
+        evaluate_curve(task, curve, beside, range(seed, seed + runs), drop or [], to, _say)
         return
     rolling = _make_rolling_arguments(task, windows, forecaster) | _make_queue_arguments(task, capacity, max_wait_h)
-    if faults is not None or nodes is not None or year:
-        judge, source = _choose_log_judge(task, train, test, faults, nodes, year)
-    else:
-        judge, source = _choose_folder_judge(task, train, test, drop or [], rolling)
+    judge, source = _choose_judge(task, (train, test), (faults, nodes, year), drop or [], rolling)
     check_outputs(json, html=html, predictions=predictions, results=results)
-    asked = [*([f"--windows={windows}"] if windows else []), *(f"--forecaster={path}" for path in forecaster or ())]
-    asked += [f"--{name}={value}" for name, value in (("capacity", capacity), ("max-wait-h", max_wait_h)) if value]
+    numbers = {"windows": windows, "capacity": capacity, "max-wait-h": max_wait_h}
+    asked = [f"--{name}={value}" for name, value in numbers.items() if value] + _repeat("forecaster", forecaster)
     _judge(task, judge, source, seed, (drop or [], asked), _Outputs(json, html, predictions, results))
 
 
@@ -182,7 +177,7 @@ def _judge(
         write_predictions(found, to.predictions)
         _say(f"wrote {to.predictions}")
     if to.results is not None:
-        left_out = [f"--drop={name}" for name in drop]
+        left_out = _repeat("drop", drop)
         given = [f"--{key}={value}" if value else f"--{key}" for key, value in source.items()]
         command = ["fleetcast", "evaluate", task, *given, f"--seed={seed}", *left_out, *words]
         beside = [*left_out, *(f"--{key}" for key in ("faults", "year") if key in source)]
@@ -198,9 +193,7 @@ def _make_rolling_arguments(task: str, windows: int, forecaster: list[str] | Non
 
     if windows and task not in ROLLING:
         raise ConfigError(f"--windows {windows}: {task} has none; {', '.join(sorted(ROLLING))} does")
-    own: list[OwnForecaster] = own_forecasters(forecaster)
-    if own and task != "demand":
-        raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {task}; evaluate demand")
+    own = load_own_forecasters(forecaster, task, "evaluate")
     return {**({"windows": windows} if windows else {}), **({"own": own} if own else {})}
 
 
@@ -213,6 +206,25 @@ def _make_queue_arguments(task: str, capacity: int | None, max_wait_h: float | N
     if given and task not in QUEUES:
         raise ConfigError(f"--{next(iter(given)).replace('_', '-')}: {task} plays no queue; queue does")
     return given
+
+
+def _repeat(option: str, values: list[str] | None) -> list[str]:
+    """Return the words of an option that is given once for each value."""
+    return [f"--{option}={value}" for value in values or ()]
+
+
+def _choose_judge(
+    task: str,
+    folders: tuple[Path | None, Path | None],
+    log: tuple[Path | None, int | None, bool],
+    drop: list[str],
+    rolling: dict[str, Any],
+) -> "tuple[Judge, dict[str, str]]":
+    """Return the judge of two folders, of a log of faults or of a simulated year, and its arguments."""
+    faults, nodes, year = log
+    if faults is not None or nodes is not None or year:
+        return _choose_log_judge(task, *folders, faults, nodes, year)
+    return _choose_folder_judge(task, *folders, drop, rolling)
 
 
 def _choose_folder_judge(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetcast.cli.kit.options import configured
+from fleetcast.cli.kit.options import check_choice, configured
 from fleetcast.cli.kit.screen import echo, echo_text
 from fleetcast.cli.lab.model_tables import print_card, print_versions
 
@@ -227,11 +227,9 @@ def _registry(config: Path | None, state: str | None, folder: Path | None) -> "R
 
 
 def _known(kind: str) -> str:
-    from fleetcast.fleet.errors import ConfigError
     from fleetcast.models.versions.registry import KINDS
 
-    if kind not in KINDS:
-        raise ConfigError(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
+    check_choice("kind", kind, KINDS)
     return kind
 
 

@@ -16,6 +16,7 @@ from fleetcast.cli.kit.options import (
     DaskOption,
     DataOption,
     ForecasterOption,
+    ModelsOption,
     ProcessesOption,
     SeedOption,
     SetOption,
@@ -23,8 +24,8 @@ from fleetcast.cli.kit.options import (
     UntilOption,
     choose_training_inputs,
     configured,
+    load_own_forecasters,
     load_site_topology,
-    own_forecasters,
     print_progress,
 )
 from fleetcast.cli.kit.screen import echo
@@ -50,7 +51,6 @@ SCRAPE_MS = 15_000
 OWN = "own"  # archive: the one that the configuration names
 KEEP_EVERY = 4  # scrapes: a row a node and minute
 
-ModelsOption = Annotated[Path | None, typer.Option("--models", help="Folder of the versions [the configuration's].")]
 PromoteOption = Annotated[
     bool, typer.Option("--promote/--no-promote", help="Let it serve, if it beats the best baseline out of sample.")
 ]
@@ -80,12 +80,10 @@ def fit_kind(
     state: StateOption = None,
 ) -> None:
     """Fit the model that the command names: a forecaster of demand, or of run times."""
-    from fleetcast.fleet.errors import ConfigError
     from fleetcast.training.fits.retrain import TrainingPlan
 
-    kind, own = context.info_name or "", tuple(own_forecasters(forecaster))
-    if own and kind != "demand":
-        raise ConfigError(f"--forecaster {own[0].path}: forecasts demand, not {kind}; train demand")
+    kind = context.info_name or ""
+    own = tuple(load_own_forecasters(forecaster, kind, "train"))
     plan = TrainingPlan(kind, _format_command_line(context), seed, windows, dask, processes, own)
     _train_version(plan, (data, archive, sets, until), (config, state, models), promote, if_drift, mlflow)
 
