@@ -162,8 +162,7 @@ def timelines(
     run_quantiles: function that returns the run times of a request at `RUN_LEVELS`, or None if unknown.
     """
     draw = RunTimeSample(np.random.default_rng(0), run_times)
-    ahead = Timeline(view, releases(view, running, run_times, options.now_ms))
-    rooms = Rooms(ahead.at(len(ahead.ahead)), options)
+    rooms = _make_rooms(view, running, run_times, options)
     line = [entry for entry in turns.in_order(queue) if entry.request.gpus_per_node]  # calendars are of GPUs
     turns = turns.rebuilt()  # who starts now is told so, and nobody else
     now = plan(queue, view, running, run_times, options, turns)
@@ -174,19 +173,18 @@ def timelines(
     jobs, calendars = list(now.view.jobs), [(float("inf"), calendar)]
     ends_s = {holder: left_s[job] for holder, job in enumerate(jobs) if job in left_s}
     holders: dict[str, int] = {}  # a job that runs may wait as well: the next attempt, a second request
-    basis = {name: _running(now.running, name, options.now_ms).basis(run_times, options.now_ms) for name in left_s}
-    basis |= {one.job_name: source.basis(run_times) for one, source in zip(begun, sources, strict=True)}
+    basis = _list_bases(now.running, left_s, dict(zip(begun, sources, strict=True)), run_times, options.now_ms)
     starts_s = {one.request_id: np.zeros(PATHS, np.float32) for one in begun}
-    waits = {one.job_name: one.request_id for one in begun}
     hindrances: dict[str, tuple[Hindrance, ...]] = {one.request_id: () for one in begun}
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
+    requests = [entry.request for entry in entries]
+    waits = {one.job_name: one.request_id for one in (*begun, *requests)}
     levels = turns.places(entries).levels
     finder = PlaceFinder(rooms)
     kept = choose_saved_entries(levels, _compute_max_calendars(calendar))
-    sources = [_source(entry.request, run_quantiles) for entry in entries]
+    sources = [_source(one, run_quantiles) for one in requests]
     runs_s = draw.runs(sources)
-    for number, (entry, run_s) in enumerate(zip(entries, runs_s, strict=True)):
-        request = entry.request
+    for number, (request, run_s, source) in enumerate(zip(requests, runs_s, sources, strict=True)):
         if number in kept:
             calendar = calendar.copy()
             calendars.append((levels[number], calendar))
@@ -195,28 +193,53 @@ def timelines(
         else:
             place = finder.earliest(request, calendar)
         starts_s[request.request_id] = place.start_s
-        waits[request.job_name] = request.request_id
-        basis.setdefault(request.job_name, sources[number].basis(run_times))
+        basis.setdefault(request.job_name, source.basis(run_times))
         if np.isfinite(place.start_s).any():
             hindrances[request.request_id] = find_hindrances(place, calendar)
             finder.mark(hold(calendar, place, run_s, len(jobs)))
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
     del finder  # its times are as large as calendars
-    room = [rooms.of(entry.request) for entry in entries[:PLAYED]]
     planned_s = compute_planned_ends(releases(now.view, now.running, run_times, options.now_ms), options.now_ms)
-    first = entries[:PLAYED], room, runs_s
+    first = entries[:PLAYED], [rooms.of(one) for one in requests[:PLAYED]], runs_s
     drawn = Drawn(now.view, left_s, planned_s, *first, run_times, options.now_ms, turns, arrivals, _is_settled(now))
+    _replace_with_played_starts(drawn, starts_s, holders, ends_s)
+    gpus = {one.request_id: gpus_of(one) for one in (*begun, *requests)}
+    play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
+    return Timelines(view, options, run_times, *play, waits, hindrances, rooms, gpus, *left, basis)
+
+
+def _make_rooms(
+    view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, options: Options
+) -> Rooms:
+    """Return the rooms of the nodes once every running job has ended."""
+    ahead = Timeline(view, releases(view, running, run_times, options.now_ms))
+    return Rooms(ahead.at(len(ahead.ahead)), options)
+
+
+def _list_bases(
+    running: Mapping[str, RunningJob],
+    left_s: Mapping[str, Array],
+    begun: Mapping[PlacementRequest, RunTimeSource],
+    run_times: RunTimeQuantiles,
+    now_ms: int,
+) -> dict[str, Basis]:
+    """Return job → what its end is estimated from, for jobs that run or start now."""
+    basis = {name: _running(running, name, now_ms).basis(run_times, now_ms) for name in left_s}
+    return basis | {one.job_name: source.basis(run_times) for one, source in begun.items()}
+
+
+def _replace_with_played_starts(
+    drawn: Drawn, starts_s: dict[str, Array], holders: Mapping[str, int], ends_s: dict[int, Array]
+) -> None:
+    """Replace the starts and ends of the first entries by those of the played paths, as far as these were played."""
     played_s, until_s = drawn.starts(PATHS)
-    for entry, run_s, start_s in zip(entries, runs_s, played_s, strict=False):
+    for entry, run_s, start_s in zip(drawn.queue, drawn.run_s, played_s, strict=False):
         request_id = entry.request.request_id
         later_s = np.maximum(starts_s[request_id], until_s)
         starts_s[request_id] = answer_s = np.where(np.isfinite(start_s), start_s, later_s)
         if request_id in holders:
             ends_s[holders[request_id]] = answer_s + run_s
-    gpus = {one.request_id: gpus_of(one) for one in (*begun, *(entry.request for entry in entries))}
-    play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
-    return Timelines(view, options, run_times, *play, waits, hindrances, rooms, gpus, *left, basis)
 
 
 def _source(

@@ -1,11 +1,10 @@
 """Metrics of the fleet for Prometheus, the board section `metrics.fleet`.
 
 They are in base units and fleet time. Totals are complete. A limited number of single entities have
-series of their own: the flagged and riskiest nodes, the largest queues and pools, and the largest slow
-jobs. `fleetcast_metrics_left_out` and `…_demand_pools_left_out` count the others.
+series of their own: the flagged and riskiest nodes, the largest queues, and the largest slow jobs.
+`fleetcast_metrics_left_out` counts the others.
 """
 
-import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ from fleetcast.fleet.held_gpus import count_wanted_milli
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import WHOLE_GPU
 from fleetcast.fleet.topology import Level
-from fleetcast.models.demand.rows import DemandRow, WaitsFor
 from fleetcast.models.risk.rules import ACTIONS
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, HardReason
 from fleetcast.service.answers.jobs import StragglerCause
@@ -30,11 +28,9 @@ from fleetcast.service.pipeline.tick import Tick
 
 NODES_SHOWN = 100
 QUEUES_SHOWN = 20
-POOLS_SHOWN = 20
 JOBS_SHOWN = 50
 OTHER = "other"
 WAIT_QUANTILES = (0.5, 0.9, 1.0)
-DEMAND_QUANTILES = (0.1, 0.5, 0.9)
 CAUSES: tuple[StragglerCause, ...] = get_args(StragglerCause)
 QueueLoad = tuple[int, int]  # jobs, thousandths of GPUs
 FLAGS = tuple(code for code in ACTIONS if code not in documents.UNFLAGGED)
@@ -324,86 +320,6 @@ def _add_slow_jobs(page: Page, tick: Tick) -> int:
 def _culprit(body: Mapping[str, Any]) -> dict[str, str]:
     culprit = body["culprit"]
     return {"kind": culprit["kind"], "culprit": culprit["name"] or "nobody"}
-
-
-def make_demand_page(demand: Sequence[DemandRow]) -> bytes:
-    """Make the page of whole queues and pools. demand: rows of `/v1/demand`."""
-    page = Page()
-    demand = [row for row in demand if row.class_ == row.group == "all"]
-    size: dict[tuple[str, str], float] = defaultdict(float)
-    for row in demand:
-        size[row.queue, row.pool] += math.inf if row.queue == row.pool == "all" else row.now
-    queues = _largest({one: gpus for one, gpus in size.items() if one[1] == "all"})
-    pools = _largest({one: gpus for one, gpus in size.items() if one[1] != "all"})
-    shown = {*queues, *pools}
-    rows = [
-        ({"queue": row.queue, "pool": row.pool, "target": row.target}, row)
-        for row in demand
-        if (row.queue, row.pool) in shown
-    ]
-    page.gauge(
-        "demand_now_gpus",
-        "GPUs by queue, and by pool of machines: running, queued, wanted (both), and arriving within ten minutes.",
-        [(labels, row.now) for labels, row in rows],
-    )
-    page.add(
-        "summary",
-        "demand_forecast_gpus",
-        "Forecast of the same, by how far ahead.",
-        [
-            ({**labels, "horizon": span(horizon_s), "quantile": f"{q:g}"}, row.values[row.quantiles.index(q)][h])
-            for labels, row in rows
-            for q in DEMAND_QUANTILES
-            if q in row.quantiles
-            for h, horizon_s in enumerate(row.horizons_s)
-        ],
-    )
-    ahead = sorted({horizon_s for _, row in rows for horizon_s in row.horizons_s})
-    page.gauge(
-        "demand_horizon_seconds",
-        "How far ahead a horizon is, to sort by.",
-        [({"horizon": span(horizon_s)}, horizon_s) for horizon_s in ahead],
-    )
-    page.gauge(
-        "demand_coverage_ratio",
-        "Share of outcomes inside the 10 to 90 % band, in the model's own record; 0.8 is right.",
-        [(labels, (row.record or {}).get("coverage_80")) for labels, row in rows],
-    )
-    page.gauge(
-        "demand_loss_ratio",
-        "Weighted quantile loss over that of the best naive forecast, in the model's own record; below 1 is better.",
-        [(labels, (row.record or {}).get("wql_vs_best_naive")) for labels, row in rows],
-    )
-    page.gauge(
-        "demand_model_info", "Who serves a series.", [({**labels, "model": row.model}, 1) for labels, row in rows]
-    )
-    waits = [(labels, row.waits_for) for labels, row in rows if isinstance(row.waits_for, WaitsFor)]
-    page.gauge(
-        "demand_waiting_gpus",
-        "GPUs of jobs that wait, by what they wait for: machines, or a quota of their queue.",
-        [
-            ({"queue": labels["queue"], "pool": labels["pool"], "waits_for": name}, gpus)
-            for labels, row in waits
-            for name, gpus in (("machines", row.machines), ("quota", row.quota))
-        ],
-    )
-    page.gauge(
-        "demand_usable_gpus",
-        "GPUs that the jobs of a queue may use, and those of a pool of machines.",
-        [
-            ({"queue": row.queue, "pool": row.pool}, row.capacity)
-            for _, row in rows
-            if row.target == "wanted" and isinstance(row.capacity, float)
-        ],
-    )
-    left_out = len(size) - len(shown)
-    page.number("demand_pools_left_out", "Queues and pools without series, beyond the bound of this page.", left_out)
-    return page.encode()
-
-
-def _largest(size: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
-    """Return the POOLS_SHOWN largest (queue, pool) keys, the largest first."""
-    return sorted(size, key=lambda one: (-size[one], one))[:POOLS_SHOWN]
 
 
 def _total(values: NDArray[np.float64]) -> float | None:

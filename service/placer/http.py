@@ -155,9 +155,10 @@ async def health(request: Request, context: PlacerContext, query: Query) -> Resp
 async def metrics(request: Request, context: PlacerContext, query: Query) -> Response:
     context.metrics.intents.set(len(context.service.ledger.list_active_intents()))
     with contextlib.suppress(StaleError):
-        context.metrics.set_fragments(fragmentation(context.service.view.observed().view, context.service.options()))
-        context.metrics.set_queues(context.admin.queues().rows)
-        context.metrics.set_charges(context.admin.day())
+        view, shown = context.service.view.observed().view, context.metrics.queues
+        shown.set_fragments(fragmentation(view, context.service.options()))
+        shown.set_queues(context.admin.queues().rows)
+        shown.set_charges(context.admin.day())
     return Response(generate_latest(context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

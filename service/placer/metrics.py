@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
+from fleetcast.models.start_record import LOOKS_S, StartRecord
+from fleetcast.placement.ahead.start_time import LEVELS
 from fleetcast.placement.machines.fragmentation import PoolFragments
 from fleetcast.placement.queues.showback import ChargeSum
 from fleetcast.placement.queues.tree import ANY
@@ -19,6 +21,13 @@ class PlacerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(namespace="fleetcast_placer", registry=self.registry)
+        self._add_requests()
+        self._add_state()
+        self.starts = StartTimeMetrics(self.registry)
+        self.queues = QueueMetrics(self.registry)
+
+    def _add_requests(self) -> None:
+        """Add the metrics of requests, decisions and connections."""
         self.decisions = Counter(
             "fleetcast_placer_decisions", "Decisions by outcome and door.", ["outcome", "door"], registry=self.registry
         )
@@ -37,6 +46,12 @@ class PlacerMetrics:
             ["status"],
             registry=self.registry,
         )
+        self.refused_requests = Counter(
+            "fleetcast_placer_bad_requests", "Requests answered with a problem.", ["status"], registry=self.registry
+        )
+
+    def _add_state(self) -> None:
+        """Add the metrics of the queue, the promises and the placer's own state."""
         self.queue_length = Gauge("fleetcast_placer_queue_length", "Requests that wait.", registry=self.registry)
         self.intents = Gauge(
             "fleetcast_placer_intents", "Placements of which nothing has been seen yet.", registry=self.registry
@@ -59,69 +74,6 @@ class PlacerMetrics:
         self.audit_position = Gauge(
             "fleetcast_placer_audit_position", "Number of the newest line of the audit trail.", registry=self.registry
         )
-        self.start_coverage = Gauge(
-            "fleetcast_start_coverage_ratio",
-            "Share of the last requests that started by the quantile shown, of those whose quantile has passed.",
-            ["quantile"],
-            registry=self.registry,
-        )
-        self.start_scored = Gauge(
-            "fleetcast_start_scored_requests",
-            "Requests with a start time of which at least the p10 has passed.",
-            registry=self.registry,
-        )
-        self.starts_age_s = Gauge(
-            "fleetcast_start_times_age_seconds",
-            "Fleet time since start times and room were sampled.",
-            registry=self.registry,
-        )
-        self.start_age_coverage = Gauge(
-            "fleetcast_start_age_coverage_ratio",
-            "Share of requests that started by the quantile shown when they had waited so long since the first answer.",
-            ["age_s", "quantile"],
-            registry=self.registry,
-        )
-        self.start_age_scored = Gauge(
-            "fleetcast_start_age_scored_requests",
-            "Requests whose quantile shown at that age has passed.",
-            ["age_s", "quantile"],
-            registry=self.registry,
-        )
-        self.fragments = Gauge(
-            "fleetcast_fragmentation_gpus",
-            "GPUs that are free, that the present demand cannot use (lost), and that lack CPUs (stranded).",
-            ["pool", "kind"],
-            registry=self.registry,
-        )
-        self.largest_gang = Gauge(
-            "fleetcast_largest_gang_gpus",
-            "GPUs of the largest gang that fits now into one domain of a level.",
-            ["pool", "level"],
-            registry=self.registry,
-        )
-        self.queue_gpus = Gauge(
-            "fleetcast_queue_stand_gpus",
-            "GPUs of a queue: held by its jobs or promised to them, guaranteed, its limit, borrowed beyond its "
-            "guarantee, lent of it, waited for.",
-            ["queue", "kind"],
-            registry=self.registry,
-        )
-        self.queue_share = Gauge(
-            "fleetcast_queue_share", "What the order counts for a queue; the least is next.", ["queue"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.charged = Gauge(
-            "fleetcast_charged_gpu_seconds",
-            "GPU-seconds of a queue within the last day: granted, used, idle, lost to failures, preempted, waited for.",
-            ["queue", "kind"],
-            registry=self.registry,
-        )
-        self.charged_money = Gauge(
-            "fleetcast_charged_money",
-            "What the last day costs a queue, by [prices].",
-            ["queue"],
-            registry=self.registry,
-        )
         self.failures = Counter(
             "fleetcast_placer_failures",
             "Failures of the placer's own code and of plugins, by part. The placer goes on.",
@@ -132,9 +84,6 @@ class PlacerMetrics:
             "fleetcast_placer_queues_refused",
             "1 while the file of queues does not serve: the tree before it does, or one line.",
             registry=self.registry,
-        )
-        self.refused_requests = Counter(
-            "fleetcast_placer_bad_requests", "Requests answered with a problem.", ["status"], registry=self.registry
         )
 
     def set_paused_promises(self, paused: Mapping[str, int]) -> None:
@@ -152,6 +101,97 @@ class PlacerMetrics:
     def refuse_connection(self, reason: int | str) -> None:
         """Count a connection that the placer refused or closed, by its status or reason."""
         self.refused_connections.labels(str(reason)).inc()
+
+    def observe(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count an answered request, if it is a problem."""
+        if status >= 400:
+            self.refused_requests.labels(str(status)).inc()
+
+
+class StartTimeMetrics:
+    """The metrics of issued start times: their age, and how often they were right."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.coverage = Gauge(
+            "fleetcast_start_coverage_ratio",
+            "Share of the last requests that started by the quantile shown, of those whose quantile has passed.",
+            ["quantile"],
+            registry=registry,
+        )
+        self.scored = Gauge(
+            "fleetcast_start_scored_requests",
+            "Requests with a start time of which at least the p10 has passed.",
+            registry=registry,
+        )
+        self.age_s = Gauge(
+            "fleetcast_start_times_age_seconds",
+            "Fleet time since start times and room were sampled.",
+            registry=registry,
+        )
+        self.age_coverage = Gauge(
+            "fleetcast_start_age_coverage_ratio",
+            "Share of requests that started by the quantile shown when they had waited so long since the first answer.",
+            ["age_s", "quantile"],
+            registry=registry,
+        )
+        self.age_scored = Gauge(
+            "fleetcast_start_age_scored_requests",
+            "Requests whose quantile shown at that age has passed.",
+            ["age_s", "quantile"],
+            registry=registry,
+        )
+
+    def set_record(self, record: StartRecord) -> None:
+        """Set the shares of requests that started by each quantile."""
+        judgement = record.judge()
+        self.scored.set(judgement.all_ages.requests[0])
+        for level, share in zip(LEVELS.values(), judgement.all_ages.shares.tolist(), strict=True):
+            self.coverage.labels(f"{level:g}").set(share)
+        for age_s, at in zip(LOOKS_S, judgement.by_age, strict=True):
+            for level, share, requests in zip(LEVELS.values(), at.shares.tolist(), at.requests.tolist(), strict=True):
+                self.age_coverage.labels(f"{age_s:g}", f"{level:g}").set(share)
+                self.age_scored.labels(f"{age_s:g}", f"{level:g}").set(requests)
+
+
+class QueueMetrics:
+    """The metrics of fragmentation, queues and charges."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.fragments = Gauge(
+            "fleetcast_fragmentation_gpus",
+            "GPUs that are free, that the present demand cannot use (lost), and that lack CPUs (stranded).",
+            ["pool", "kind"],
+            registry=registry,
+        )
+        self.largest_gang = Gauge(
+            "fleetcast_largest_gang_gpus",
+            "GPUs of the largest gang that fits now into one domain of a level.",
+            ["pool", "level"],
+            registry=registry,
+        )
+        self.queue_gpus = Gauge(
+            "fleetcast_queue_stand_gpus",
+            "GPUs of a queue: held by its jobs or promised to them, guaranteed, its limit, borrowed beyond its "
+            "guarantee, lent of it, waited for.",
+            ["queue", "kind"],
+            registry=registry,
+        )
+        self.queue_share = Gauge(
+            "fleetcast_queue_share", "What the order counts for a queue; the least is next.", ["queue"],
+            registry=registry,
+        )  # fmt: skip
+        self.charged = Gauge(
+            "fleetcast_charged_gpu_seconds",
+            "GPU-seconds of a queue within the last day: granted, used, idle, lost to failures, preempted, waited for.",
+            ["queue", "kind"],
+            registry=registry,
+        )
+        self.charged_money = Gauge(
+            "fleetcast_charged_money",
+            "What the last day costs a queue, by [prices].",
+            ["queue"],
+            registry=registry,
+        )
 
     def set_fragments(self, pools: Sequence[PoolFragments]) -> None:
         """Set the metrics of fragmentation. Pools that no longer exist lose their series."""
@@ -192,8 +232,3 @@ class PlacerMetrics:
                 self.charged.labels(name, kind).set(gpu_s)
             if row.money is not None:
                 self.charged_money.labels(name).set(row.money)
-
-    def observe(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered request, if it is a problem."""
-        if status >= 400:
-            self.refused_requests.labels(str(status)).inc()

@@ -76,7 +76,7 @@ class StartTimeSampler:
         self.record = load_start_record(service.ledger)
         self._seen: tuple[Any, ...] = ()
         self._releases: tuple[JobRelease, ...] = ()
-        service.metrics.starts_age_s.set_function(self._compute_age_s)
+        service.metrics.starts.age_s.set_function(self._compute_age_s)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -151,7 +151,7 @@ class StartTimeSampler:
         self.service.backlog.start_notes = notes_of(paths, starts)
         self._room = room(paths, starts, newcomer)
         ledger.remember(start_times=self.record.dump())
-        self._publish_metrics()
+        self.service.metrics.starts.set_record(self.record)
         self._at_s, self._at_ms, self._seen = time.monotonic(), options.now_ms, seen
         self._took_s = self._at_s - began
         return paths
@@ -228,16 +228,6 @@ class StartTimeSampler:
                 self.record.started(name, row.started_ms)
             elif not self.service.ledger.is_queued(name):
                 self.record.withdrawn(name, self._at_ms)
-
-    def _publish_metrics(self) -> None:
-        metrics, judgement = self.service.metrics, self.record.judge()
-        metrics.start_scored.set(judgement.all_ages.requests[0])
-        for level, share in zip(LEVELS.values(), judgement.all_ages.shares.tolist(), strict=True):
-            metrics.start_coverage.labels(f"{level:g}").set(share)
-        for age_s, at in zip(LOOKS_S, judgement.by_age, strict=True):
-            for level, share, requests in zip(LEVELS.values(), at.shares.tolist(), at.requests.tolist(), strict=True):
-                metrics.start_age_coverage.labels(f"{age_s:g}", f"{level:g}").set(share)
-                metrics.start_age_scored.labels(f"{age_s:g}", f"{level:g}").set(requests)
 
     def queue(self, rows: Sequence[QueueRow]) -> Queue:
         """Return the answer to `GET /queue`.

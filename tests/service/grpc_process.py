@@ -15,9 +15,8 @@ import tomli_w
 
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.service.board.board import Section
-from fleetcast.service.pipeline.demand.metrics import make_parts_page
+from fleetcast.service.pipeline.demand.metrics import make_demand_page, make_parts_page
 from fleetcast.service.pipeline.demand.sections import make_demand_sections
-from fleetcast.service.pipeline.fleet_metrics import make_demand_page
 from tests.ports import free_ports
 from tests.service.api_world import publish
 from tests.service.certificate_files import Authority, Pair

@@ -39,10 +39,9 @@ from fleetcast.service.board.board import Board, Section
 from fleetcast.service.board.gpu_use import Occupant
 from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.demand.histories import read_histories
-from fleetcast.service.pipeline.demand.metrics import make_parts_page, make_trees_page
+from fleetcast.service.pipeline.demand.metrics import make_demand_page, make_parts_page, make_trees_page
 from fleetcast.service.pipeline.demand.sections import copy_demand_sections, make_demand_sections
 from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees, make_shadow_model
-from fleetcast.service.pipeline.fleet_metrics import make_demand_page
 from fleetcast.service.pipeline.state import PAST_MS, FleetState
 from fleetcast.service.pipeline.tick import Tick
 from fleetcast.service.thread_work import run_in_thread

@@ -1,21 +1,116 @@
-"""The metrics of demand that `fleet_metrics` lacks.
+"""The metrics of demand: the largest queues, pools and groups, the busiest served models, and the trees.
 
-They cover the largest groups, the busiest served models, and the trees.
+`fleetcast_demand_pools_left_out` and `…_demand_groups_left_out` count those without series of their own.
 """
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
-from fleetcast.models.demand.rows import DemandRow
+from fleetcast.models.demand.rows import DemandRow, WaitsFor
 from fleetcast.service.exposition import Page, span
 from fleetcast.service.pipeline.demand.served_trees import ServedTrees
 
+POOLS_SHOWN = 20
 GROUPS_SHOWN = 20
 MODELS_SHOWN = 20
 HORIZONS_S = (3600, 86_400)
 RATE_HORIZONS_S = (300, 1800, 3600)
 QUANTILES = (0.5, 0.9)
+QUEUE_QUANTILES = (0.1, 0.5, 0.9)
 
 Rows = Sequence[DemandRow]
+NamedRow = tuple[dict[str, str], DemandRow]  # labels, row
+
+
+def make_demand_page(demand: Sequence[DemandRow]) -> bytes:
+    """Make the page of whole queues and pools. demand: rows of `/v1/demand`."""
+    page = Page()
+    demand = [row for row in demand if row.class_ == row.group == "all"]
+    size: dict[tuple[str, str], float] = defaultdict(float)
+    for row in demand:
+        size[row.queue, row.pool] += math.inf if row.queue == row.pool == "all" else row.now
+    queues = _largest({one: gpus for one, gpus in size.items() if one[1] == "all"})
+    pools = _largest({one: gpus for one, gpus in size.items() if one[1] != "all"})
+    shown = {*queues, *pools}
+    rows = [
+        ({"queue": row.queue, "pool": row.pool, "target": row.target}, row)
+        for row in demand
+        if (row.queue, row.pool) in shown
+    ]
+    _add_forecasts(page, rows)
+    _add_waits(page, rows)
+    left_out = len(size) - len(shown)
+    page.number("demand_pools_left_out", "Queues and pools without series, beyond the bound of this page.", left_out)
+    return page.encode()
+
+
+def _add_forecasts(page: Page, rows: Sequence[NamedRow]) -> None:
+    """Add the demand now, its forecasts, and how good the forecasts were."""
+    page.gauge(
+        "demand_now_gpus",
+        "GPUs by queue, and by pool of machines: running, queued, wanted (both), and arriving within ten minutes.",
+        [(labels, row.now) for labels, row in rows],
+    )
+    page.add(
+        "summary",
+        "demand_forecast_gpus",
+        "Forecast of the same, by how far ahead.",
+        [
+            ({**labels, "horizon": span(horizon_s), "quantile": f"{q:g}"}, row.values[row.quantiles.index(q)][h])
+            for labels, row in rows
+            for q in QUEUE_QUANTILES
+            if q in row.quantiles
+            for h, horizon_s in enumerate(row.horizons_s)
+        ],
+    )
+    ahead = sorted({horizon_s for _, row in rows for horizon_s in row.horizons_s})
+    page.gauge(
+        "demand_horizon_seconds",
+        "How far ahead a horizon is, to sort by.",
+        [({"horizon": span(horizon_s)}, horizon_s) for horizon_s in ahead],
+    )
+    page.gauge(
+        "demand_coverage_ratio",
+        "Share of outcomes inside the 10 to 90 % band, in the model's own record; 0.8 is right.",
+        [(labels, (row.record or {}).get("coverage_80")) for labels, row in rows],
+    )
+    page.gauge(
+        "demand_loss_ratio",
+        "Weighted quantile loss over that of the best naive forecast, in the model's own record; below 1 is better.",
+        [(labels, (row.record or {}).get("wql_vs_best_naive")) for labels, row in rows],
+    )
+    page.gauge(
+        "demand_model_info", "Who serves a series.", [({**labels, "model": row.model}, 1) for labels, row in rows]
+    )
+
+
+def _add_waits(page: Page, rows: Sequence[NamedRow]) -> None:
+    """Add the GPUs that jobs wait for, and those that they may use."""
+    waits = [(labels, row.waits_for) for labels, row in rows if isinstance(row.waits_for, WaitsFor)]
+    page.gauge(
+        "demand_waiting_gpus",
+        "GPUs of jobs that wait, by what they wait for: machines, or a quota of their queue.",
+        [
+            ({"queue": labels["queue"], "pool": labels["pool"], "waits_for": name}, gpus)
+            for labels, row in waits
+            for name, gpus in (("machines", row.machines), ("quota", row.quota))
+        ],
+    )
+    page.gauge(
+        "demand_usable_gpus",
+        "GPUs that the jobs of a queue may use, and those of a pool of machines.",
+        [
+            ({"queue": row.queue, "pool": row.pool}, row.capacity)
+            for _, row in rows
+            if row.target == "wanted" and isinstance(row.capacity, float)
+        ],
+    )
+
+
+def _largest(size: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
+    """Return the POOLS_SHOWN largest (queue, pool) keys, the largest first."""
+    return sorted(size, key=lambda one: (-size[one], one))[:POOLS_SHOWN]
 
 
 def make_parts_page(rows: Rows) -> bytes:
@@ -43,9 +138,7 @@ def make_parts_page(rows: Rows) -> bytes:
     return page.encode()
 
 
-def _ahead(
-    named: Sequence[tuple[dict[str, str], DemandRow]], horizons_s: Sequence[int]
-) -> list[tuple[dict[str, str], float | None]]:
+def _ahead(named: Sequence[NamedRow], horizons_s: Sequence[int]) -> list[tuple[dict[str, str], float | None]]:
     return [
         (
             {**labels, "horizon": span(horizon_s), "quantile": f"{q:g}"},

@@ -29,8 +29,10 @@ from fleetcast.service.board.board import BoardReader
 from fleetcast.service.config import Config
 from fleetcast.service.exposition import LABEL_CHARS
 from fleetcast.service.pipeline import fleet_metrics
+from fleetcast.service.pipeline.demand import metrics as demand_metrics
+from fleetcast.service.pipeline.demand.metrics import make_demand_page
 from fleetcast.service.pipeline.documents import STATES
-from fleetcast.service.pipeline.fleet_metrics import make_demand_page, make_fleet_page
+from fleetcast.service.pipeline.fleet_metrics import make_fleet_page
 from fleetcast.service.pipeline.gpu_states import gpu_states
 from fleetcast.service.pipeline.metrics import PipelinePage
 from fleetcast.service.pipeline.pipeline import Pipeline
@@ -202,7 +204,7 @@ def test_the_series_stay_bounded_on_a_fleet_of_ten_thousand_nodes() -> None:
         ("queues",): 500 - fleet_metrics.QUEUES_SHOWN,
         ("slow_jobs",): 20_000 - fleet_metrics.JOBS_SHOWN,
     }
-    assert of(found, "demand_pools_left_out") == {(): 201 - fleet_metrics.POOLS_SHOWN}
+    assert of(found, "demand_pools_left_out") == {(): 201 - demand_metrics.POOLS_SHOWN}
     assert of(found, "flagged_nodes", "action")["drain_now",] == 3_000
     assert sum(of(found, "queue_jobs", "queue", "state").values()) == 40_000
 
