@@ -63,7 +63,6 @@ def run(
       fleetcast run --config config.toml --role pipeline --instance 1    the second of [pipeline] instances = 2
     """
     from fleetcast.service.config import add_lines_to_errors, check_config, load_config, override
-    from fleetcast.service.start_checks import check_start
 
     logs.configure(log_format, log_level, _format_process_name(role, instance))
     loaded = override(
@@ -76,6 +75,8 @@ def run(
     check_config(loaded)
     _check_instance(role, instance, loaded)
     if role is None:
+        from fleetcast.service.start_checks import check_start
+
         launched = _start_launcher(loaded)
         if not isinstance(launched, str):
             with add_lines_to_errors(config):
@@ -102,11 +103,13 @@ def _start_launcher(config: "Config") -> "Launcher | str | None":
     In a role's own process, it returns the name of the role.
     """
     from fleetcast.service.launcher import fork_launcher
+    from fleetcast.service.process_memory import pause_garbage_collection
 
     if sys.platform != "linux":
         return None
     modules = {MODULES[role]: None for role, _ in _list_roles(config)}
-    return fork_launcher(["uvloop", "fleetcast.service.supervise", "fleetcast.service.state_folder", *modules])
+    with pause_garbage_collection():
+        return fork_launcher(["uvloop", "fleetcast.service.supervise", "fleetcast.service.state_folder", *modules])
 
 
 def _format_process_name(role: RoleName | None, instance: int | None) -> str:
@@ -176,11 +179,13 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
     import uvloop
 
     from fleetcast.service.exit_reason import record_exit_reason
+    from fleetcast.service.process_memory import pause_garbage_collection
     from fleetcast.service.state_folder import lock_role
 
     name = _choose_state_name(role, instance, config)
     with lock_role(config, name), record_exit_reason(config.folder, name):
-        serve = importlib.import_module(MODULES[role]).serve
+        with pause_garbage_collection():
+            serve = importlib.import_module(MODULES[role]).serve
         uvloop.run(serve(config, instance) if role is RoleName.PIPELINE else serve(config))
 
 

@@ -1,6 +1,9 @@
-"""Settings of the C library's memory allocator."""
+"""Settings of the C library's memory allocator and of the garbage collector."""
 
+import contextlib
 import ctypes
+import gc
+from collections.abc import Iterator
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 LARGE_BYTES = 4 * 2**20
@@ -20,3 +23,13 @@ def use_one_heap() -> None:
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, FREE_BYTES)
+
+
+@contextlib.contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """Pause the garbage collector, because imports make many objects and hardly any garbage."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,4 +1,7 @@
-"""Child processes of benchmarks. A child that ends too early is an error that shows the last lines of its output."""
+"""Child processes of benchmarks. A child that ends too early is an error that shows the last lines of its output.
+
+A child runs from bytecode, as an installed program does.
+"""
 
 import os
 import subprocess
@@ -19,7 +22,8 @@ class ChildProcess:
         self.log = Path(path)
         self._log = os.fdopen(number, "w+b")
         self._failed = False
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env=environment)
         self.pid = self._process.pid
 
     def check(self, unless: str = "") -> None:

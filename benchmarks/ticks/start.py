@@ -1,7 +1,8 @@
 """Starting: from the start of a pipeline to its first board, with the snapshot of a fleet and of weeks of jobs.
 
 The process is a real one, with a configuration file and a topology file. The snapshot is what a busy site leaves
-behind: full rings, a file for each of the last minutes, running jobs with their steps, and ended ones at rest.
+behind: full rings, a file for each of the last minutes, running jobs with their steps, and ended ones at rest. One start
+that does not count comes first, so that every module is compiled, as after an installation.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             leave(fleet)
             now_ms, jobs = fleet.clock.now_ms(), len(fleet.pipeline.state.jobs.running())
             del fleet
-            starts = [first_board(Path(folder), now_ms, gpus, jobs) for _ in range(REPEATS)]
+            starts = [first_board(Path(folder), now_ms, gpus, jobs) for _ in range(1 + REPEATS)][1:]
             values = [took_s for took_s, _ in starts]
             cpu_s = min(starts)[1]
             yield record("start", "process to first board, snapshot", {"gpus": gpus}, values, "s", cpu_s=cpu_s)

@@ -16,13 +16,16 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 import aiohappyeyeballs
 import httptools
 
 from fleetcast.ingest.pages.fetch import FetchedPage, FetchError, fetch, make_request_headers, open_session, unpack_page
+
+if TYPE_CHECKING:
+    import aiohttp
 
 logger = logging.getLogger(__name__)
 
@@ -282,7 +285,7 @@ class PageClient:
     """
 
     def __init__(self, timeout_s: float, keepalive_s: float) -> None:
-        self._session = open_session(timeout_s, keepalive_s)
+        self._session: aiohttp.ClientSession | None = None
         self._timeout_s, self._keepalive_s = timeout_s, keepalive_s
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._idle: dict[Address, list[tuple[float, _Connection]]] = {}  # with the time of the last answer
@@ -295,7 +298,7 @@ class PageClient:
         """Fetch a page of at most `max_body_bytes`, both packed and unpacked. Raises FetchError."""
         request = _make_plain_request(url)
         if request is None or url in self._unusual:
-            return await fetch(self._session, url, max_body_bytes)
+            return await self._fetch_with_session(url, max_body_bytes)
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
@@ -303,7 +306,7 @@ class PageClient:
                 except _UnusualAnswer as error:
                     logger.info("%s: %s: aiohttp fetches it for %.0f s", url, error, UNUSUAL_S)
                     self._unusual[url] = self._loop.time() + UNUSUAL_S
-                    return await fetch(self._session, url, max_body_bytes)
+                    return await self._fetch_with_session(url, max_body_bytes)
         except TimeoutError:
             raise FetchError("timeout", url) from None
 
@@ -315,8 +318,14 @@ class PageClient:
                 connection.close()
         self._idle.clear()
         await self._names.close()
-        await self._session.close()
+        if self._session is not None:
+            await self._session.close()
         await asyncio.sleep(0)  # the event loop closes the sockets
+
+    async def _fetch_with_session(self, url: str, max_body_bytes: int) -> FetchedPage:
+        if self._session is None:
+            self._session = open_session(self._timeout_s, self._keepalive_s)
+        return await fetch(self._session, url, max_body_bytes)
 
     async def _fetch_plain_page(self, url: str, request: _Request, max_body_bytes: int) -> FetchedPage:
         """Ask over an idle connection or a new one. Tries once more, over a new one, if the peer closes it."""

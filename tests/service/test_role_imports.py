@@ -12,7 +12,7 @@ import pytest
 COMMON = {"aiohttp", "cramjam", "numpy", "tomli_w"}
 SERVER = {"anyio", "click", "lz4", "prometheus_client", "starlette", "uvicorn"}
 MAY_IMPORT = {
-    "fleetcast.service.pipeline.role": COMMON | {"lz4", "prometheus_client"},
+    "fleetcast.service.pipeline.role": (COMMON - {"aiohttp"}) | {"lz4", "prometheus_client"},
     "fleetcast.service.api.role": COMMON
     | SERVER
     | {"fastapi", "opentelemetry", "pydantic"},  # fastapi imports opentelemetry
@@ -50,14 +50,14 @@ from fleetcast.service.withheld_imports import withhold_imports
 withhold_imports()
 import numpy as np
 import pyarrow as pa, pyarrow.parquet as pq
-from fleetcast.features.period import _first_hill
-from fleetcast.models.demand.theta import FEW_SERIES, smoothed
+from fleetcast.features.period import _find_first_hill
+from fleetcast.models.demand.theta import FEW_SERIES, smooth_series
 table = pa.table({"a": pa.array(np.arange(9)), "b": pa.array(["x"] * 9)})
 sink = pa.BufferOutputStream()
 pq.write_table(table, sink)
 assert pq.read_table(pa.BufferReader(sink.getvalue())).to_pylist()[8] == {"a": 8, "b": "x"}
-assert _first_hill(np.cos(np.arange(400) / 9), 0.1) is not None
-smoothed(np.ones((FEW_SERIES, 50)), 0.2)
+assert _find_first_hill(np.cos(np.arange(400) / 9), 0.1) is not None
+smooth_series(np.ones((FEW_SERIES, 50)), 0.2)
 """
 
 
