@@ -103,13 +103,11 @@ def _start_launcher(config: "Config") -> "Launcher | str | None":
     In a role's own process, it returns the name of the role.
     """
     from fleetcast.service.launcher import fork_launcher
-    from fleetcast.service.process_memory import pause_garbage_collection
 
     if sys.platform != "linux":
         return None
     modules = {MODULES[role]: None for role, _ in _list_roles(config)}
-    with pause_garbage_collection():
-        return fork_launcher(["uvloop", "fleetcast.service.supervise", "fleetcast.service.state_folder", *modules])
+    return fork_launcher(["uvloop", "fleetcast.service.supervise", "fleetcast.service.state_folder", *modules])
 
 
 def _format_process_name(role: RoleName | None, instance: int | None) -> str:
