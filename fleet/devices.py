@@ -14,8 +14,8 @@ _PCI = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2}
 def normalise_device_name(stated: str) -> str:
     """Normalise a device name. A PCI address loses its function and capitals. Other names do not change.
 
-    >>> normalise_device_name("00000000:9B:00.0"), normalise_device_name("PCI:0000:9b:00"), normalise_device_name("GPU-1a")
-    ('0000:9b:00', '0000:9b:00', 'GPU-1a')
+    >>> [normalise_device_name(name) for name in ("00000000:9B:00.0", "PCI:0000:9b:00", "GPU-1a")]
+    ['0000:9b:00', '0000:9b:00', 'GPU-1a']
     """
     return _spelt(stated) if len(stated) <= LONGEST_ADDRESS else stated
 

@@ -40,8 +40,8 @@ def interpolate_hazard(p: Array, horizons_s: Sequence[float], duration_s: float)
     It never falls as the time grows.
 
     >>> p, horizons_s = 1 - np.exp(-np.array([[0.1], [0.2], [0.3], [0.3]])), (3600, 18_000, 86_400, 604_800)
-    >>> interpolate_hazard(p, horizons_s, 1800).round(3).tolist(), interpolate_hazard(p, horizons_s, 10_800).round(3).tolist()
-    ([0.05], [0.15])
+    >>> [interpolate_hazard(p, horizons_s, span_s).round(3).tolist() for span_s in (1800, 10_800)]
+    [[0.05], [0.15]]
     """
     hazard = np.maximum.accumulate(hazard_of(p), axis=-2)
     times = np.array((0, *horizons_s), np.float64)

@@ -18,8 +18,8 @@ def find_fact_origin(written: Mapping[str, int], submission: Submitted | None) -
 
     Sequences of labels, and of ends by silence, are below 0. Steps set none of these facts.
 
-    >>> find_fact_origin({"started": 3}, None), find_fact_origin({"started": -9}, None), find_fact_origin({"phase": 5, "end": -9}, None)
-    ('events', 'labels', 'sdk')
+    >>> [find_fact_origin(fact, None) for fact in ({"started": 3}, {"started": -9}, {"phase": 5, "end": -9})]
+    ['events', 'labels', 'sdk']
     """
     sequences = [written[group] for group in TELLING if group in written]
     if any(sequence >= 0 for sequence in sequences):

@@ -23,7 +23,9 @@ def compute_queued_sequence(submitted_ms: int, now_ms: int) -> int:
 
     It grows with time, so the latest event counts. Changes within a tenth of a second share a number.
 
-    >>> EXPLAINED < compute_queued_sequence(0, 50) < compute_queued_sequence(0, 150) < compute_submitted_sequence(0, 50) < compute_first_sequence(0)
+    >>> EXPLAINED < compute_queued_sequence(0, 50) < compute_queued_sequence(0, 150)
+    True
+    >>> compute_queued_sequence(0, 150) < compute_submitted_sequence(0, 50) < compute_first_sequence(0)
     True
     """
     return QUEUED_LATER + _count_tenths(submitted_ms, now_ms)

@@ -169,8 +169,8 @@ def compute_robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Arra
 def compute_p90(counts: NDArray[np.floating]) -> float:
     """Return the value that nine of ten of (n,) do not exceed, or 0 if none is known. NaN means unknown.
 
-    >>> compute_p90(np.array([0.0, 0.0, np.nan, 7.0])), compute_p90(np.array([4.0] * 19 + [90.0])), compute_p90(np.zeros(0))
-    (0.0, 4.0, 0.0)
+    >>> [compute_p90(np.array(values)) for values in ([0.0, 0.0, np.nan, 7.0], [4.0] * 19 + [90.0], [])]
+    [0.0, 4.0, 0.0]
     """
     known = counts[np.isfinite(counts)]
     if not len(known):

@@ -88,7 +88,8 @@ def limit_high_share(
     The others are elevated.
 
     >>> four = np.zeros(4, np.int64)
-    >>> limit_high_share(np.array([2, 2, 2, 0]), np.array([2, 0, 0, 0]), np.array([0.4, 0.5, 0.9, 0.0]), four, 0.5).tolist()
+    >>> level, before, risk = np.array([2, 2, 2, 0]), np.array([2, 0, 0, 0]), np.array([0.4, 0.5, 0.9, 0.0])
+    >>> limit_high_share(level, before, risk, four, 0.5).tolist()
     [2, 1, 2, 0]
     """
     order = np.lexsort((-np.nan_to_num(scores), -(held == 2).astype(np.int8)))

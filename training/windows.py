@@ -45,8 +45,8 @@ def make_rolling_windows(begin_s: float, end_s: float, count: int = 0) -> tuple[
 
     >>> [window.begin_s / DAY_S for window in make_rolling_windows(0.0, 90 * DAY_S)]
     [0.0, 30.0, 60.0]
-    >>> len(make_rolling_windows(0.0, 21 * DAY_S)), len(make_rolling_windows(0.0, 5 * DAY_S)), len(make_rolling_windows(0.0, 60.0))
-    (3, 5, 1)
+    >>> [len(make_rolling_windows(0.0, end_s)) for end_s in (21 * DAY_S, 5 * DAY_S, 60.0)]
+    [3, 5, 1]
     """
     if not end_s > begin_s:
         return ()

@@ -172,8 +172,8 @@ def _read_number(path: Path, rows: PortRows) -> float | None:
 def parse_leading_number(text: bytes) -> float | None:
     """Return the first word of a sysfs file as a number. None for "N/A". Raises RecordError("bad_value").
 
-    >>> parse_leading_number(b"4: ACTIVE"), parse_leading_number(b"2.5 Gb/sec (1X SDR)"), parse_leading_number(b"N/A (no PMA)")
-    (4.0, 2.5, None)
+    >>> [parse_leading_number(text) for text in (b"4: ACTIVE", b"2.5 Gb/sec (1X SDR)", b"N/A (no PMA)")]
+    [4.0, 2.5, None]
     """
     words = text[:64].split()
     word = words[0].rstrip(b":") if words else b""

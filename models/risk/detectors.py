@@ -3,8 +3,8 @@
     @sees("xid_hard")       (view of all entities of a kind) -> Detection    what their own samples show
     @reports("slow_nic")    makes Signals some other way: by comparing a gang, from node events, from ended jobs
 
-Every rule of `fleetcast.models.risk.rules` has exactly one of these functions. `check_rules_have_detectors` raises if one has
-none.
+Every rule of `fleetcast.models.risk.rules` has exactly one of these functions.
+`check_rules_have_detectors` raises if one has none.
 """
 
 import difflib

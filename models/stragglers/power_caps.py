@@ -1,7 +1,7 @@
 """Power caps: nodes whose clocks are low because an operator limited the power.
 
-A cap costs a gang time, and is no fault. `fleetcast.models.risk.gpu_signals.compute_cap_evidence` states for each GPU how
-certain a cap is:
+A cap costs a gang time, and is no fault. For each GPU
+`fleetcast.models.risk.gpu_signals.compute_cap_evidence` states how certain a cap is:
 
     STATED     by a reason bit, or by power at its stated limit
     LIKELY   neither is exported, but its power is below its node's others' as its clock is

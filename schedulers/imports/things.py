@@ -139,8 +139,8 @@ class Thing:
 def parse_quantity(text: str) -> float:
     """Parse a quantity of Kubernetes. Returns NaN if the text is none.
 
-    >>> parse_quantity("8"), parse_quantity("500m"), parse_quantity("2Ki"), parse_quantity("1e3"), parse_quantity(".inf")
-    (8.0, 0.5, 2048.0, 1000.0, nan)
+    >>> [parse_quantity(text) for text in ("8", "500m", "2Ki", "1e3", ".inf")]
+    [8.0, 0.5, 2048.0, 1000.0, nan]
     """
     found = _QUANTITY.fullmatch(text.strip())
     return number_of(found[1]) * _SCALE[found[2] or ""] if found else math.nan

@@ -15,8 +15,8 @@ NOWHERE = "unknown"
 def normalise_client_address(host: str) -> str:
     """Return the address under which a client is counted. All names and other non-addresses count as one.
 
-    >>> normalise_client_address("10.0.0.7"), normalise_client_address("::ffff:10.0.0.7"), normalise_client_address("2001:db8::5"), normalise_client_address("unix")
-    ('10.0.0.7', '10.0.0.7', '2001:db8::/64', 'unknown')
+    >>> [normalise_client_address(peer) for peer in ("10.0.0.7", "::ffff:10.0.0.7", "2001:db8::5", "unix")]
+    ['10.0.0.7', '10.0.0.7', '2001:db8::/64', 'unknown']
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -294,7 +294,8 @@ def _change(write: Write, node: ControlledNode) -> NodeChange:
 def read_node_fields(node: ControlledNode) -> dict[str, str]:
     """Return the values of a node.
 
-    >>> read_node_fields(ControlledNode("n1", True, "[fleetcast] p", ("a", "risk_low"), ("risk_low",), '{"risk_level": 0}'))
+    >>> node = ControlledNode("n1", True, "[fleetcast] p", ("a", "risk_low"), ("risk_low",), '{"risk_level": 0}')
+    >>> read_node_fields(node)
     {'drain': '[fleetcast] p', 'feature': 'risk_low', 'extra': '0'}
     >>> read_node_fields(ControlledNode("n2", True, "fan 3", ("risk_low", "risk_high"), (), "rack 7"))
     {'theirs: drain': 'fan 3', 'feature': 'risk_low,risk_high only available', 'theirs: extra': 'rack 7'}

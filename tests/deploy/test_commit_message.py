@@ -131,7 +131,7 @@ def test_a_range_that_cannot_be_read_is_no_success(tree: Path, capsys: pytest.Ca
 def test_a_range_names_the_commits_that_are_wrong(tree: Path) -> None:
     for message in ("fleet: begin", "did things", "fleet: end"):
         git(tree, "commit", "--allow-empty", "-m", message)
-    (problem,) = commit_message.check_range(tree, "HEAD~2..HEAD")
+    (problem,) = commit_message.check_commit_range(tree, "HEAD~2..HEAD")
     assert "did things" in problem
 
 

@@ -183,7 +183,7 @@ def test_the_next_change_of_this_tree_can_be_released(monkeypatch: pytest.Monkey
     assert release.VERSION.fullmatch(release.current_version(ROOT))
     fragments = {**read_fragments(ROOT / FOLDER), "next.fixed.md": "The next change."}
     monkeypatch.setattr(release, "read_fragments", lambda folder: fragments)
-    texts = release.new_texts(ROOT, "99.0.0", DATE)
+    texts = release.make_release_texts(ROOT, "99.0.0", DATE)
     assert set(texts) == {*release.PLACES, "CHANGELOG.md"}
     assert "- The next change.\n" in texts["CHANGELOG.md"].partition("## [99.0.0]")[2]
     assert texts["deploy/helm/fleetcast/Chart.yaml"].count(": 99.0.0\n") == 2
@@ -196,7 +196,7 @@ def test_two_builds_of_the_wheel_are_equal_to_the_byte(tmp_path: Path) -> None:
         shutil.copytree(ROOT, tmp_path / name, symlinks=True, ignore=left_out)
         for path in (tmp_path / name).rglob("*"):
             os.utime(path, (1e9 + number, 1e9 + number), follow_symlinks=False)
-        artifacts.build_distribution(tmp_path / name, tmp_path / f"{name}-out", "wheel", release.epoch_of(DATE))
+        artifacts.build_distribution(tmp_path / name, tmp_path / f"{name}-out", "wheel", release.compute_epoch(DATE))
         (wheel,) = (tmp_path / f"{name}-out").glob("fleetcast-*.whl")
         hashes.add(hashlib.sha256(wheel.read_bytes()).hexdigest())
     assert len(hashes) == 1

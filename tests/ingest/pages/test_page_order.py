@@ -158,7 +158,7 @@ def orders(draw: st.DrawFn) -> list[bytes]:
 @given(orders())
 def test_pages_in_any_order_are_read_as_by_a_decoder_without_memory(pages: list[bytes]) -> None:
     warm, plain = Desk(), Desk()
-    plain.decoder._read_reordered = lambda page, shape: None  # type: ignore[method-assign]
+    plain.decoder._read_reordered_page = lambda page, shape: None  # type: ignore[method-assign]
     for number, one in enumerate(pages):
         batches = [desk.decoder.decode(one, 1000 + 15_000 * number) for desk in (warm, plain)]
         assert warm.words(batches[0]) == pytest.approx(plain.words(batches[1]))

@@ -46,13 +46,13 @@ def kill_at_random(site: Site, diary: Diary) -> None:
             site.kill(rng.choices(ROLES, WEIGHTS)[0])
             time.sleep(rng.uniform(0, 0.6))
         if rng.random() < 0.3:
-            site.wait_until_ready()
+            site.until_ready()
         time.sleep(rng.uniform(0.1, 1.8))
 
 
 def come_to_an_end(site: Site, crowd: list[Client]) -> None:
     """Let every client finish what it is at, and the service settle and stop in order."""
-    took_s = site.wait_until_ready()
+    took_s = site.until_ready()
     finish(crowd)
     site.service.request("POST", "/v1/placements", {"request_id": "last look", "dry_run": True})
     print(f"ready {took_s:.1f} s after the last kill; {site.restarts} restarts of the supervisor")
@@ -64,7 +64,7 @@ def test_a_hundred_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None
         site, config, clock = start(tmp_path, target)
         diary = Diary()
         try:
-            site.wait_until_ready()
+            site.until_ready()
             crowd = clients(site.service.port, clock, diary, SEED)
             for client in crowd:
                 client.start()

@@ -96,7 +96,7 @@ class Cluster:
         (data / "meta.properties").write_text("".join(f"{key}={value}\n" for key, value in about.items()))
 
     def start(self, node: int) -> None:
-        """A broker that is not running; `wait_until_ready` waits for it."""
+        """A broker that is not running; `until_ready` waits for it."""
         folder = self.folder / f"broker{node}"
         if self.kafka.classes.exists():
             archive = f"-XX:SharedArchiveFile={self.kafka.classes}"

@@ -113,7 +113,7 @@ def test_a_broker_that_restarts_loses_and_repeats_nothing(own: Cluster, how: str
             assert time.monotonic() < deadline, "the health row never said that the broker was away"
             time.sleep(0.05)
         own.start(1)
-        own.wait_until_ready()
+        own.until_ready()
 
     taken, written, source = read_through(topics, restart)
     check_whole(taken, written, source)
@@ -135,7 +135,7 @@ def test_a_writer_goes_on_after_an_outage_longer_than_a_delivery_may_take(
         with pytest.raises(SourceError):
             topics.send([(b"meanwhile", b"2")])
     own.start(1)
-    own.wait_until_ready()
+    own.until_ready()
     while not asyncio.run(read_all(topics.access, topics.telemetry))[1:]:
         with contextlib.suppress(SourceError):
             topics.send([(b"after", b"3")])
@@ -152,7 +152,7 @@ def test_one_broker_of_three_may_die(three: Cluster) -> None:
         three.kill(leader)
         time.sleep(5)
         three.start(leader)
-        three.wait_until_ready()
+        three.until_ready()
 
     check_whole(*read_through(topics, kill_a_leader))
     topics.close()

@@ -202,7 +202,7 @@ def test_every_command_of_the_page_on_kueue_works(
         checking.until("an active queue", lambda: checking.is_active("ClusterQueue", "gpus"))
         checking.until("labels", lambda: "fleetcast.io/rack" in checking.labels(RACKED[-1]))
         checking.submit("train", queue="gpus", pods=2, topologyRequest={"required": "fleetcast.io/rack"})
-        checking.wait_until_ready("train")
+        checking.until_ready("train")
 
     def label_by_hand() -> None:
         assert "fleetcast.io/rack" not in running[0].labels("m1")

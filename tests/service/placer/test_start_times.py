@@ -172,8 +172,8 @@ def test_who_waits_for_paths_takes_those_that_another_had_sampled(world: World) 
     sampled = []
 
     async def work() -> None:
-        sample = world.starts._sample
-        world.starts._sample = lambda: sampled.append(1) or sample()  # type: ignore[method-assign,func-returns-value]
+        sample = world.starts._sample_paths
+        world.starts._sample_paths = lambda: sampled.append(1) or sample()  # type: ignore[method-assign,func-returns-value]
         await asyncio.gather(*(world.starts.estimate(job(f"x{number}")) for number in range(5)))
 
     asyncio.run(work())
