@@ -4,7 +4,8 @@ from fleetcast.features.demand_series import DemandSeries
 from fleetcast.features.past_runs import PastRuns
 from fleetcast.features.similarity import shape_of
 from fleetcast.fleet.events import Checkpoint, JobEvent, NodeLost, Phase, Queued, Step
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 
 
 class JobFold:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Finished, JobEvent, Preempted, Resized, Started, Submitted
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.stateful import Dump, Stateful

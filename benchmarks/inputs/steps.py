@@ -11,7 +11,7 @@ import numpy as np
 
 from fleetcast.benchmarks.kit.case import measure
 from fleetcast.fleet.events import Started, Step, StepParts
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.models.stragglers.steps import StepPace, measure_pace
 

@@ -21,7 +21,8 @@ from fleetcast.benchmarks.kit.case import measure
 from fleetcast.features.co_runs import MOST_CO_RUNS, POLL_MS, CoRuns
 from fleetcast.features.sharing import Wiring
 from fleetcast.fleet.events import Started, Step, StepParts, Submitted
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import Device, Level, NodeSpec, Topology
 from fleetcast.models.jobs.interference import LOADS, Pairs, learn

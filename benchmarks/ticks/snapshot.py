@@ -17,7 +17,8 @@ from fleetcast.benchmarks.kit.case import fits_memory, record
 from fleetcast.benchmarks.kit.collector import configure_garbage_collector
 from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, T0, BusyFleet
 from fleetcast.fleet.events import Finished, Started, Step, Submitted
-from fleetcast.fleet.jobs import JobAttempt, encode_job
+from fleetcast.fleet.job_table import encode_job
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 
 ENDED_JOBS_PER_GPU = 20  # 35 days of 6,000 jobs a day at 10,000 GPUs

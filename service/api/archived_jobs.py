@@ -13,7 +13,8 @@ from typing import IO
 
 from fleetcast.fleet.errors import RecordError, SourceError
 from fleetcast.fleet.events import NodeEvent
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles, day_ms, live
 from fleetcast.ingest.archive.read import RETRIES, log_damaged_file
 from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event

@@ -19,7 +19,8 @@ import msgspec
 from fleetcast.features.arrays_file import AREA
 from fleetcast.features.store_files import SEGMENTS, link
 from fleetcast.fleet import files
-from fleetcast.fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
+from fleetcast.fleet.job_table import JobTable, decode_job, encode_job
+from fleetcast.fleet.jobs import JobAttempt
 
 MAGIC = b"FLEETJOB"
 ROWS_AT_ONCE = 1000

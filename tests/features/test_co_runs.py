@@ -10,7 +10,8 @@ from fleetcast.features import co_runs, sharing
 from fleetcast.features.co_runs import CoRuns
 from fleetcast.features.sharing import Company, Neighbours, Wiring
 from fleetcast.fleet.events import Finished, Started, Step, StepParts, Submitted
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import Device, Level, NodeSpec, Topology

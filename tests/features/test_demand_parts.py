@@ -11,7 +11,7 @@ from fleetcast.features.job_records import JobRecords
 from fleetcast.features.request_series import MINUTE_MS, RequestSeries, ServingCapacity, sum_request_rates
 from fleetcast.features.serving import ServedInstance
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Phase, Started, Step, Submitted
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 
 T0 = 1_700_002_800_000
 

@@ -11,7 +11,8 @@ from fleetcast.features.contribution import find_allowed_pools, over_quota
 from fleetcast.features.demand_series import TARGETS, DemandScope, DemandSeries
 from fleetcast.features.pool_inventory import UNASSIGNED, PoolInventory, divide
 from fleetcast.fleet.events import Finished, Gang, JobEvent, Queued, Started, Submitted
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.fleet.wait_reasons import OVER_QUOTA, waits_for_quota

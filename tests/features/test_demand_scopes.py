@@ -9,7 +9,7 @@ from fleetcast.features import demand_series
 from fleetcast.features.contribution import OTHER
 from fleetcast.features.demand_series import TARGETS, DemandSeries
 from fleetcast.fleet.events import Finished, JobEvent, Started, Submitted
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 
 T0 = 1_700_002_800_000
 MINUTE = 60_000

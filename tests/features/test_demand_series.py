@@ -12,7 +12,7 @@ from fleetcast.features.demand_series import TARGETS, DemandSeries
 from fleetcast.features.job_fold import JobFold
 from fleetcast.features.run_past import LEVELS
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Started, Submitted
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.requests import RankPlacement
 from tests.fuzz.bounds import examples
 

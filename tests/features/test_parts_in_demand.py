@@ -12,7 +12,8 @@ from fleetcast.features.delta_bins import RUNNING, DeltaBins
 from fleetcast.features.demand_series import DemandScope, DemandSeries, Target
 from fleetcast.features.pool_inventory import PoolInventory
 from fleetcast.fleet.events import JobEvent, Queued, Started, Submitted
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology
 

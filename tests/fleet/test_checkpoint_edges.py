@@ -7,7 +7,8 @@ import pytest
 from fleetcast.features.episodes import Episode, episodes
 from fleetcast.fleet.checkpoint_edges import MAX_EDGES, Edges, fold_edge
 from fleetcast.fleet.events import Checkpoint
-from fleetcast.fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
+from fleetcast.fleet.job_table import JobTable, decode_job, encode_job
+from fleetcast.fleet.jobs import JobAttempt
 
 
 def gang_told(ranks: int, checkpoints: int) -> list[Checkpoint]:

@@ -22,7 +22,8 @@ from fleetcast.fleet.events import (
     Submitted,
 )
 from fleetcast.fleet.job_steps import MAX_STEPS
-from fleetcast.fleet.jobs import MAX_EVENTS, JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import MAX_EVENTS, JobAttempt
 from fleetcast.fleet.nodes import NodeTable
 from fleetcast.fleet.requests import Gang, RankPlacement
 from fleetcast.fleet.sequences import SeenSequences

@@ -10,7 +10,7 @@ import pytest
 
 from fleetcast.fleet.errors import RecordError, RequestError
 from fleetcast.fleet.events import NodeEvent
-from fleetcast.fleet.jobs import JobTable, encode_job
+from fleetcast.fleet.job_table import JobTable, encode_job
 from fleetcast.fleet.nodes import NodeTable
 from fleetcast.fleet.requests import PlacementRequest, check_request
 from fleetcast.ingest.inbox.job_events import MAX_COUNT, decode_event

@@ -9,7 +9,7 @@ from fleetcast.features.extract import GPU_FEATURES, NODE_FEATURES, PORT_FEATURE
 from fleetcast.features.frame import FeatureFrame
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Started, Submitted
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.nodes import NodeTable
 from fleetcast.fleet.requests import Gang, RankPlacement
 from fleetcast.fleet.samples import EntityKind

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Phase, Resized, Started
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.ingest.health.torchelastic import Sender, decode, parse_failure
 from fleetcast.ingest.inbox.event_body import DecodedBody
 

@@ -11,7 +11,7 @@ from fleetcast.clients.kubernetes import Changes, Cluster, Listing
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, SourceError
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.ingest.kubernetes.source import KINDS, KubernetesSource
 from tests.fuzz.bounds import examples
 from tests.ingest.small_kubernetes import CREATED_MS, SmallKubernetes, condition, ended, job, pod, running

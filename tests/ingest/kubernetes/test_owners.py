@@ -13,7 +13,7 @@ from fleetcast.clients.kubernetes import Changes, Listing
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Started, Submitted
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.ingest.kubernetes.jobs import JobState
 from fleetcast.ingest.kubernetes.objects import Pod, decode
 from fleetcast.ingest.kubernetes.owners import kind_of, owner_of

@@ -14,7 +14,8 @@ from fleetcast.features.demand_series import DemandSeries
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import JobEvent, Queued, Submitted
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.ingest.slurm.jobs import SITE
 from fleetcast.ingest.slurm.json import decode_accounted_jobs, decode_queued_jobs
 from fleetcast.ingest.slurm.reasons import is_blocked

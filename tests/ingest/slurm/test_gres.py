@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.events import Started, Submitted
 from fleetcast.fleet.held_gpus import count_wanted_milli, held_milli
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.ingest.slurm.gres import read_gres
 from fleetcast.ingest.slurm.jobs import Site, job_events

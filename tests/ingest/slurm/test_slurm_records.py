@@ -10,7 +10,7 @@ import pytest
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Resized, Started, Submitted
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
 from fleetcast.ingest.slurm.failures import category

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.fleet.events import Finished, Resized, Started, Step
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.models.stragglers.gang import GangColumns, GangMemory, match_gangs

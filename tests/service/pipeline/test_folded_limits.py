@@ -13,7 +13,7 @@ from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import Finished, JobEvent, NodeEvent, Started, Submitted
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.nodes import MAX_SOURCES_PER_NODE
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import NodeSpec, Topology

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.events import Finished, Started, Step, Submitted
 from fleetcast.fleet.held_gpus import held_milli
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fleetcast.features.co_runs import CoRuns
 from fleetcast.fleet.events import Checkpoint, Failed, Finished, Phase, Resized, Started, Step, Submitted
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology

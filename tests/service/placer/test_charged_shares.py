@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.events import Finished, Resized, Started, Submitted
 from fleetcast.fleet.held_gpus import held_milli
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.requests import RankPlacement
 from tests.fuzz.bounds import examples
 from tests.service.placer.test_queues import QueueWorld

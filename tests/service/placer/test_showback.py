@@ -11,7 +11,8 @@ import pytest
 
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Started, Submitted
 from fleetcast.fleet.held_gpus import held_milli
-from fleetcast.fleet.jobs import JobAttempt, JobTable
+from fleetcast.fleet.job_table import JobTable
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.service.answers.jobs import RunningJobRow
 from fleetcast.service.pipeline.publish import _make_ended_row, _make_running_row

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.events import Finished, Started, Submitted
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.simulator.days.backfill import FIRST_ESTIMATE_S, BackfillQueue, GpuPool, RunTimeSamples, choose_nodes
 from fleetcast.simulator.days.replay import fast_forward_trace, make_opening_events

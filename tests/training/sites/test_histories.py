@@ -8,7 +8,7 @@ import pytest
 
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.fleet.events import Finished, Preempted, Started, Submitted
-from fleetcast.fleet.jobs import JobTable
+from fleetcast.fleet.job_table import JobTable
 from fleetcast.training.sites.histories import LAST_MS, TrainingInputs, make_job_table, moment_ms
 
 T0 = 1_760_000_000_000

@@ -13,7 +13,7 @@ from fleetcast.features.store import WindowStore
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Checkpoint, JobEvent, Phase, Started, Step, StepParts, Submitted
-from fleetcast.fleet.jobs import decode_job, encode_job
+from fleetcast.fleet.job_table import decode_job, encode_job
 from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
