@@ -3,44 +3,25 @@
 import asyncio
 import json
 import signal
-import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fleetcast.cli.demo.evidence import parse_flag_reasons
 from fleetcast.cli.demo.guards import fresh, refuse_taken_ports, refuse_unknown_token
-from fleetcast.cli.demo.report import Totals, Watch, false_nodes, is_flagged, judge_faults, verdict
+from fleetcast.cli.demo.monitor import DemoRun
+from fleetcast.cli.demo.processes import (
+    DemoOptions,
+    end_process,
+    make_demo_clock,
+    make_simulation_command,
+    spawn,
+    wait_for_file,
+    write_config,
+)
 from fleetcast.cli.demo.screen import DemoScreen
 from fleetcast.cli.kit.options import AtOption, SpeedOption, check_outputs
 from fleetcast.cli.kit.screen import echo, echo_text
-from fleetcast.fleet.process import bearer, make_child_environment
-
-POLL_S = 0.5
-START_LIMIT_S = 240.0  # of a machine with much else to do
-WARM_UP_S = 3.0
-SETTLED_BY_S = 30.0  # a busy machine scrapes later
-ASKED = "demo-1"
-
-
-@dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """The command-line options of a demo."""
-
-    seconds: float | None
-    seed: int
-    speed: float
-    at: str
-    input: str
-    faults: Path | None
-    port: int
-    folder: Path
-    story: bool
-    worth: bool
-    kafka: str
 
 
 def demo(
@@ -98,350 +79,21 @@ async def _run(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    clock = _clock(options)
+    clock = make_demo_clock(options)
     refuse_taken_ports(options.port)
     refuse_unknown_token()
     with fresh(options.folder) as folder, DemoScreen(options.port) as screen:
-        simulation = await _spawn(folder, "simulation.log", _make_simulation_command(options, folder, clock))
+        simulation = await spawn(folder, "simulation.log", make_simulation_command(options, folder, clock))
         service = None
         try:
             screen.say("starting the simulated fleet")
             # The service starts while the simulation still plays its past: targets.txt is read once it is there.
             first = "queues.toml" if options.input == "trace" else "targets.txt"
-            await _wait_for_file(folder / first, simulation, folder / "simulation.log")
-            config = _write_config(options, folder, clock)
-            service = await _spawn(folder, "service.log", ["run", "--config", str(config)])
+            await wait_for_file(folder / first, simulation, folder / "simulation.log")
+            config = write_config(options, folder, clock)
+            service = await spawn(folder, "service.log", ["run", "--config", str(config)])
             run = DemoRun(options, folder, screen, stop)
             return await run.run_until_done(simulation, service)
         finally:
             for process in (simulation, service):
-                await _end(process)
-
-
-class DemoRun:
-    """The monitor of a demo.
-
-    It polls the API as any client would, and compares with the simulator's own truth file.
-    """
-
-    def __init__(self, options: DemoOptions, folder: Path, screen: DemoScreen, stop: asyncio.Event) -> None:
-        self.options = options
-        self.folder = folder
-        self.screen = screen
-        self.stop = stop
-        self.watch = Watch()
-        self.totals = Totals()
-        self.placements = {"placed": 0, "refused": 0, "queued": 0}
-        self._cursor = 0
-        self._looks: dict[str, tuple[Any, Any]] = {}  # flagged node → (reason, parts) when its reasons were last read
-        self._story_lines = 0
-        self._ingestion: dict[str, Any] = {}
-        self._fleet: dict[str, Any] = {}
-        self._starts: dict[str, Any] = {}
-        self._worth: dict[str, Any] | None = None
-
-    async def run_until_done(
-        self, simulation: asyncio.subprocess.Process, service: asyncio.subprocess.Process
-    ) -> tuple[dict[str, Any], list[str]]:
-        import aiohttp
-
-        base = f"http://127.0.0.1:{self.options.port}"
-        timeout = aiohttp.ClientTimeout(total=10)
-        async with aiohttp.ClientSession(base, timeout=timeout, headers=bearer()) as session:
-            await self._wait_until_ready(session, simulation, service)
-            self.screen.say(self._read_simulation_status()["note"])
-            self.screen.ready()
-            began = time.monotonic()
-            while not self.stop.is_set():
-                elapsed_s = time.monotonic() - began
-                if self.options.seconds is not None and elapsed_s >= self.options.seconds:
-                    break
-                await self._poll(session)
-                if self.options.input == "h100" and not self.placements["placed"]:
-                    await self._place_on_idle_node(session)
-                self.screen.show(self._fleet, self._ingestion, self.placements, elapsed_s, self.options.seconds)
-                await asyncio.sleep(POLL_S)
-                for process, name in ((simulation, "simulation"), (service, "service")):
-                    if process.returncode is not None:
-                        raise typer.Exit(_died(name, process.returncode, self.folder))
-            elapsed_s = time.monotonic() - began
-            self.screen.say("letting the last scrapes arrive")
-            simulation.send_signal(signal.SIGUSR1)  # no further bad lines, so that both sides can count the same ones
-            await self._wait_for_totals(session)
-            self._starts = (await _get(session, "/v1/queue") or {}).get("record") or {}
-        if self.options.worth and self.options.input == "trace":
-            self.stop.clear()
-            self.screen.say("simulating a day with a risk-blind engine beside ours (Ctrl-C skips it)")
-            self._worth = await self._compare()
-        return self._report(elapsed_s)
-
-    async def _wait_for_totals(self, session: Any) -> None:
-        """Poll the totals until every bad line that was written is counted, for at most SETTLED_BY_S."""
-        until = time.monotonic() + SETTLED_BY_S
-        while True:
-            await asyncio.sleep(WARM_UP_S)
-            await self._poll(session)
-            if (
-                self.totals["bad_telemetry"] >= self._read_simulation_status()["bad_records_injected"]
-                or time.monotonic() > until
-            ):
-                return
-
-    async def _wait_until_ready(
-        self, session: Any, simulation: asyncio.subprocess.Process, service: asyncio.subprocess.Process
-    ) -> None:
-        deadline = time.monotonic() + START_LIMIT_S
-        while not self.stop.is_set():
-            for process, name in ((simulation, "simulation"), (service, "service")):
-                if process.returncode is not None:
-                    raise typer.Exit(_died(name, process.returncode, self.folder))
-            fleet = await _get(session, "/v1/fleet")
-            if fleet and fleet.get("samples_per_s") and fleet["gpus"]["running"] and self._is_past_received():
-                return
-            if time.monotonic() > deadline:
-                echo(f"not ready within {START_LIMIT_S:.0f} s; see {self.folder}/*.log", err=True)
-                raise typer.Exit(1)
-            await asyncio.sleep(POLL_S)
-
-    async def _poll(self, session: Any) -> None:
-        if ingestion := await _get(session, "/v1/ingestion"):
-            if self.totals.update(ingestion):
-                self.watch.restarted(int(ingestion["as_of_ms"]))
-                self.screen.say("the pipeline began anew")
-            self._ingestion = ingestion
-        risk = await _get(session, "/v1/risk/nodes?limit=1000")
-        self._fleet = await _get(session, "/v1/fleet") or self._fleet
-        if risk:
-            for node, reason in self.watch.update(risk["rows"], risk["as_of_ms"]):
-                self.screen.say(f"{node} flagged: {reason}")
-            await self._read_flagged_nodes(session, risk["rows"])
-        answer = await _get(session, f"/v1/placements?after={self._cursor}")
-        for row in (answer or {}).get("rows", ()):
-            self._cursor = max(self._cursor, int(row["cursor"]))
-            self.placements[row["outcome"]] += 1
-            if row["request_id"] == ASKED:
-                self.screen.say(row["sentence"])
-        self._print_story()
-
-    async def _read_flagged_nodes(self, session: Any, rows: list[dict[str, Any]]) -> None:
-        """Record every reason of the flagged nodes, because the ranking only names the first."""
-        for row in rows:
-            name, looks = row["node"], (row["reason"], row["parts"])
-            if not is_flagged(row) or self._looks.get(name) == looks:
-                continue
-            if node := await _get(session, f"/v1/nodes/{name}"):
-                self._looks[name] = looks
-                self.watch.record(name, parse_flag_reasons(node["reasons"]), node["as_of_ms"])
-
-    def _print_story(self) -> None:
-        path = self.folder / "story.jsonl"
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            for line in lines[self._story_lines :]:
-                turn = json.loads(line)
-                if turn["event"] != "flagged":  # `_poll` said so
-                    self.screen.say(turn["sentence"])
-            self._story_lines = len(lines)
-
-    async def _place_on_idle_node(self, session: Any) -> None:
-        """Queue one GPU once all recorded jobs run: the idle node has room for it.
-
-        Repeating it changes nothing.
-        """
-        jobs = (await _get(session, "/v1/jobs") or {"rows": []})["rows"]
-        if sum(row["state"] == "running" for row in jobs) < self._read_simulation_status()["jobs"]["running"]:
-            return
-        async with session.post("/v1/queue", json={"request_id": ASKED, "gpus_per_node": 1}) as response:
-            if response.status >= 400:
-                self.screen.say((await response.json()).get("detail", f"status {response.status}"))
-
-    async def _compare(self) -> dict[str, Any] | None:
-        """Simulate the day in a separate process. Returns None if it was interrupted."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fleetcast.cli.main", "simulate", "day", "--seed", str(self.options.seed)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        work = asyncio.ensure_future(process.communicate())
-        stopped = asyncio.ensure_future(self.stop.wait())
-        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not work.done():
-            process.terminate()
-        output, errors = await work
-        if self.stop.is_set():
-            return None
-        if process.returncode == 0:
-            return dict(json.loads(output))
-        tail = errors.decode(errors="replace").strip().splitlines()[-3:]
-        return {"error": f"ended with {process.returncode}: {' / '.join(tail) or 'it printed nothing'}"}
-
-    def _is_past_received(self) -> bool:
-        """Return whether the service has received the fleet's history, running jobs and queue.
-
-        So the page opens with all of it.
-        """
-        path = self.folder / "sim.json"
-        return path.exists() and bool(self._read_simulation_status()["live"])
-
-    def _read_simulation_status(self) -> dict[str, Any]:
-        """Return the contents of the simulation's status file."""
-        return dict(json.loads((self.folder / "sim.json").read_text(encoding="utf-8")))
-
-    def _report(self, elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
-        import msgspec
-
-        from fleetcast.simulator.faults.truth import read_truth
-
-        truth: list[dict[str, Any]] = msgspec.to_builtins(read_truth(self.folder / "truth.jsonl"))
-        simulated = self._read_simulation_status()
-        now_ms = int(self._fleet["as_of_ms"])
-        ingestion = self._ingestion
-        worth = self._worth or {}
-        report = {
-            "seconds": round(elapsed_s, 1),
-            "speed": self.options.speed,
-            "nodes": len(self._fleet["nodes"]),
-            "gpus": self._fleet["gpus"]["total"],
-            "samples": self.totals["samples_total"],
-            "bad_records": self.totals[
-                "bad_telemetry"
-            ],  # at least: what a pipeline counted just before its end is lost
-            "bad_records_injected": simulated["bad_records_injected"],
-            "pipeline_restarts": self.totals.restarts,
-            "ticks": self.totals["ticks"],
-            "tick_ms": ingestion["tick_ms"],
-            "lag_ms": ingestion["lag_ms"],
-            "placements": dict(self.placements),
-            "start_times": self._starts or None,
-            "faults": judge_faults(truth, self.watch, now_ms),
-            "false_nodes": false_nodes(truth, self.watch),
-            "lost_gpu_hours": {"risk_blind": worth.get("risk_blind"), "ours": worth.get("ours")},
-            "worth": worth or None,
-        }
-        problems = verdict(report, now_ms)
-        self.screen.finish(report, problems)
-        return report, problems
-
-
-@dataclass(frozen=True, slots=True)
-class _Clock:
-    epoch_ms: int
-    wall_ms: int
-
-
-def _clock(options: DemoOptions) -> _Clock:
-    from fleetcast.simulator.days.traces import parse_time_ms, shift_start_ms
-
-    wall_ms = time.time_ns() // 1_000_000
-    try:
-        return _Clock(shift_start_ms(parse_time_ms(options.at), wall_ms), wall_ms)
-    except ValueError as error:
-        raise typer.BadParameter(f"{options.at!r}: {error}", param_hint="--at") from None
-
-
-def _make_simulation_command(options: DemoOptions, folder: Path, clock: _Clock) -> list[str]:
-    command = ["simulate", "cluster", "--out", str(folder), "--api", f"http://127.0.0.1:{options.port}"]
-    command += ["--epoch-ms", str(clock.epoch_ms), "--wall-ms", str(clock.wall_ms), "--speed", str(options.speed)]
-    command += ["--seed", str(options.seed), "--at", options.at, "--input", options.input]
-    command += ["--story" if options.story else "--no-story"]
-    command += ["--teams"] if options.input == "trace" else []
-    command += ["--kafka", options.kafka, "--kafka-topic", _make_topic_name(clock)] if options.kafka else []
-    return command + (["--faults", str(options.faults)] if options.faults else [])
-
-
-def _make_topic_name(clock: _Clock) -> str:
-    """Return a topic for this run alone, because records of another run have other times."""
-    return f"fleetcast.demo-{clock.wall_ms}"
-
-
-def _write_config(options: DemoOptions, folder: Path, clock: _Clock) -> Path:
-    import msgspec
-
-    from fleetcast.service.config import (
-        ClockConfig,
-        Config,
-        FleetConfig,
-        PipelineConfig,
-        PlacerConfig,
-        PluginConfig,
-        ScrapeConfig,
-        override,
-        save_config,
-    )
-
-    topology = folder / "topology.toml"
-    config = Config(
-        state=str(folder / "state"),
-        fleet=FleetConfig(name="venus" if options.input == "trace" else "h100", topology=str(topology)),
-        clock=ClockConfig(epoch_ms=clock.epoch_ms, wall_ms=clock.wall_ms, speed=options.speed),
-        scrape=ScrapeConfig(targets=(f"file:{folder / 'targets.txt'}",), timeout_s=15.0),
-        pipeline=PipelineConfig(snapshot_s=40.0 * options.speed),
-    )
-    if options.kafka:
-        read: dict[str, str | int | float | bool | list[str]]
-        read = {"brokers": options.kafka, "telemetry": _make_topic_name(clock), "events": "", "group": ""}
-        sources = (PluginConfig(use="kafka", options=read),)
-        pipeline = msgspec.structs.replace(config.pipeline, sources=sources)
-        config = msgspec.structs.replace(config, scrape=ScrapeConfig(timeout_s=15.0), pipeline=pipeline)
-    if (queues := folder / "queues.toml").exists():
-        config = msgspec.structs.replace(config, placer=PlacerConfig(queues=str(queues)))
-    if options.input == "h100":  # one node is idle with a model loaded: the demo's request may have it
-        config = msgspec.structs.replace(config, placer=PlacerConfig(unknown_use="ignore"))
-    if not topology.exists():
-        config = msgspec.structs.replace(config, fleet=FleetConfig(name=config.fleet.name))
-    path = folder / "config.toml"
-    save_config(override(config, api_port=options.port), path)
-    return path
-
-
-async def _spawn(folder: Path, log: str, command: list[str]) -> asyncio.subprocess.Process:
-    with open(folder / log, "wb") as file:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fleetcast.cli.main", *command),
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-            env=make_child_environment(),
-        )
-
-
-async def _end(process: asyncio.subprocess.Process | None) -> None:
-    if process is None or process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), 15)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-async def _wait_for_file(path: Path, process: asyncio.subprocess.Process, log: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while not path.exists():
-        if process.returncode is not None:
-            raise typer.Exit(_died("simulation", process.returncode, log.parent))
-        if time.monotonic() > deadline:
-            echo(f"the simulation wrote no {path.name} within {START_LIMIT_S:.0f} s; see {log}", err=True)
-            raise typer.Exit(1)
-        await asyncio.sleep(0.05)
-
-
-def _died(name: str, code: int, folder: Path) -> int:
-    log = folder / f"{name}.log"
-    tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:] if log.exists() else []
-    echo_text("\n".join([f"the {name} ended with {code}; the end of {log}:", *tail]), err=True)
-    return 1
-
-
-async def _get(session: Any, path: str) -> dict[str, Any] | None:
-    """Return the JSON of a GET. Returns None unless the service answers with 200."""
-    import aiohttp
-
-    try:
-        async with session.get(path) as response:
-            return dict(await response.json()) if response.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError):
-        return None
+                await end_process(process)

@@ -47,7 +47,7 @@ REQUIRED = {  # what a command needs beside the option under test
 }
 BEGINNINGS = (  # module, and what it calls once everything is accepted
     ("fleetcast.service.supervise", "Supervisor.run"),
-    ("fleetcast.cli.demo.demo", "_spawn"),
+    ("fleetcast.cli.demo.demo", "spawn"),
     ("fleetcast.cli.lab.train", "simulate_rows"),
     ("fleetcast.cli.lab.simulate", "worth_of_a_day"),
     ("fleetcast.cli.lab.waiting_fleet", "WaitingFleet.live"),
