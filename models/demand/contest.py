@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.models.demand.flows import cap_lone_spikes
-from fleetcast.models.demand.gate import Gate, Served, are_whole_numbers
+from fleetcast.models.demand.gate import Gate, Served
+from fleetcast.models.demand.units import are_whole_numbers
 from fleetcast.models.forecast import Forecaster, Panel
 
 Array = NDArray[np.float64]

@@ -1,7 +1,7 @@
 """The evidence that a candidate beats persistence, from the gate's four weeks of losses at one lead.
 
 All numbers are in units of persistence's own loss in that series, so none depends on the unit of a
-series.
+series. `fleetcast evaluate demand` measures the constants (training/RESULTS.md, Demand).
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,10 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 FEWEST_DAYS = 7
+WIN, WIN_MEAN = 0.97, 0.985  # a loss below this share of persistence's
+SURE_T, SURE_T_MEAN = 2.0, 1.0  # standard errors by which it must be better
+FEWEST_ORIGINS, FEW_ORIGINS = 3.0, 8.0  # a gain must be 1 + FEW_ORIGINS / origins times as sure
+MOST_SAID = 2.0  # what the other series together add to a t
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +74,22 @@ def _compute_t_statistic(gain: Array, known: Mask, lead: float) -> Array:
     variance = np.maximum((gain**2).sum(axis=0) / units - mean**2, 0.0) * units / (units - 1)
     error = np.sqrt(variance * max(1.0, lead) / units)
     return np.asarray(np.divide(mean, error, out=np.where(mean > 0, np.inf, 0.0), where=error > 0))
+
+
+def compute_earned_losses(one: LeadRecord, t_band: Array, lead: float, a_day: int, is_shadow: Mask) -> Array:
+    """Return (candidate, series) the loss of candidates that may serve one lead, else inf.
+
+    The loss is in units of persistence's. If a candidate gains at this lead, its t is the greater of this
+    lead's and the band's. The mean is the last candidate. lead: in blocks. a_day: the blocks of a day.
+    is_shadow: (candidate,) whether it never serves.
+    """
+    win, sure = (np.full((len(one.ratio), 1), limit) for limit in (WIN, SURE_T))
+    win[-1], sure[-1] = WIN_MEAN, SURE_T_MEAN
+    t = compute_daily_t_statistic(one.gain, one.known, lead, a_day)
+    t = np.where(t > 0, np.maximum(t, t_band), t)
+    said = compute_mean_of_others(t.clip(-MOST_SAID, MOST_SAID), one.origins >= FEWEST_ORIGINS)
+    doubt = np.where(one.origins < FEWEST_ORIGINS, np.inf, 1 + FEW_ORIGINS / np.maximum(one.origins, 1.0))
+    earns = (one.ratio <= win) & (t > 0) & (t + said > sure * doubt) & ~is_shadow[:, None]
+    earned = np.where(earns, one.ratio, np.inf)
+    earned[0] = 1.0
+    return earned

@@ -22,11 +22,11 @@ from fleetcast.features.contribution import DemandScope
 from fleetcast.fleet.stateful import Dump, Stateful
 from fleetcast.models.demand import contest as demand_contest
 from fleetcast.models.demand.contest import Contest
-from fleetcast.models.demand.gate import are_whole_numbers
 from fleetcast.models.demand.hierarchy import reconcile_hierarchy
 from fleetcast.models.demand.naive import FORECASTERS, forward_fill
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.models.demand.smoothers import make_group_smoothers, smoothers
+from fleetcast.models.demand.units import are_whole_numbers
 from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]

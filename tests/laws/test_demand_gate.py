@@ -8,9 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleetcast.models.demand.evidence import compute_mean_of_others
-from fleetcast.models.demand.gate import Gate, pinball
+from fleetcast.models.demand.gate import Gate
 from fleetcast.models.demand.naive import FORECASTERS, compute_short_spread
 from fleetcast.models.demand.theta import Theta
+from fleetcast.models.demand.units import pinball
 from fleetcast.models.forecast import QUANTILES, Panel
 from tests.fuzz.bounds import examples
 

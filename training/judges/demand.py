@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 
 from fleetcast.models.demand.boosting import Settings
 from fleetcast.models.demand.flows import cap_lone_spikes
-from fleetcast.models.demand.gate import Gate, Served, are_whole_numbers
+from fleetcast.models.demand.gate import Gate, Served
 from fleetcast.models.demand.naive import FORECASTERS, count_bins_per_day, forward_fill, shifted
 from fleetcast.models.demand.smoothers import RollingMedian, smoothers
 from fleetcast.models.demand.sparse import Sparse
 from fleetcast.models.demand.trees import DemandTrees
+from fleetcast.models.demand.units import are_whole_numbers
 from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 from fleetcast.training.judges.classical import METHODS, Method, Refitted
 from fleetcast.training.judges.demand_metrics import JudgedForecasts, judge, judge_windows

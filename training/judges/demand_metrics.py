@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.demand.gate import pinball
+from fleetcast.models.demand.units import pinball
 from fleetcast.models.forecast import QUANTILES, Panel
 from fleetcast.training.reports.results import ResultRow, Results, interval
 from fleetcast.training.reports.window_rows import rows_of

@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 
-from fleetcast.models.demand.gate import Gate, pinball
+from fleetcast.models.demand.gate import Gate
 from fleetcast.models.demand.naive import FORECASTERS
+from fleetcast.models.demand.units import pinball
 from fleetcast.models.forecast import QUANTILES, Panel
 
 STEPS = (1, 6, 18, 36, 72, 144)

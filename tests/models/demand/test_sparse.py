@@ -5,9 +5,9 @@ import numpy as np
 from fleetcast.checks import check_forecaster
 from fleetcast.models.demand import sparse
 from fleetcast.models.demand.forecaster import BIN_MS, HORIZONS_S, DemandForecaster, Histories, SeriesKey
-from fleetcast.models.demand.gate import pinball
 from fleetcast.models.demand.naive import Persistence
 from fleetcast.models.demand.sparse import Sparse, compute_mixture_quantiles, is_intermittent
+from fleetcast.models.demand.units import pinball
 from fleetcast.models.forecast import QUANTILES, Panel
 
 DAY = 144
