@@ -1,9 +1,9 @@
-"""Packages that roles cannot import, because no role uses them.
+"""Modules that roles cannot import, because no role uses them.
 
 Libraries import them whenever they are installed.
 
-pyarrow imports pandas at its first array (34 MiB), and lightgbm imports pandas, scikit-learn and
-matplotlib.
+pyarrow imports pandas at its first array (34 MiB), and its clients of object stores with Parquet (9 MiB). Archives
+reach object stores through fsspec. lightgbm imports pandas, scikit-learn and matplotlib.
 """
 
 import sys
@@ -12,16 +12,17 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-WITHHELD = ("pandas", "sklearn", "matplotlib")
+OBJECT_STORES = ("pyarrow._s3fs", "pyarrow._gcsfs", "pyarrow._azurefs", "pyarrow._hdfs")
+WITHHELD = ("pandas", "sklearn", "matplotlib", *OBJECT_STORES)
 
 
 class _WithheldFinder(MetaPathFinder):
-    """An import finder that refuses the withheld packages as if they were not installed."""
+    """An import finder that refuses the withheld modules as if they were not installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] in WITHHELD:
+        if fullname in WITHHELD or fullname.partition(".")[0] in WITHHELD:
             raise ModuleNotFoundError(f"{fullname} is withheld: no role uses it", name=fullname)
         return None
 
@@ -30,7 +31,7 @@ _finder = _WithheldFinder()
 
 
 def withhold_imports() -> None:
-    """Withhold the packages from this process, unless it has imported one of them already."""
+    """Withhold the modules from this process, unless it has imported one of them already."""
     if _finder not in sys.meta_path and not any(name in sys.modules for name in WITHHELD):
         sys.meta_path.insert(0, _finder)
 

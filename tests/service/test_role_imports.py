@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from fleetcast.service.withheld_imports import OBJECT_STORES
+
 COMMON = {"aiohttp", "cramjam", "numpy", "tomli_w"}
 SERVER = {"anyio", "click", "lz4", "prometheus_client", "starlette", "uvicorn"}
 MAY_IMPORT = {
@@ -63,6 +65,23 @@ smooth_series(np.ones((FEW_SERIES, 50)), 0.2)
 
 def test_archive_rhythms_and_the_demand_of_a_small_site_import_neither_pandas_nor_scipy() -> None:
     assert imported(WORK) & {"pandas", "scipy"} == set()
+
+
+def test_a_role_writes_parquet_without_the_object_stores_of_pyarrow() -> None:
+    assert imported(WORK, OBJECT_STORES) == set()
+    assert imported("import pyarrow.parquet", OBJECT_STORES)
+
+
+POOL = """
+from fleetcast.service.process_memory import use_one_heap
+use_one_heap()
+import pyarrow
+assert pyarrow.default_memory_pool().backend_name == "system"
+"""
+
+
+def test_pyarrow_uses_the_heap_of_the_role() -> None:
+    assert "pyarrow" in imported(POOL)
 
 
 TREES = """
