@@ -72,9 +72,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 	@touch $@
 
 lock: ## refresh the lock files (needs uv)
-	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes pyproject.toml requirements-build.in -o requirements.lock
-	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes --extra dev pyproject.toml requirements-build.in -o requirements-dev.lock
-	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes --extra grpc --extra kubernetes -c requirements-dev.lock pyproject.toml requirements-build.in -o requirements-image.lock
+	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes --extra lab pyproject.toml requirements-build.in -o requirements.lock
+	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes --extra dev --extra lab pyproject.toml requirements-build.in -o requirements-dev.lock
+	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes --extra grpc --extra kubernetes --extra lab -c requirements-dev.lock pyproject.toml requirements-build.in -o requirements-image.lock
 
 sbom: $(VENV)/.installed-dev ## what the lock files install, with licences and hashes, as CycloneDX JSON in var/
 	$(BIN)/python -m fleetcast.cli.sbom $(ARGS)

@@ -15,6 +15,7 @@ from fleetcast.cli import adapters, audit, backfill, check, history, produce, qu
 from fleetcast.cli.demo import demo
 from fleetcast.cli.kit import logs
 from fleetcast.cli.kit.checked_command import use_checked_commands
+from fleetcast.cli.kit.lab_extra import explain_missing_module
 from fleetcast.cli.kit.screen import echo
 from fleetcast.cli.lab import backtest, bench, data, drift, evaluate, models, play, simulate, train
 from fleetcast.fleet.errors import ConfigError, FleetcastError
@@ -86,6 +87,12 @@ def main() -> NoReturn:
     except FleetcastError as error:
         logs.complain(error)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except ModuleNotFoundError as error:
+        missing = explain_missing_module(error)
+        if missing is None:
+            raise
+        logs.complain(missing)
+        sys.exit(2)
     sys.exit(0)
 
 
