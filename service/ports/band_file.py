@@ -4,7 +4,6 @@ A file without a pair is removed. A name that no node can have is never written.
 read, so that they can be withdrawn.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import msgspec
 
 from fleetcast.fleet import files
 from fleetcast.fleet.node_names import is_node_name
-from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
+from fleetcast.schedulers.adapter import Door, Write, WriteOutcome
 from fleetcast.schedulers.band_file import BAND, BandFile
 from fleetcast.service.plugins import read_options
+from fleetcast.service.ports.keyed_files import KeyedFilePort, apply_write
 
 
 class BandFileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,20 +29,11 @@ def band_file(options: Mapping[str, Any]) -> Door:
     return Door(BandFile(), BandFilePort(Path(read_options(options, BandFileOptions).path)))
 
 
-class BandFilePort:
-    """The port to the file, which belongs to it entirely. Raises OSError."""
+class BandFilePort(KeyedFilePort):
+    """The port to the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    async def read(self) -> Seen:
-        return await asyncio.to_thread(self._read)
-
-    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        return await asyncio.to_thread(self._write, batch)
-
-    async def close(self) -> None:
-        pass
 
     def _read(self) -> dict[str, dict[str, str]]:
         try:
@@ -54,7 +45,7 @@ class BandFilePort:
 
     def _write(self, batch: Sequence[Write]) -> list[WriteOutcome]:
         bands = {node: values[BAND] for node, values in self._read().items()}
-        outcomes = [_apply(bands, write) for write in batch]
+        outcomes = [apply_write(bands, write, _has_bad_name) for write in batch]
         if bands:
             text = "".join(f"{node} {band}\n" for node, band in sorted(bands.items()))
             files.replace_file(self.path, [text.encode()], "bands")
@@ -63,13 +54,5 @@ class BandFilePort:
         return outcomes
 
 
-def _apply(bands: dict[str, str], write: Write) -> WriteOutcome:
-    if bands.get(write.key) != write.seen:
-        return WriteOutcome.CONFLICT
-    if write.value is not None and not is_node_name(write.key):
-        return WriteOutcome.REFUSED
-    if write.value is None:
-        bands.pop(write.key, None)
-    else:
-        bands[write.key] = write.value
-    return WriteOutcome.DONE
+def _has_bad_name(write: Write) -> bool:
+    return write.value is not None and not is_node_name(write.key)

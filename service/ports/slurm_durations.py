@@ -6,17 +6,18 @@
 All files are replaced atomically. When the files are withdrawn, `until` is removed first.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fleetcast.fleet import files
-from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
+from fleetcast.schedulers.adapter import Door, Write, WriteOutcome
 from fleetcast.schedulers.slurm_durations import FILE, MINUTES, UNTIL, JobDurations
 from fleetcast.service.plugins import read_options
+from fleetcast.service.ports.keyed_files import KeyedFilePort, apply_write
 
 BUCKETS = 256
 MOST_BYTES = 65_536  # of a file, as the script reads it
@@ -51,20 +52,11 @@ def compute_bucket_name(key: str) -> str:
     return f"{number % BUCKETS:02x}"
 
 
-class DurationsPort:
-    """The port to the folder, which belongs to it entirely. Raises OSError."""
+class DurationsPort(KeyedFilePort):
+    """The port to the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-
-    async def read(self) -> Seen:
-        return await asyncio.to_thread(self._read)
-
-    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        return await asyncio.to_thread(self._write, batch)
-
-    async def close(self) -> None:
-        pass
 
     def _read(self) -> dict[str, dict[str, str]]:
         names = sorted(files.listing(self.folder))
@@ -95,7 +87,7 @@ class DurationsPort:
             size = sum(_size(key, value) for key, value in held.items())
             for at in by_file[name]:
                 before = held.get(batch[at].key)
-                outcomes[at] = _apply(held, batch[at], MOST_BYTES - size)
+                outcomes[at] = apply_write(held, batch[at], partial(_has_bad_line, room=MOST_BYTES - size))
                 after = held.get(batch[at].key)
                 size += _size(batch[at].key, after) - _size(batch[at].key, before)
             self._replace(name, held)
@@ -115,18 +107,10 @@ def _size(key: str, value: str | None) -> int:
     return 0 if value is None else len(f"{value} {key}\n".encode())
 
 
-def _apply(held: dict[str, str], write: Write, room: int) -> WriteOutcome:
-    """Apply a write to the lines of a file, and return its outcome.
+def _has_bad_line(write: Write, room: int) -> bool:
+    """Return whether a write makes a line that the script cannot read, or a file longer than it reads.
 
-    room: bytes that the file may still grow by. The script reads no file beyond MOST_BYTES.
+    room: bytes that the file may still grow by.
     """
-    if held.get(write.key) != write.seen:
-        return WriteOutcome.CONFLICT
     is_too_long = write.value is not None and _size(write.key, write.value) > room + _size(write.key, write.seen)
-    if not write.key.isprintable() or is_too_long:
-        return WriteOutcome.REFUSED
-    if write.value is None:
-        held.pop(write.key, None)
-    else:
-        held[write.key] = write.value
-    return WriteOutcome.DONE
+    return is_too_long or not write.key.isprintable()

@@ -1,0 +1,39 @@
+"""What the ports to files of `key value` lines share."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from fleetcast.schedulers.adapter import Seen, Write, WriteOutcome
+
+
+class KeyedFilePort(ABC):
+    """A port to files that belong to it entirely. It reads and writes them in a thread. Raises OSError."""
+
+    async def read(self) -> Seen:
+        return await asyncio.to_thread(self._read)
+
+    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        return await asyncio.to_thread(self._write, batch)
+
+    async def close(self) -> None:
+        """Release nothing: no file stays open."""
+
+    @abstractmethod
+    def _read(self) -> Seen: ...
+
+    @abstractmethod
+    def _write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]: ...
+
+
+def apply_write(held: dict[str, str], write: Write, is_refused: Callable[[Write], bool]) -> WriteOutcome:
+    """Apply a write to the values of a file, and return its outcome. A value that changed since is not touched."""
+    if held.get(write.key) != write.seen:
+        return WriteOutcome.CONFLICT
+    if is_refused(write):
+        return WriteOutcome.REFUSED
+    if write.value is None:
+        held.pop(write.key, None)
+    else:
+        held[write.key] = write.value
+    return WriteOutcome.DONE
