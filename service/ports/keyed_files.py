@@ -1,13 +1,12 @@
 """What the ports to files of `key value` lines share."""
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from fleetcast.schedulers.adapter import Seen, Write, WriteOutcome
 
 
-class KeyedFilePort(ABC):
+class KeyedFilePort:
     """A port to files that belong to it entirely. It reads and writes them in a thread. Raises OSError."""
 
     async def read(self) -> Seen:
@@ -19,11 +18,11 @@ class KeyedFilePort(ABC):
     async def close(self) -> None:
         """Release nothing: no file stays open."""
 
-    @abstractmethod
-    def _read(self) -> Seen: ...
+    def _read(self) -> Seen:
+        raise NotImplementedError
 
-    @abstractmethod
-    def _write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]: ...
+    def _write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        raise NotImplementedError
 
 
 def apply_write(held: dict[str, str], write: Write, is_refused: Callable[[Write], bool]) -> WriteOutcome:
