@@ -1,1 +1,1 @@
-"""One file a hot path; one JSON line a case."""
+"""Benchmarks: one file for each hot path, and one JSON line for each case."""

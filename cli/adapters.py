@@ -100,7 +100,7 @@ def withdraw(
 
 
 def _withdraw_and_print(config: "Config", records: "AdapterRecords", name: str, undo: bool) -> bool:
-    """Withdraw one adapter, or let it write again, and print the result.
+    """Withdraw one adapter, or with `undo` let it write again, and print the result.
 
     Returns False if not everything could be undone yet.
     """
@@ -184,10 +184,11 @@ def _withdraw_or_wait(
 
 
 def _awaited(records: "AdapterRecords", name: str, written_ms: int | None) -> "tuple[bool, AdapterStatus | None]":
-    """Wait a while for the service to withdraw an adapter. Returns whether it is done, and its status.
+    """Wait for the service to withdraw an adapter, at most TAKES_S.
 
-    told_ms: the time of the previous status. If the service had already undone the adapter's marks then,
-    for lack of a fresh board, that does not count as a withdrawal.
+    Returns whether it has, and its status. written_ms: the time of the previous status. If the service
+    had already undone the adapter's marks then, for lack of a fresh board, that does not count as a
+    withdrawal.
     """
     deadline = time.monotonic() + TAKES_S
     while True:

@@ -1,4 +1,4 @@
-"""`fleetcast audit`: checks that the ledger's audit trail and stored replies are unchanged."""
+"""`fleetcast audit`: checks whether the ledger's audit trail and stored replies are unchanged."""
 
 import json
 import re
@@ -38,12 +38,12 @@ def verify_trail(
 ) -> None:
     """Check the audit chain, the stored replies, the promises and the queue. Changes nothing.
 
-    The command may run while the service runs. Exit code 0: everything is as it was written; 1: something
-    is not, or there is no ledger to read; 2: wrong usage.
+    The command may run while the service runs. Exit code 0: all of it is unchanged; 1: something
+    has changed, or there is no ledger to read; 2: wrong usage.
 
-    Lines that were cut off at the end, and a chain that was rewritten as a whole, show only by comparison
-    with a head that was stored elsewhere. `GET /v1/audit` returns it, and the placer logs it at its start,
-    once a day and at its end.
+    Lines cut off at the end, and a chain rewritten as a whole, show only by comparison with a head that
+    was stored elsewhere. `GET /v1/audit` returns it, and the placer logs it
+    at its start, once a day and at its end.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`fleetcast backfill`: copies what a Prometheus has recorded so far into the archive."""
+"""`fleetcast backfill`: copies the samples that a Prometheus has stored into the archive."""
 
 import contextlib
 import re
@@ -43,12 +43,14 @@ def backfill(
     timeout: Annotated[str, typer.Option(help="How long the server may be silent before its answer.")] = "120s",
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust instead of the system's.")] = None,
 ) -> None:
-    """Read what a Prometheus has stored about GPUs, ports, hosts and served models into the archive.
+    """Copy what a Prometheus has stored about GPUs, ports, hosts and served models into the archive.
 
-    A run that was interrupted continues where it stopped, and does not read a finished hour again. Rows that
-    are already in the archive are not written twice. `fleetcast run` may be running at the same time.
+    A run that was interrupted continues where it stopped, and does not read a finished hour again. Rows
+    that are already in the archive are not written twice. `fleetcast run` may be running at the same
+    time.
 
-    Secrets come from the environment: FLEETCAST_PROMETHEUS_TOKEN, or FLEETCAST_PROMETHEUS_USER and _PASSWORD.
+    Secrets come from the environment: FLEETCAST_PROMETHEUS_TOKEN, or FLEETCAST_PROMETHEUS_USER and
+    _PASSWORD.
 
     Examples:
 
@@ -89,7 +91,7 @@ def backfill(
 
 
 class SlowClient:
-    """A client that reports, every few seconds, that it still waits for an answer."""
+    """A wrapper of the Prometheus client that reports every few seconds that it still waits."""
 
     def __init__(self, client: "Ranges", url: str, timeout_s: float) -> None:
         self._client = client
@@ -172,7 +174,7 @@ def _warn_of_retention(config: "Config", wish: "Wish", now_ms: int) -> None:
 
 
 def seconds_of(option: str, text: str) -> float:
-    """Parse a duration.
+    """Convert a duration such as `60s` or `2h` to seconds. Raises ConfigError that names the option.
 
     >>> seconds_of("--step", "1.5m")
     90.0
@@ -184,9 +186,9 @@ def seconds_of(option: str, text: str) -> float:
 
 
 def time_of(option: str, text: str, now_ms: int) -> int:
-    """Convert a date, seconds since 1970, or a time ago into Unix milliseconds.
+    """Convert a date, seconds since 1970, or a time ago to Unix milliseconds.
 
-    A date is in UTC unless it says otherwise.
+    A date without a time zone is in UTC. Raises ConfigError that names the option.
 
     >>> time_of("--from", "2h", 7_200_000), time_of("--from", "1970-01-01T00:01", 0)
     (0, 60000)

@@ -56,7 +56,7 @@ def check_config_file(
 
 
 def describe_tls(config: "Config", tls: "Tls | None") -> str:
-    """Return which certificate is used, until when, and whether client certificates may replace tokens."""
+    """Describe the certificate in use, its expiry, and whether client certificates may replace tokens."""
     from fleetcast.service.http.tls import date_of
 
     if tls is None:

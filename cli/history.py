@@ -1,4 +1,4 @@
-"""`fleetcast history`: shows what the archive holds, compacts its files, and deletes old days."""
+"""`fleetcast history`: shows the contents of the archive, compacts its files, and deletes old days."""
 
 import json
 import sys
@@ -52,7 +52,7 @@ def show(
     block: Annotated[str, typer.Option(help="Only this block of the topology.")] = "",
     json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
 ) -> None:
-    """Show what the archive holds by day. With --metric or --entity, show the series.
+    """Show the contents of the archive by day. With --metric or --entity, show the series.
 
     A single series is also plotted.
 
@@ -168,7 +168,7 @@ def _now_ms() -> int:
 
 
 def _days(files: "ArchiveFiles", span: "ArchiveSpan") -> list[dict[str, Any]]:
-    """Return a row for each day and dataset."""
+    """Return a row for each day and data set of the archive."""
     from fleetcast.ingest.archive.files import DATASETS
 
     counts: dict[tuple[str, str], Counter[str]] = {}
@@ -211,7 +211,7 @@ def _read_size(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
 
 
 def _each(label: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return a function that yields items and shows a progress bar on stderr, if that is a terminal."""
+    """Return a function that yields items, with a progress bar on stderr if that is a terminal."""
 
     def run(items: Iterable[Any]) -> Iterator[Any]:
         known = list(items)
@@ -289,7 +289,7 @@ def _echo_series(series: list["ArchivedSeries"], url: str) -> None:
 
 
 def plot(series: "ArchivedSeries") -> list[str]:
-    """Draw the means of equal parts of a series' span, as lines of block characters.
+    """Plot the means of equal parts of a series' time span, as lines of block characters.
 
     The axis reaches from the smallest to the largest mean.
     """

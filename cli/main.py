@@ -75,9 +75,9 @@ def every_command(
 
 
 def main() -> NoReturn:
-    """Run the command. Exit codes: 0 done, 1 the work failed, 2 wrong usage or configuration.
+    """Run the command and exit. Exit codes: 0 done, 1 the work failed, 2 wrong usage or configuration.
 
-    The reason of a failure is on stderr.
+    The reason of a failure is printed on stderr.
     """
     watch_parent()
     try:
@@ -97,10 +97,10 @@ def main() -> NoReturn:
 
 
 def set_private_umask() -> None:
-    """Set the umask of this process, so that only its own user can read its files.
+    """Set the umask of this process, so that only its own user can read the files that it writes.
 
-    FLEETCAST_UMASK replaces the default. The files say who ran what, and may hold passwords. Raises
-    ConfigError for a bad umask.
+    FLEETCAST_UMASK replaces the default. The files say who ran what, and may contain passwords. Raises
+    ConfigError for an invalid umask.
     """
     text = os.environ.get(UMASK_VARIABLE) or PRIVATE_UMASK
     if not re.fullmatch("0*[0-7]{1,3}", text) or int(text, 8) & 0o700:

@@ -1,6 +1,6 @@
 """`fleetcast produce`: writes telemetry and events to Kafka.
 
-It serves exporters that have no other reader, and tests.
+It is for exporters that no other program reads, and for tests.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ def topics(
 ) -> None:
     """Create the missing topics: telemetry, events and dead letters.
 
-    They are replicated as the brokers are configured. A pipeline reads whole partitions, and a block lies
-    in one partition. So a good number of partitions is the number of blocks.
+    The brokers' own settings decide how they are replicated. A pipeline reads whole partitions, and a
+    block lies in one partition. So a good number of partitions is the number of blocks.
 
     Example:  fleetcast produce topics --brokers kafka-1:9092 --partitions 8
     """
@@ -119,7 +119,7 @@ def events(
 ) -> None:
     """Write job and node events, line by line as they arrive.
 
-    Lines that are not events are reported and left out. The exit code is then 1.
+    Lines that are not events are reported and left out. In that case the exit code is 1.
 
     Examples:
 
@@ -174,7 +174,7 @@ def page(
 def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
     """Return the configuration, and the options of its first Kafka source.
 
-    The command line's brokers have priority.
+    Brokers on the command line have priority.
     """
     from fleetcast.ingest.kafka.source import read_kafka_options
     from fleetcast.service.config import load_config
@@ -189,7 +189,7 @@ def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
 
 
 def _writer(options: "KafkaOptions", topic: str | None = None) -> "KafkaWriter":
-    """Connect a writer.
+    """Return a writer that is connected to the brokers.
 
     Raises SourceError if no broker answers, and ConfigError if the topic does not exist.
     """
@@ -231,9 +231,9 @@ def _source(
 
 
 def _chunks(file: Path | None) -> "list[tuple[int, bytes]] | Iterator[tuple[int, bytes]]":
-    """Return or yield (records before, body).
+    """Return the chunks of a file or of stdin: (number of lines before the chunk, its bytes).
 
-    It is the whole file, or what stdin holds so far, cut at a line's end.
+    A file is one chunk. Stdin gives what has arrived so far, cut at a line's end.
     """
     if file is not None and str(file) != "-":
         try:
@@ -258,7 +258,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 def _run(work: "object", sent: "Sent", seconds: float | None, writer: "KafkaWriter") -> None:
     """Run until the work is done, the time is over or Ctrl-C. Prints the progress from time to time.
 
-    Exits with 1 if there were bad records and no samples.
+    Raises Exit with code 1 if there were bad records and no samples.
     """
     assert callable(work)
 

@@ -50,7 +50,7 @@ def show(
     topology: TopologyPath = None,
     json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
 ) -> None:
-    """Show the tree of a file: weights, guarantees, limits, lending, classes, credits.
+    """Show the queue tree of a file: weights, guarantees, limits, lending, classes, credits.
 
     Example:  fleetcast queues show queues.toml
     """
@@ -73,7 +73,10 @@ def show(
 
 
 def _read(path: Path, topology: Path | None) -> "QueueTree":
-    """Read a file of queues. Raises ConfigError if it is refused."""
+    """Read the queue tree of a file, and check it against the topology's GPUs if there is one.
+
+    Raises ConfigError if the file is refused.
+    """
     from fleetcast.ingest.topology.load import load_topology
     from fleetcast.placement.queues.queues_file import count_installed_gpus
 
@@ -81,7 +84,10 @@ def _read(path: Path, topology: Path | None) -> "QueueTree":
 
 
 def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
-    """Read the tree of a file. Raises ConfigError if it is refused or guarantees more than the capacity."""
+    """Read the queue tree of a file.
+
+    Raises ConfigError if it is refused or guarantees more than `capacity`.
+    """
     from fleetcast.fleet.errors import ConfigError, RequestError
     from fleetcast.placement.ahead.queue_trial import try_tree
     from fleetcast.placement.queues.queues_file import check_capacity, read_queues

@@ -117,7 +117,7 @@ def _import_queues(
 
 
 def _print_unread(draft: "Draft", out: str) -> None:
-    """Print what has no counterpart, on stderr. The output file names every queue that it concerns."""
+    """Print on stderr which parts of the input have no counterpart, and the queues that they concern."""
     classes = f", {len(draft.classes):,} classes" if draft.classes else ""
     echo(f"{len(draft.queues):,} queues{classes}", err=True)
     for what, whose in draft.notes.items():
@@ -149,7 +149,10 @@ def _bytes(path: Path) -> bytes:
 
 
 def _make_speller(topology: Path | None) -> "Spell":
-    """Return a function that spells GPU models as a topology does, or else as telemetry does."""
+    """Return a function that spells GPU models as the topology does.
+
+    Models that the topology does not have are spelled as telemetry does.
+    """
     from fleetcast.ingest.gpus import short_model
     from fleetcast.ingest.topology.load import load_topology
 

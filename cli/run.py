@@ -54,7 +54,7 @@ def run(
 
     Examples:
 
-      fleetcast run --scrape http://node1:9400/metrics      no file needed: nodes appear as unplaced
+      fleetcast run --scrape http://node1:9400/metrics      needs no file: nodes appear as unplaced
 
       fleetcast run --config config.toml                    everything from a file
 
@@ -98,9 +98,9 @@ def _limit_memory() -> None:
 
 
 def _start_launcher(config: "Config") -> "Launcher | str | None":
-    """Fork the launcher of the roles. Returns None where a fork is unsafe.
+    """Fork the launcher of the roles, and return it. Returns None where a fork is unsafe.
 
-    In a role's own process, it returns the name of the role.
+    In the process of a forked role, it returns the name of the role.
     """
     from fleetcast.service.launcher import fork_launcher
 
@@ -111,7 +111,10 @@ def _start_launcher(config: "Config") -> "Launcher | str | None":
 
 
 def _format_process_name(role: RoleName | None, instance: int | None) -> str:
-    """Return the name of a process in its log lines and in `pids`."""
+    """Return the name of a role's process, as log lines and `pids` show it.
+
+    It is `supervisor` without a role.
+    """
     return role.value + ("" if instance is None else f"-{instance}") if role else "supervisor"
 
 
@@ -126,9 +129,9 @@ def _check_instance(role: RoleName | None, instance: int | None, config: "Config
 
 
 def _list_roles(config: "Config") -> list[tuple[RoleName, int | None]]:
-    """Return the roles that a configuration asks for.
+    """Return the roles that a configuration asks for, each with its instance number.
 
-    Each has its instance number if there are several pipelines, else None.
+    The number is None unless there are several pipelines.
     """
     if config.api.board:  # a replica has an api, and no more
         return [(RoleName.API, None)]
@@ -171,7 +174,7 @@ def _make_instance_option(number: int | None) -> list[str]:
 
 
 def _run_role(role: RoleName, config: "Config", instance: int) -> None:
-    """Run a role under uvloop, the event loop that all published measurements used."""
+    """Run a role under uvloop, the event loop of all published measurements."""
     import importlib
 
     import uvloop

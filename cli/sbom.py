@@ -1,7 +1,7 @@
-"""A bill of materials of what the lock files install, as CycloneDX JSON.
+"""A writer of the bill of materials: the packages that the lock files install, as CycloneDX JSON.
 
-Run `python -m fleetcast.cli.sbom` or `make sbom`. Licences are those that installed packages declare. The
-document has no timestamp, so the same locks and packages make the same bytes.
+Run `python -m fleetcast.cli.sbom` or `make sbom`. Licences are those that installed packages
+declare. The document has no timestamp, so the same locks and packages make the same bytes.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ NO_SPDX_ID = frozenset({"BSD License", "unknown"})
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned package.
+    """A package that a lock file pins.
 
     marker: the systems on which it is installed, "" for all. hashes: the SHA-256 of its files.
     """
@@ -70,7 +70,7 @@ class Pin:
 
 
 def parse_pins(lock: str) -> Iterator[Pin]:
-    """Yield the pinned packages of a lock file with hashes, in its order."""
+    """Yield the pinned packages of a lock file in its order, with their hashes."""
     for block in re.split(r"\n(?=\S)", lock):
         first, _, _ = block.partition("\n")
         if found := PIN.match(first):
@@ -79,9 +79,10 @@ def parse_pins(lock: str) -> Iterator[Pin]:
 
 
 def find_licence(name: str) -> str:
-    """Return the licence of a package as an SPDX expression, or "BSD License".
+    """Return the licence of a package as an SPDX expression.
 
-    Returns "unknown" if the package is not installed, or declares none.
+    Returns "BSD License" if its version is not declared, and "unknown" if the package is not installed
+    or declares none.
     """
     try:
         return READ_IN_THE_FILE.get(name) or _read_declared_licence(metadata(name))
@@ -90,9 +91,9 @@ def find_licence(name: str) -> str:
 
 
 def _read_declared_licence(declared: PackageMetadata) -> str:
-    """Return the declared SPDX expression, or else the first line of the old free text.
+    """Return the licence that a package's metadata declares, or "unknown".
 
-    Without either, the classifiers decide.
+    The SPDX expression has priority, then the first line of the old free text, then the classifiers.
     """
     expression = declared.json.get("license_expression")
     if expression:
@@ -107,7 +108,7 @@ def _read_declared_licence(declared: PackageMetadata) -> str:
 
 
 def document(runtime: Iterable[Pin], development: Iterable[Pin], project: dict[str, Any]) -> dict[str, Any]:
-    """Return the bill of materials. A package that only development needs has the scope "excluded"."""
+    """Build the bill of materials. A package that only development needs has the scope "excluded"."""
     needed = {pin.purl: pin for pin in runtime}
     every = needed | {pin.purl: pin for pin in development if pin.purl not in needed}
     components = [_make_component(every[purl], purl in needed) for purl in sorted(every)]
@@ -149,7 +150,7 @@ def _make_licences(licence: str) -> list[dict[str, Any]]:
 
 
 def make_folder_sbom(root: Path) -> dict[str, Any]:
-    """Return the bill of materials of a checkout, from its two lock files and its pyproject.toml."""
+    """Build the bill of materials of a checkout, from its two lock files and its pyproject.toml."""
     runtime, development = (
         parse_pins((root / name).read_text(encoding="utf-8")) for name in ("requirements.lock", "requirements-dev.lock")
     )
@@ -161,7 +162,7 @@ def write(
     out: Annotated[Path, typer.Option(help="Where the document goes.")] = Path("var/sbom.cdx.json"),
     root: Annotated[Path, typer.Option(help="The checkout with the lock files.")] = Path(),
 ) -> None:
-    """Write the bill of materials of what the lock files install."""
+    """Write the bill of materials of a checkout to a file."""
     found = make_folder_sbom(root)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 """`fleetcast state`: checks the parts of the state, and accepts the loss of one.
 
-It also backs all parts up and restores them.
+It also makes backups of all parts and restores them.
 """
 
 import sys
@@ -39,8 +39,8 @@ MEANS = {
 def show(config: ConfigOption = None, state: StateOption = None, json_path: JsonOption = None) -> None:
     """Show each part of the state: its identity, its position, and whether it is intact.
 
-    It also shows what the other parts know of it. The command only reads files, and may run while Fleetcast
-    runs or not. Exit code 0: the parts agree; 1: one is in doubt, and nothing is placed; 2: wrong usage.
+    It also shows what the other parts know of it. The command only reads files, and Fleetcast may run
+    meanwhile. Exit code 0: the parts agree; 1: one is in doubt, and nothing is placed; 2: wrong usage.
 
     Example:  fleetcast state show --json -
     """
@@ -64,11 +64,11 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
 
 @app.command("accept")
 def accept(config: ConfigOption = None, state: StateOption = None) -> None:
-    """Continue with the present state, although a part is lost or old and cannot be put back.
+    """Continue with the present state, although a part is lost or old and cannot be restored.
 
-    The state gets a new identity. What the other parts knew of the lost part no longer counts, and a part
-    that is put back later is refused. The ledger's audit records who accepted what. Fleetcast may be
-    running: it continues within a tick.
+    The state gets a new identity. What the other parts knew of the lost part no longer counts, and a
+    part that is restored later is refused. The ledger's audit records who accepted what. Fleetcast may
+    be running: it continues within a tick.
 
     Example:  fleetcast state accept
     """
@@ -91,7 +91,7 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
 def settings_of(config: Path | None, state: str | None) -> "Config":
     """Return the configuration. Raises ConfigError if its state folder does not exist.
 
-    Otherwise the parts of a mistyped folder would seem to agree.
+    Without this check, the parts of a mistyped folder would seem to agree.
     """
     settings = configured(config, state)
     if not settings.folder.is_dir():
@@ -100,7 +100,10 @@ def settings_of(config: Path | None, state: str | None) -> "Config":
 
 
 def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
-    """Give the present state a new identity and return it. Records it in the ledger if no placer runs."""
+    """Give the present state a new identity, and return it.
+
+    Writes it into the inbox, and into the ledger if no placer runs.
+    """
     import getpass
     import uuid
 
@@ -128,7 +131,7 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
 
 
 def _write_ledger_identity(config: "Config") -> None:
-    """Write the identity into the ledger. If a placer runs, it does so itself."""
+    """Write the state's identity into the ledger. If a placer runs, it does this itself."""
     from fleetcast.placement.ledger.ledger import Ledger
     from fleetcast.service.placer.state_watch import adopt_identity
     from fleetcast.service.state_folder import StateError, lock_role
@@ -145,7 +148,7 @@ def _write_ledger_identity(config: "Config") -> None:
 
 
 def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
-    """Return the document that `--json` writes.
+    """Return the document that `fleetcast state show --json` writes.
 
     A position is a number. For the inbox it is segment -> offset in bytes.
     """
@@ -171,7 +174,7 @@ def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
 
 
 def print_body(body: dict[str, Any]) -> None:
-    """Print the report as lines of text."""
+    """Print the document of `report` as lines of text."""
     echo(f"state {body['identity'] or 'without an identity: it was never started'}")
     for row in body["parts"]:
         unit = UNITS.get(row["part"], "")

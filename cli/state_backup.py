@@ -1,4 +1,4 @@
-"""`fleetcast state backup`, `verify` and `restore`: copies of the whole state.
+"""`fleetcast state backup`, `verify` and `restore`: make, check and restore copies of the whole state.
 
 A backup is made while the service runs.
 """
@@ -23,11 +23,11 @@ def backup(
 ) -> None:
     """Copy the whole state while Fleetcast runs.
 
-    It has the ledger, snapshots, inbox, board, models, adapters, identity and keys. The copy is complete or
-    absent: it gets its name once its parts agree. A manifest holds the size and checksum of each file and
-    the head of the audit. Everything that was acknowledged before the printed moment is in the copy. The
-    archive is not copied, and you may copy it at any time. The copy holds the placer's key: keep it as
-    private as the state.
+    The copy has the ledger, snapshots, inbox, board, models, adapters, identity and keys. It is
+    complete or absent: it gets its name once its parts agree. A manifest lists the size and checksum of
+    each file and the head of the audit. Everything that was acknowledged before the printed moment is
+    in the copy. The archive is not copied, and you may copy it at any time. The copy contains the
+    placer's key: keep it as private as the state.
 
     Exit code 0: done; 1: the state is in doubt, or cannot be read or written; 2: wrong usage.
 
@@ -49,7 +49,7 @@ def verify(
 ) -> None:
     """Check a backup: its files against the manifest, its parts, and the audit chain. Changes nothing.
 
-    Exit code 0: it is what was written; 1: it is not, and the reasons are printed; 2: wrong usage.
+    Exit code 0: it is unchanged; 1: it is not, and the reasons are printed; 2: wrong usage.
 
     Example:  fleetcast state verify /backup/monday
     """
@@ -68,11 +68,11 @@ def restore(
 ) -> None:
     """Make a state folder from a backup.
 
-    The folder must be new or empty, and Fleetcast must not run on it. The backup is verified first. If the
-    original site continued to run, both would place jobs on the same GPUs, so it must not come back. Then
-    start Fleetcast, and run `fleetcast state show`.
+    The folder must be new or empty, and Fleetcast must not run on it. The backup is verified first. The
+    original site must not run again, because both would place jobs on the same GPUs. Afterwards, start
+    Fleetcast and run `fleetcast state show`.
 
-    Exit code 0: done; 1: the backup is not what was written; 2: wrong usage, or the folder is not empty.
+    Exit code 0: done; 1: the backup has changed; 2: wrong usage, or the folder is not empty.
 
     Example:  fleetcast state restore /backup/monday --state var
     """

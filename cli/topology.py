@@ -1,4 +1,4 @@
-"""`fleetcast topology`: how Fleetcast understands a topology file, or a folder of them."""
+"""`fleetcast topology`: shows how Fleetcast understands a topology file, or a folder of them."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ app = typer.Typer(
 
 @app.callback()
 def group() -> None:
-    """Keep `show` as a separate subcommand."""
+    """Keep `show` as a subcommand. Otherwise it would replace the group."""
 
 
 @app.command("show")
@@ -61,7 +61,7 @@ def show(
 
 
 def _print_host_count(path: Path) -> None:
-    """Print a note if a dump of NCCL holds several hosts: they share one wiring."""
+    """Print a note if a dump of NCCL contains several hosts, because they share one wiring."""
     from fleetcast.ingest.topology.host_wiring import count_hosts, is_nccl_xml
 
     text = path.read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def _device(device: Any) -> dict[str, Any]:
 
 
 def _levels(topology: "Topology") -> dict[str, int]:
-    """Return how many named domains each level has. Levels without names are left out."""
+    """Return level -> its number of named domains. Levels without names are left out."""
     return {level.value: len(names) for level, names in topology.domain_names.items() if names}
 
 

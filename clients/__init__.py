@@ -1,1 +1,1 @@
-"""Clients for foreign protocols, one file for each."""
+"""Clients for the protocols of other systems, one file for each."""

@@ -1,7 +1,7 @@
-"""A Kafka client over kafka-python, which blocks, so that all its calls run in one thread.
+"""A Kafka client over kafka-python, whose calls block, so that all of them run in one thread.
 
-Raises SourceError if a broker does not answer. Readers assign partitions by hand and own their positions.
-Group offsets are only written, for lag tools.
+It raises SourceError if a broker does not answer. Readers assign partitions themselves and store
+their own positions. They only write group offsets, for tools that show the lag.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ Answer = TypeVar("Answer")
 
 
 class _Direct(KafkaNetSocket):  # type: ignore[misc]
-    """A socket without a proxy that is closed if a connection is refused.
+    """A socket without a proxy, which is closed if its connection is refused.
 
-    The client's own leaves it open for the garbage collector.
+    kafka-python's own socket stays open until garbage collection.
     """
 
     SCHEMES = ("direct",)
@@ -65,7 +65,7 @@ def _settings(access: KafkaAccess) -> dict[str, Any]:
 class KafkaReader:
     """A reader of assigned partitions for one event loop.
 
-    It connects with the first call. Every call may raise SourceError.
+    It connects at the first call. Every call may raise SourceError.
     """
 
     def __init__(self, access: KafkaAccess, group: str, limits: FetchLimits) -> None:
@@ -79,11 +79,14 @@ class KafkaReader:
         self._ends_then: dict[Any, int] = {}  # as the brokers were last asked: fetches may be long in coming
 
     async def partitions(self, topic: str) -> frozenset[int]:
-        """Return the topic's current partitions. Returns none if the topic does not exist."""
+        """Return the topic's present partitions. The set is empty if the topic does not exist."""
         return await self._run(lambda: frozenset(self._open().partitions_for_topic(topic)))
 
     async def assign(self, starts: Mapping[Place, int | None]) -> None:
-        """Read exactly these partitions. New ones begin at their offset, or at their beginning if it is None."""
+        """Read exactly these partitions from now on.
+
+        starts: partition → offset at which a new one begins, None for its beginning.
+        """
         await self._run(lambda: self._assign_partitions(starts))
 
     def _assign_partitions(self, starts: Mapping[Place, int | None]) -> None:
@@ -100,7 +103,10 @@ class KafkaReader:
             self._ends_then.update(consumer.end_offsets(list(fresh), timeout_ms=ANSWER_MS))
 
     async def poll(self, wait_s: float) -> tuple[list[Message], list[Gap]]:
-        """Return the records that have arrived, at most `max_records`. Wait for the first for at most `wait_s`."""
+        """Return the records that have arrived, at most `max_records`, and the gaps that were skipped.
+
+        Waits for the first record for at most `wait_s`.
+        """
         return await self._run(lambda: self._poll(round(wait_s * 1000)))
 
     def _poll(self, wait_ms: int) -> tuple[list[Message], list[Gap]]:
@@ -124,7 +130,10 @@ class KafkaReader:
         return Gap((partition.topic, partition.partition), wanted, begins)
 
     async def behind(self) -> dict[Place, int]:
-        """Return how many records each place is behind its end, by the last fetches and the last answer of `ends`."""
+        """Return the consumer lag of each partition, in records.
+
+        It is known from the last fetches and the last answer of the brokers.
+        """
         return await self._run(self._behind)
 
     def _behind(self) -> dict[Place, int]:
@@ -135,7 +144,7 @@ class KafkaReader:
         return found
 
     async def ends(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Ask the brokers for the next offset of each partition."""
+        """Fetch the end of each partition: the offset of the next record."""
         return await self._run(lambda: self._ends(places))
 
     def _ends(self, places: Iterable[Place]) -> dict[Place, int]:
@@ -144,9 +153,9 @@ class KafkaReader:
         return {(partition.topic, partition.partition): end for partition, end in ends.items()}
 
     async def keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
-        """Return the keys of a topic since these offsets, and the end of each partition.
+        """Return the keys of a topic's records since these offsets, and the end of each partition.
 
-        At most the last `most` of each partition are returned.
+        It reads at most the last `most` records of each partition.
         """
         return await self._run(lambda: self._keys(topic, since, most))
 
@@ -173,7 +182,7 @@ class KafkaReader:
         return found, {one.partition: end for one, end in ends.items()}
 
     async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
-        """Write records to all replicas. Returns the next offset of each partition."""
+        """Write records to all replicas. Returns the offset after the written records, by partition."""
         return await self._run(lambda: self._send(records))
 
     def _send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
@@ -183,7 +192,7 @@ class KafkaReader:
         return self._writer.write(records)
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Commit the group's offsets, from any thread except the loop's. Raises SourceError."""
+        """Commit the group's offsets. Call it from any thread except the loop's. Raises SourceError."""
         commits = {TopicPartition(*place): OffsetAndMetadata(offset, "", -1) for place, offset in offsets.items()}
         if commits and not self._closed:
             work = self._thread.submit(lambda: self._open().commit(commits, timeout_ms=ANSWER_MS))
@@ -272,7 +281,7 @@ class KafkaWriter:
             raise _make_source_error(error) from error
 
     def create(self, topics: Mapping[str, int]) -> list[str]:
-        """Create the missing topics (name → partitions), replicated by the brokers' default.
+        """Create the missing topics (name → partitions) with the brokers' default replication.
 
         Returns the created topics.
         """
@@ -291,9 +300,9 @@ class KafkaWriter:
         return made
 
     def write(self, records: Sequence[Outgoing]) -> dict[Place, int]:
-        """Write to all replicas, and return each partition's next offset. Raises SourceError.
+        """Write records to all replicas. Returns the offset after the written records, by partition.
 
-        Records that are too large are cut and marked.
+        Records that are too large are truncated and marked. Raises SourceError.
         """
         behind: dict[Place, int] = {}
         try:
@@ -307,7 +316,10 @@ class KafkaWriter:
         return behind
 
     def _write(self, records: Sequence[Outgoing], behind: dict[Place, int]) -> list[Outgoing]:
-        """Return the records that were too large. Stores next offsets in `behind`."""
+        """Write records, and return those that were too large.
+
+        The last argument receives the next offset of each partition.
+        """
         sent = [(record, self._submit(record)) for record in records]
         refused = []
         for record, future in sent:
@@ -323,7 +335,7 @@ class KafkaWriter:
         return refused
 
     async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
-        """Run `write` in a thread, so that the event loop goes on."""
+        """Write records in a thread, so that the event loop does not block. Returns what `write` returns."""
         return await asyncio.to_thread(self.write, records)
 
     def _submit(self, record: Outgoing) -> Any:
@@ -336,7 +348,7 @@ class KafkaWriter:
         )
 
     def close(self) -> None:
-        """Close the connections. The next write opens others."""
+        """Close the connections. The next write opens new ones."""
         producer, self._producer = self._producer, None
         if producer is not None:
             try:

@@ -16,7 +16,7 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
 class KafkaAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The options of access to a cluster. `brokers`: HOST:PORT of some brokers. The files are PEM."""
+    """The options for access to a Kafka cluster. `brokers`: HOST:PORT of some brokers. The files are PEM."""
 
     brokers: str | list[str]
     security: str = "plaintext"
@@ -28,13 +28,13 @@ class KafkaAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def addresses(self) -> list[str]:
-        """The brokers, one by one."""
+        """The HOST:PORT of each broker."""
         given = self.brokers.split(",") if isinstance(self.brokers, str) else self.brokers
         return [address.strip() for address in given]
 
 
 def check_access(access: KafkaAccess, environment: Mapping[str, str] = os.environ) -> None:
-    """Check the options without connecting or reading files. Raises ConfigError that names the option."""
+    """Check the options without a connection. Raises ConfigError that names the option."""
     if not access.addresses:
         raise ConfigError("kafka: brokers = []: expected at least one HOST:PORT")
     for address in access.addresses:
@@ -60,7 +60,7 @@ def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def settings(access: KafkaAccess, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the settings of every kind of client.
+    """Return the settings that all of kafka-python's clients share.
 
     Backoffs are short, so that a client finds a returning broker at once.
     """

@@ -1,4 +1,4 @@
-"""Records that are sent to Kafka and received from it, independent of the client."""
+"""Records sent to Kafka and received from it, independent of the client library."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Records that the broker no longer has. Reading continued at `begins` instead of `wanted`."""
+    """A gap: records that the broker no longer has. Reading continued at `begins` instead of `wanted`."""
 
     place: Place
     wanted: int
@@ -29,7 +29,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """The most that a consumer holds: records per poll, bytes per fetch, and bytes of one partition in a fetch."""
+    """The limits of a consumer: records per poll, bytes per fetch, and bytes per partition in a fetch."""
 
     max_records: int
     fetch_bytes: int
@@ -38,7 +38,7 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A record to be written. `time_ms`: Unix, or None for now."""
+    """A record to be written. `time_ms`: Unix ms, or None for now."""
 
     topic: str
     key: bytes | None

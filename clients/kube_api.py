@@ -1,7 +1,7 @@
-"""A Kubernetes API server for adapters that write: list, watch, get and patch, with only aiohttp.
+"""A client of a Kubernetes API server for adapters that write, with only aiohttp.
 
 list (pages) → watch from its version → the watch ends each minute: again from the last version or bookmark
-                                        410: ExpiredError, list anew
+                                        410: ExpiredError, list again
 """
 
 import asyncio
@@ -28,7 +28,7 @@ APPLY, JSON_PATCH = "application/apply-patch+yaml", "application/json-patch+json
 
 
 class KubeRefused(FleetcastError):
-    """An answer of the server that refuses the request."""
+    """The error for a request that the API server refuses."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status} {message[:300]}".strip())
@@ -37,7 +37,7 @@ class KubeRefused(FleetcastError):
 
 @dataclass(frozen=True, slots=True)
 class KubeAccount:
-    """The server and the account to use. Empty: the account of the pod in which we run."""
+    """The API server and the account to use. Empty fields mean the account of the pod in which we run."""
 
     server: str = ""
     token_file: str = ""
@@ -49,7 +49,7 @@ class KubeAccount:
         return self.server.rstrip("/") or f"https://{f'[{host}]' if ':' in host else host}:{port}"
 
     def token(self) -> str:
-        """Return the bearer token. Raises SourceError."""
+        """Read the bearer token. Raises SourceError."""
         path = Path(self.token_file) if self.token_file else ACCOUNT / "token"
         try:
             return path.read_text(encoding="ascii").strip()
@@ -57,7 +57,7 @@ class KubeAccount:
             raise SourceError(f"cannot read the token in {path}: {error}") from None
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context that verifies the server. Raises SourceError."""
+        """Make the TLS context that verifies the server. Raises SourceError."""
         path = Path(self.ca_file) if self.ca_file else ACCOUNT / "ca.crt"
         try:
             return ssl.create_default_context(cafile=str(path))
@@ -92,7 +92,7 @@ _object = msgspec.json.Decoder(_Object).decode
 
 
 class KubeApi:
-    """A client of one server, with connections kept alive.
+    """A client of one API server, which keeps its connections open.
 
     Methods raise SourceError while the server does not answer, and KubeRefused if it refuses.
     """
@@ -115,9 +115,9 @@ class KubeApi:
                 return objects, page.metadata.version
 
     async def watch(self, path: str, version: str) -> AsyncIterator[tuple[str, msgspec.Raw, str]]:
-        """Yield (ADDED | MODIFIED | DELETED | BOOKMARK, object, its version) as they arrive, for about a minute.
+        """Yield changes as they arrive, for about a minute: (kind, object, its version).
 
-        Raises ExpiredError if the version is too old.
+        The kind is ADDED, MODIFIED, DELETED or BOOKMARK. Raises ExpiredError if the version is too old.
         """
         query = {
             "watch": "1",
@@ -143,9 +143,9 @@ class KubeApi:
         return await self._ask("GET", path, {})
 
     async def apply(self, path: str, thing: Mapping[str, Any], manager: str) -> bytes:
-        """Apply an object server-side as a field manager, never forced.
+        """Apply an object server-side as a field manager, without force.
 
-        The server answers 409 if another manager holds a field.
+        The server answers 409 if another manager owns a field.
         """
         return await self._ask("PATCH", path, {"fieldManager": manager, "force": "false"}, APPLY, thing)
 

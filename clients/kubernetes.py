@@ -1,10 +1,13 @@
-"""Kubernetes: lists and then watches collections, each in its own thread, over the official client's connection.
+"""Lists and watches of Kubernetes collections, each in its own thread.
+
+They use the official client's connection.
 
     list (pages) ── Listing ──┐                                               410: from the start
     watch from its version ── Changes, Changes, … ── stream ends: watch again from the last version or bookmark
 
-The client brings kubeconfig, in-cluster credentials and their renewal, TLS and proxies. We request and decode: its
-decoded pods are large and slow, and its watch ends in silence.
+The official client handles kubeconfig, in-cluster credentials and their renewal, TLS and proxies.
+We send the requests and decode the answers, because its decoded pods are large and slow, and its
+watch ends in silence.
 """
 
 import asyncio
@@ -34,19 +37,19 @@ LINGERS_S = 10.0  # a watch that says nothing for so long after its end is dead
 
 
 class ExpiredError(Exception):
-    """Status 410: the version is too old, or not one of this server's. List again."""
+    """The error for status 410: the version is too old, or not one of this server's. List again."""
 
 
 class AbsentError(Exception):
-    """Status 404: the server has no such collection."""
+    """The error for a collection that the server does not have (404), or that we may not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
     """A collection of objects to follow.
 
-    `decode` turns an object's JSON into the part to store, in the thread that reads. others: paths of other versions,
-    tried in order where the server has no such collection.
+    `decode` turns an object's JSON into the part to store, in the thread that reads. others: paths of
+    other API versions, tried in order if the server does not have the collection.
     """
 
     name: str
@@ -70,9 +73,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of a watch: (ADDED | MODIFIED | DELETED, object).
+    """Changes from a watch: (ADDED | MODIFIED | DELETED, object).
 
-    After all of them, the collection is at `version`.
+    After all of them, the collection has the version `version`.
     """
 
     name: str
@@ -82,7 +85,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A collection that the server does not have or does not let us read: `why`. It is retried later."""
+    """A message that the server lacks a collection or refuses to show it. It is retried later."""
 
     name: str
     why: str
@@ -90,7 +93,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A collection whose server does not answer. It is retried until it does."""
+    """A message that the server of a collection does not answer. It is retried until it does."""
 
     name: str
     error: SourceError
@@ -110,7 +113,7 @@ class _Page(msgspec.Struct):
 
 
 class _WatchEvent(msgspec.Struct):
-    """A line of a watch."""
+    """One line of a watch."""
 
     type: str
     object: msgspec.Raw
@@ -140,7 +143,7 @@ class KubernetesResponse(Protocol):
 
 
 class Server(Protocol):
-    """One API server, with blocking calls. `get` raises SourceError if there is no answer."""
+    """An API server with blocking calls. `get` raises SourceError if there is no answer."""
 
     def get(self, path: str, query: Mapping[str, str], read_s: float) -> KubernetesResponse: ...
 
@@ -148,11 +151,11 @@ class Server(Protocol):
 class Cluster:
     """The API server of a kubeconfig's context.
 
-    If `kubeconfig` is empty and we run in a pod, it is that of our cluster.
+    If `kubeconfig` is empty and we run in a pod, it is the server of our own cluster.
     """
 
     def __init__(self, kubeconfig: str = "", context: str = "") -> None:
-        """Set up without connecting. Raises ConfigError if the official client is not installed."""
+        """Create the client without connecting. Raises ConfigError if the official client is not installed."""
         try:
             import kubernetes  # noqa: F401
         except ImportError:
@@ -164,7 +167,7 @@ class Cluster:
         self._lock = threading.Lock()
 
     def _get_connection(self) -> Any:
-        """Return the official client's connection. The first caller makes it. Raises SourceError."""
+        """Return the official client's connection, made at the first call. Raises SourceError."""
         import urllib3
         from kubernetes import client, config
 
@@ -214,7 +217,7 @@ def _is_in_pod() -> bool:
 
 
 def list_all(server: Server, what: Collection) -> Listing:
-    """List all objects page by page, with the list's version.
+    """Fetch all objects of a collection page by page, and the list's version.
 
     Raises ExpiredError, AbsentError, SourceError.
     """
@@ -237,7 +240,7 @@ def list_all(server: Server, what: Collection) -> Listing:
 
 
 def watch(server: Server, what: Collection, version: str, watch_s: float = WATCH_S) -> Iterator[Changes]:
-    """Yield the changes after `version` as they arrive, for about `watch_s`.
+    """Yield the changes after `version` as they arrive, for about `watch_s` seconds.
 
     Raises ExpiredError, AbsentError, SourceError.
     """
@@ -258,7 +261,10 @@ def watch(server: Server, what: Collection, version: str, watch_s: float = WATCH
 
 @contextmanager
 def _answered(answer: KubernetesResponse) -> Iterator[KubernetesResponse]:
-    """Yield a successful answer, and close it in the end. Raises one of our errors for any other answer."""
+    """Yield a successful answer, and close it at the end.
+
+    Raises ExpiredError, AbsentError or SourceError for any other answer.
+    """
     import urllib3
 
     try:
@@ -287,7 +293,7 @@ def _refusal(status: int, body: bytes) -> Exception:
 
 
 def _lines(answer: KubernetesResponse) -> Iterator[list[bytes]]:
-    """Yield whole lines, together those that arrived together. A last line without an end is dropped."""
+    """Yield whole lines, in lists of those that arrived together. An incomplete last line is dropped."""
     rest = b""
     for piece in answer.stream(2**16):
         *lines, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
@@ -298,7 +304,10 @@ def _lines(answer: KubernetesResponse) -> Iterator[list[bytes]]:
 
 
 def _change(line: bytes) -> tuple[_WatchEvent, str]:
-    """Decode a line, and return it with its version. Raises ExpiredError, SourceError."""
+    """Decode a line of a watch. Returns the event and the object's version.
+
+    Raises ExpiredError, AbsentError or SourceError.
+    """
     try:
         event = _decode_event(line)
         head = _head(event.object)
@@ -314,9 +323,9 @@ def _change(line: bytes) -> tuple[_WatchEvent, str]:
 
 
 class Follower:
-    """A follower of collections for one event loop, with a daemon thread for each.
+    """A follower of collections for one event loop, with a daemon thread for each collection.
 
-    Messages that are not consumed wait at the server.
+    Once its queue is full, further changes wait at the server.
     """
 
     def __init__(self, server: Server, what: Sequence[Collection], versions: Mapping[str, str]) -> None:
@@ -334,9 +343,9 @@ class Follower:
             thread.start()
 
     async def next(self, most_s: float | None = None) -> list[Message]:
-        """Return the messages that arrived, at least one, or none after `most_s`.
+        """Return the messages that have arrived. Waits for the first one, at most `most_s` seconds.
 
-        Raises the error that ended a thread.
+        The list is empty after that time. Raises the error that ended a thread.
         """
         if not await wait_for_event(self._some, most_s):
             return []
@@ -351,7 +360,7 @@ class Follower:
                 return messages
 
     def close(self) -> None:
-        """End the threads at their next line or time-out. Does not wait for them."""
+        """End the threads at their next line or timeout, without waiting for them."""
         self._closed.set()
 
     def _put(self, message: Message) -> None:
@@ -368,9 +377,9 @@ class Follower:
             self._loop.call_soon_threadsafe(self._some.set)
 
     def _run(self, what: Collection, version: str) -> None:
-        """Follow a collection until the end of its thread. Stores an error, so that `next` raises it.
+        """Follow a collection until the thread ends. Stores an error for the reader of messages.
 
-        Without this, the collection would silently stop changing.
+        Otherwise the collection would stop changing without an error.
         """
         try:
             self._follow(what, version)

@@ -1,7 +1,8 @@
-"""Prometheus' HTTP API: names and ranges of series. Calls block. Only this file knows prometheus-api-client.
+"""Prometheus' HTTP API: names and ranges of series. Calls block.
 
-Ranges are decoded here into numbers: seven times as fast as the library's data frames, in a fifth of the memory.
-Secrets: FLEETCAST_PROMETHEUS_TOKEN, or FLEETCAST_PROMETHEUS_USER and _PASSWORD in the environment.
+Only this file uses prometheus-api-client. Ranges are decoded into numbers here, seven times as fast
+as the library's data frames, and in a fifth of the memory. Secrets come from the environment:
+FLEETCAST_PROMETHEUS_TOKEN, or FLEETCAST_PROMETHEUS_USER and FLEETCAST_PROMETHEUS_PASSWORD.
 """
 
 import os
@@ -24,7 +25,7 @@ TRIES_AGAIN = Retry(total=3, read=0, backoff_factor=1, status_forcelist=(408, 42
 
 
 class MatrixRow(msgspec.Struct, frozen=True):
-    """One series of an answer: its labels, and (seconds, value) in order of time."""
+    """One series of an answer: its labels, and its (seconds, value) in order of time."""
 
     metric: dict[str, str]
     values: list[tuple[float, float]] = []
@@ -44,23 +45,24 @@ _decode = msgspec.json.Decoder(_Answer, strict=False).decode
 
 
 class TooManySamples(SourceError):
-    """An error of Prometheus that a query would load too many samples. Ask for less at once."""
+    """The error for a query that would load too many samples at once. Query less at once."""
 
 
 class SilentServer(SourceError):
-    """A server that accepted the query but did not answer in time."""
+    """The error for a server that accepted the query but did not answer in time."""
 
 
 class PrometheusClient:
     """A client of Prometheus. Times are Unix milliseconds.
 
-    Raises SourceError if there is no answer for now, and ConfigError if the answer would stay wrong.
+    Raises SourceError if there is no answer now, and ConfigError if a retry would fail in the same way.
     """
 
     def __init__(self, url: str, *, verify: bool | str = True, timeout_s: float = TIMEOUT_S) -> None:
-        """Set up the client.
+        """Create the client without connecting. Raises ConfigError for a bad URL.
 
-        `verify`: a bundle of certificates, or False to check none. `timeout_s`: longest wait for an answer.
+        `verify`: a file of certificates, or False to verify none. `timeout_s`: the longest wait for an
+        answer.
         """
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r}: expected a URL such as http://prometheus:9090")
@@ -81,7 +83,7 @@ class PrometheusClient:
         self._timeout_s = timeout_s
 
     def names(self, match: str, first_ms: int, end_ms: int) -> list[str]:
-        """Return the metric names that any series of `match` had in a span of time."""
+        """Return the sorted metric names of the series that match between two times."""
         params = {"match[]": match, "start": _seconds(first_ms), "end": _seconds(end_ms)}
         try:
             answer = self._connect.get_label_values("__name__", params)
@@ -90,12 +92,12 @@ class PrometheusClient:
         return sorted(str(name) for name in answer)
 
     def recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
-        """Return samples as they were recorded, from `first_ms` on and before `end_ms`."""
+        """Return the samples as they were recorded, from `first_ms` up to but not including `end_ms`."""
         query = f"{selector}[{end_ms - first_ms}ms]"
         return self._query_matrix("query", {"query": query, "time": _seconds(end_ms - 1)})
 
     def resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
-        """Return the newest sample at each step."""
+        """Return the newest sample of each series at each step."""
         params = {"query": selector, "start": _seconds(first_ms), "end": _seconds(end_ms - 1)}
         return self._query_matrix("query_range", params | {"step": _seconds(step_ms)})
 
@@ -141,9 +143,9 @@ def _seconds(time_ms: int) -> str:
 
 
 def _refusal(status: int, error: str) -> SourceError | ConfigError:
-    """Return the error for an answer other than success.
+    """Return the error for an answer that reports no success.
 
-    A 4xx is an error of the configuration, since it would repeat.
+    A 4xx is a ConfigError, because it would repeat.
     """
     if "too many samples" in error:
         return TooManySamples(error)
@@ -153,13 +155,13 @@ def _refusal(status: int, error: str) -> SourceError | ConfigError:
 
 
 def _reason(error: Exception) -> str:
-    """Return the cause of an error of the library. After retries, return the last cause."""
+    """Return the cause of the library's error. After retries, that is the cause of the last one."""
     tries = error.args[0] if error.args else None
     return str(getattr(tries, "reason", None) or error)
 
 
 def _trouble(text: str) -> SourceError | ConfigError:
-    """Return the error for the library's message, which has the status in it."""
+    """Return the error for the library's message, which contains the HTTP status."""
     if any(f"HTTP Status Code {status}" in text for status in (400, 401, 403, 404, 422)):
         return ConfigError(f"Prometheus refused: {text[:300]}")
     return SourceError(f"Prometheus does not answer: {text[:300]}")

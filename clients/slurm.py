@@ -7,9 +7,10 @@
 
 SLURM_TIME_FORMAT makes times in text Unix seconds, so zones do not matter.
 
-**Text of users shares no table with facts.** A job's name can hold line breaks and whole rows of other jobs. So text
-comes from two calls: one of columns that Slurm alone writes, and one of texts, whose fields end with a secret of that
-call. The client joins both to one table, with blanks for what is not printable.
+**Users' texts and Slurm's facts come in separate tables.** A job's name can contain line breaks and
+whole rows of other jobs. So text comes from two calls. One has only columns that Slurm alone
+writes. The other has the users' texts, whose fields end with a secret of that call. The client
+joins both to one table, and replaces unprintable characters with blanks.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ _VERSION = re.compile(rb"/slurm\\?/v(\d+)\.(\d+)\.(\d+)\\?/jobs")
 
 
 class NoAccounting(SourceError):
-    """The error of a Slurm without accounting."""
+    """The error for a Slurm that has no accounting."""
 
 
 class SlurmClient(Protocol):
@@ -66,16 +67,19 @@ class SlurmClient(Protocol):
     async def nodes(self) -> bytes: ...
 
     async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
-        """Return records of `jobs` or, if `jobs` is empty, of the last `since_s` seconds.
+        """Return the records of `jobs` or, if `jobs` is empty, of the last `since_s` seconds.
 
-        Raises NoAccounting.
+        Raises NoAccounting if Slurm has no accounting.
         """
 
     async def close(self) -> None: ...
 
 
 class SlurmCommands:
-    """A client that runs Slurm's commands. `json` None: find out whether they can write JSON."""
+    """A client that runs Slurm's commands.
+
+    `json`: whether the commands can write JSON. None: the client finds out.
+    """
 
     def __init__(self, shell: Sequence[str], timeout_s: float, json: bool | None) -> None:
         self._shell = list(shell)
@@ -122,7 +126,7 @@ class SlurmCommands:
     async def _table(self, command: Sequence[str], facts: Sequence[str], texts: Mapping[str, str]) -> bytes:
         """Return the output of squeue or sinfo as one table.
 
-        `texts`: columns that people write, and their headings.
+        `texts`: columns that users write → their headings.
         """
         end = _make_random_delimiter()
         table = await self._run(*command, f"--Format={_columns(facts, '|')}")
@@ -130,10 +134,10 @@ class SlurmCommands:
         return joined(table, printed, end, 1, (*texts.values(),))
 
     async def close(self) -> None:
-        """Do nothing: nothing stays open between two calls."""
+        """Do nothing, because no connection stays open between calls."""
 
     async def _run(self, *command: str) -> bytes:
-        """Return the output of a command.
+        """Run a command and return its output.
 
         Raises SourceError if it is missing, fails, takes too long or prints too much.
         """
@@ -146,9 +150,10 @@ class SlurmCommands:
 
 
 async def run_command(command: Sequence[str], shell: Sequence[str], timeout_s: float) -> tuple[int, bytes, bytes]:
-    """Run a command, by `shell` if it runs elsewhere, and return its status and what it prints.
+    """Run a command, and return its exit status, its output and its error output.
 
-    Raises SourceError if it cannot start, takes longer than `timeout_s` or prints too much. The command is killed then.
+    `shell`: a command that runs it elsewhere. Raises SourceError if it cannot start, takes longer than
+    `timeout_s` or prints too much. It is then killed.
     """
     words = [*shell, *command]
     if shell and Path(shell[0]).name == "ssh":  # it hands one text to a shell over there
@@ -172,7 +177,7 @@ async def run_command(command: Sequence[str], shell: Sequence[str], timeout_s: f
 
 
 def _columns(names: Sequence[str], end: str) -> str:
-    """Return columns that are each as wide as their value, with `end` behind it."""
+    """Format columns as wide as their values, each followed by `end`."""
     return ",".join(f"{name}:{end}" for name in names)
 
 
@@ -181,13 +186,13 @@ def _make_random_delimiter() -> str:
 
 
 def joined(facts: bytes, texts: bytes, end: str, keys: int, headings: Sequence[str]) -> bytes:
-    """Append the texts to the lines of facts with the same first `keys` fields, as columns with these headings.
+    r"""Append users' texts as columns to the lines of facts with the same first `keys` fields.
 
-    facts: a header and lines of fields that end with `|`; texts: fields that end with `end`. If Slurm prints two
-    texts of one key, neither counts.
+    facts: a header, and lines whose fields end with `|`. texts: fields that end with `end`. If Slurm
+    prints two different texts for one key, both are left out.
 
-    >>> joined(b"JOBID|STATE|\\n7|RUNNING|\\n", b"7~a|\\n8|FAILED|~\\n", "~", 1, ["NAME"])
-    b'JOBID|STATE|NAME|\\n7|RUNNING|a| 8|FAILED||\\n'
+    >>> joined(b"JOBID|STATE|\n7|RUNNING|\n", b"7~a|\n8|FAILED|~\n", "~", 1, ["NAME"])
+    b'JOBID|STATE|NAME|\n7|RUNNING|a| 8|FAILED||\n'
     """
     fields, width = texts.decode("utf-8", "replace").split(end), keys + len(headings)
     texts_by_key: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -231,7 +236,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 class _Refused(SourceError):
-    """The error of a failed command. `unknown_option`: this Slurm does not know an option."""
+    """The error for a command that fails. `unknown_option`: this Slurm does not know one of its options."""
 
     def __init__(self, message: str, unknown_option: bool) -> None:
         super().__init__(message, retry_after_s=10.0)
@@ -247,7 +252,10 @@ def _refusal(command: str, words: bytes) -> SourceError:
 
 
 class SlurmRest:
-    """A client of slurmrestd. `version` "": the newest that it serves. SLURM_JWT holds the token, if any."""
+    """A client of slurmrestd. If `version` is "", it uses the newest one served.
+
+    SLURM_JWT holds the token.
+    """
 
     def __init__(self, url: str, version: str, user: str, timeout_s: float) -> None:
         self._socket = url.removeprefix("unix:") if url.startswith("unix:") else ""
@@ -264,7 +272,7 @@ class SlurmRest:
         return await self._get(f"/slurm/{await self._served()}/nodes/")
 
     async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
-        """Return the accounts of the last `since_s` seconds, or of the first few of `jobs`.
+        """Return the records of the last `since_s` seconds, or of at most MOST_REST_JOBS of `jobs`.
 
         slurmrestd answers for one job at a time.
         """
@@ -313,7 +321,7 @@ class SlurmRest:
 
 
 class SlurmFolder:
-    """A reader of recorded outputs in a folder. It reads them again at each call."""
+    """A reader of recorded outputs in a folder. It reads the files again at each call."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -331,7 +339,7 @@ class SlurmFolder:
         return [found]
 
     async def close(self) -> None:
-        """Do nothing: nothing stays open."""
+        """Do nothing, because no file stays open."""
 
     def _read(self, name: str, needed: bool) -> bytes:
         for suffix in (".json", ".txt"):

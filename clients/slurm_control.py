@@ -1,10 +1,10 @@
-"""The current nodes and jobs of Slurm, and changes of them, by its commands (22.05 and newer).
+"""Clients that read and change Slurm's current nodes and jobs by its commands (22.05 and newer).
 
-The client reads text of `scontrol show node -o` and `squeue`, since every version writes it. **Text of
-users shares no table with facts on which the adapter acts.** One call of squeue has columns that no user
-can write. Another has the comments, in fields that end with a secret of that call. So a user who writes
-rows into a comment changes only that comment. Each command is killed after some seconds, because scontrol
-itself waits forever for a slurmctld that hangs.
+The client reads the text of `scontrol show node -o` and `squeue`, since every version writes it.
+**Users' texts and the facts on which the adapter acts come in separate tables.** One call of squeue
+has columns that no user can write. Another has the comments, in fields that end with a secret of
+that call. So a user who writes rows into a comment changes only that comment. Each command is
+killed after some seconds, because scontrol itself waits forever for a slurmctld that hangs.
 """
 
 import logging
@@ -36,12 +36,12 @@ Row = TypeVar("Row")
 
 
 class SlurmRefused(FleetcastError):
-    """An answer of Slurm that refuses a change."""
+    """The error for a change that Slurm refuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlledNode:
-    """A node as Slurm reports it, including settings that other tools or operators made.
+    """A node as Slurm reports it, including settings from other tools or operators.
 
     available, active: its available and its active features.
     """
@@ -58,7 +58,7 @@ class ControlledNode:
 class ControlledJob:
     """A job that waits, runs or is being requeued.
 
-    is_held: whoever held it. may_requeue: it is a batch job that may be requeued.
+    is_held: held by a user, an operator or us. may_requeue: it is a batch job that may be requeued.
     """
 
     id: str
@@ -72,7 +72,7 @@ class ControlledJob:
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """A change of a node. None leaves a field as it is. drain: the reason, or empty to end the drain."""
+    """A change of a node. None leaves a field unchanged. drain: the reason, or "" to end the drain."""
 
     drain: str | None = None
     available: tuple[str, ...] | None = None
@@ -81,7 +81,7 @@ class NodeChange:
 
 
 class SlurmControl(Protocol):
-    """The interface to control Slurm.
+    """The interface of clients that control Slurm.
 
     Methods raise SourceError while Slurm does not answer, and SlurmRefused if it refuses.
     """
@@ -91,7 +91,7 @@ class SlurmControl(Protocol):
     async def jobs(self) -> list[ControlledJob]: ...
 
     async def job(self, job: str) -> ControlledJob | None:
-        """Read one job again. Returns None if Slurm does not know it, or shows its id more than once."""
+        """Read one job. Returns None if Slurm does not know it, or lists its id more than once."""
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None: ...
 
@@ -106,7 +106,7 @@ class SlurmControl(Protocol):
 
 
 class ScontrolCommands:
-    """A client that runs scontrol and squeue. `shell` runs them elsewhere, as in ["ssh", "login1"]."""
+    """A client that runs scontrol and squeue. `shell` runs them elsewhere, for example ["ssh", "login1"]."""
 
     def __init__(self, shell: Sequence[str] = (), timeout_s: float = 3.0) -> None:
         self._shell, self._timeout_s = list(shell), timeout_s
@@ -129,7 +129,8 @@ class ScontrolCommands:
     async def _jobs(self, *which: str) -> list[ControlledJob]:
         """Return the jobs that squeue lists. `which`: further arguments of squeue.
 
-        Slurm's own fields and the users' texts come from two calls, so that no text can pass for Slurm's field.
+        Slurm's own fields and the users' texts come from two calls, so that no text can imitate Slurm's
+        fields.
         """
         end = f"|{secrets.token_hex(16)}|"
         listed = ("squeue", "-h", "-a", "-t", "PD,R,CG", *which)
@@ -159,7 +160,7 @@ class ScontrolCommands:
         await self._run("scontrol", "release", job)
 
     async def close(self) -> None:
-        """Do nothing: nothing stays open between two calls."""
+        """Do nothing, because no connection stays open between calls."""
 
     async def _run(self, *command: str) -> str:
         code, out, err = await run_command(command, self._shell, self._timeout_s)
@@ -194,7 +195,7 @@ def _replace_unprintable(text: str) -> str:
 def parse_node_lines(text: str) -> list[ControlledNode]:
     """Parse the lines of `scontrol show node -o`, one for each node.
 
-    Texts that people write come last, so the first match is Slurm's own.
+    Texts that people write come last in a line, so the first match of a field is Slurm's own.
     """
     return [_node(line) for line in text.splitlines() if re.match(r"NodeName=\S", line)]
 
@@ -223,7 +224,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def unique(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Row]:
-    """Drop all rows of a name that occurs more than once, because none of them can be trusted."""
+    """Drop all rows whose name occurs more than once, because none of them can be trusted."""
     listed = list(rows)
     counts = Counter(map(name, listed))
     if doubled := sorted(key for key, count in counts.items() if count > 1):
@@ -232,9 +233,10 @@ def unique(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Row]:
 
 
 def job_rows(facts: str, texts: str, end: str) -> list[ControlledJob]:
-    """Join `squeue --Format` of `_FACTS` and of `_TEXTS`, whose fields end with `end`, by the id of the job.
+    """Join Slurm's fields and the users' texts of `squeue --Format` by job id.
 
-    Skips lines of another form, and jobs that are not exactly once in both.
+    end: the mark at the end of each text. Lines of another form are skipped, and so are jobs that do
+    not occur exactly once in both.
     """
     lines = (line.split(_SEPARATOR) for line in facts.splitlines())
     known = unique((line for line in lines if len(line) == len(_FACTS) + 1), lambda row: row[0].strip())
@@ -243,7 +245,7 @@ def job_rows(facts: str, texts: str, end: str) -> list[ControlledJob]:
 
 
 def _records(texts: str, end: str) -> list[list[str]]:
-    """Split only at the end marks of fields. A line break inside a field is part of its text."""
+    """Split texts into rows, only at the end marks of fields. A line break in a field is part of its text."""
     fields = texts.split(end)
     return [fields[at : at + len(_TEXTS)] for at in range(0, len(fields) - len(_TEXTS), len(_TEXTS))]
 
@@ -267,7 +269,7 @@ def _format_columns(names: Sequence[str], end: str) -> str:
 
 
 def format_hostlists(names: Iterable[str]) -> list[str]:
-    """Write names as few texts in Slurm's notation, none longer than LONGEST.
+    """Format node names in Slurm's notation, in few texts of at most LONGEST characters.
 
     >>> format_hostlists(["n3", "n1", "n2", "gpu07", "login", "gpu08", "gpu10"])
     ['gpu[07-08,10],login,n[1-3]']

@@ -1,7 +1,8 @@
-"""A control of Slurm by slurmrestd. It has `POST node/…` from v0.0.40 (Slurm 23.11) on.
+"""A client that controls Slurm by slurmrestd, which has `POST node/…` from v0.0.40 (Slurm 23.11) on.
 
-An answer of 200 may hold errors. An answer of 500 may mean a wrong token, a refused field or a slurmctld
-that is down. Only the list `errors` decides. The token is a file that is read again when it changes.
+An answer of 200 may contain errors. An answer of 500 may mean a wrong token, a refused field or a
+slurmctld that is down. Only the list `errors` decides. The token is a file that is read again when
+it changes.
 """
 
 import json
@@ -51,7 +52,7 @@ class _RestNode(msgspec.Struct):
 
 
 class _RestPriority(msgspec.Struct):
-    """A number in the form of versions from v0.0.39 on."""
+    """A number as versions from v0.0.39 on write it."""
 
     number: int | None = None
     set: bool = True
@@ -79,9 +80,9 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 @dataclass(frozen=True, slots=True)
 class SlurmRestAccount:
-    """The address and the account of a slurmrestd.
+    """The address of a slurmrestd, and the account to use there.
 
-    version: empty for the newest that it serves. token_file: empty for a Unix socket.
+    version: "" for the newest that it serves. token_file: "" for a Unix socket.
     """
 
     url: str
@@ -90,7 +91,7 @@ class SlurmRestAccount:
     version: str = ""
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of authentication. Raises SourceError."""
+        """Make the headers that authenticate us. Raises SourceError."""
         found = {"content-type": "application/json"}
         if self.user:
             found["X-SLURM-USER-NAME"] = self.user
@@ -104,7 +105,10 @@ class SlurmRestAccount:
 
 
 class SlurmRestControl:
-    """A client of one slurmrestd. It cannot hold and requeue, so `requeue` needs the commands."""
+    """A client of one slurmrestd.
+
+    It can neither requeue held jobs nor release them: use the commands for that.
+    """
 
     def __init__(self, account: SlurmRestAccount, timeout_s: float = 3.0) -> None:
         self._account, self._timeout_s = account, timeout_s
@@ -190,7 +194,7 @@ class SlurmRestControl:
 
 
 def _checked(status: int, body: bytes) -> _Answer:
-    """Decode an answer. Raises SourceError or SlurmRefused by its content, whatever its status."""
+    """Decode an answer. Raises SourceError or SlurmRefused for an answer with errors, whatever its status."""
     try:
         answer = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -252,7 +256,7 @@ def _job(row: _RestJob) -> ControlledJob:
 
 
 def _format_job_id(row: _RestJob) -> str:
-    """Return the id of a job. An array that waits as a whole has brackets, as squeue writes it."""
+    """Format the id of a job. An array that waits as a whole has brackets, as in squeue's output."""
     whole, task = _number(row.array_job_id), _number(row.array_task_id)
     if whole and row.array_task_string:
         return f"{whole}_[{row.array_task_string}]"

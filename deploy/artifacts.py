@@ -1,6 +1,7 @@
-"""The files of a release: wheels, source distributions, image context, chart and site, with their hashes.
+"""The files of a release with their hashes: wheels, source distributions, image context, chart, site.
 
-Two builds of one tree with one SOURCE_DATE_EPOCH are equal, byte for byte. Needs the development set, no network.
+Two builds of one tree with one SOURCE_DATE_EPOCH are equal, byte for byte. A build needs the
+development dependencies, but no network.
 """
 
 import gzip
@@ -21,7 +22,7 @@ SUMS = "SHA256SUMS"
 
 
 def names(version: str) -> tuple[str, ...]:
-    """Return the names of the files, in the order in which they are built."""
+    """Return the names of a release's files, in the order in which they are built."""
     return (
         f"fleetcast-{version}-py3-none-any.whl",
         f"fleetcast-{version}.tar.gz",
@@ -35,7 +36,11 @@ def names(version: str) -> tuple[str, ...]:
 
 
 def build_release_files(root: Path, out: Path, version: str, epoch: int) -> None:
-    """Build every file of a release into `out`. Raises ReleaseError with the output of the step that failed."""
+    """Build every file of a release into `out`.
+
+    Raises ReleaseError with the output of the step that failed. epoch: the SOURCE_DATE_EPOCH, in Unix
+    seconds.
+    """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for folder in (root, root / "sdk"):
@@ -59,17 +64,20 @@ def build_release_files(root: Path, out: Path, version: str, epoch: int) -> None
 
 
 def build_distribution(folder: Path, out: Path, target: str, epoch: int) -> None:
-    """Build the wheel or the sdist of the project in `folder`."""
+    """Build the wheel or the sdist (`target`) of the project in `folder`."""
     _run([sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)], folder, epoch)
 
 
 def build_site(root: Path, out: Path, epoch: int) -> None:
-    """Build the documentation site."""
+    """Build the documentation site into `out`."""
     _run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(out)], root, epoch)
 
 
 def pack(target: Path, prefix: str, folder: Path, files: Iterable[str], epoch: int) -> None:
-    """Write a .tar.gz whose bytes depend on names, contents, links, executable bits and `epoch` alone."""
+    """Write a reproducible .tar.gz.
+
+    Its bytes depend only on the files' names, contents, links and executable bits, and on `epoch`.
+    """
     with (
         target.open("wb") as file,
         gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as zipped,

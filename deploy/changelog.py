@@ -1,7 +1,8 @@
-"""The changelog, cut from fragments: one file a change, `changes/NAME.TYPE.md`.
+"""The changelog, assembled from fragments: one file for each change, `changes/NAME.TYPE.md`.
 
-A fragment holds the text of one entry, without the dash of a list. TYPE is a word of `TYPES`. A release moves the
-fragments into a section of `CHANGELOG.md` and deletes their files, so two changes never edit one line.
+A fragment contains the text of one entry, without the dash of a list. TYPE is one of `TYPES`. A
+release moves the fragments into a section of `CHANGELOG.md` and deletes their files, so that two
+changes never edit one line.
 """
 
 import re
@@ -17,11 +18,11 @@ _SECTION = re.compile(r"^## \[([^\]]+)\](?: - (\d{4}-\d\d-\d\d))?$", re.MULTILIN
 
 
 class ReleaseError(Exception):
-    """A reason not to release, with the fix."""
+    """The error that stops a release. Its message says how to fix the cause."""
 
 
 def read_fragments(folder: Path) -> dict[str, str]:
-    """Return file name → text. Raises ReleaseError for a name or a text that no section could hold."""
+    """Return file name → text of each fragment. Raises ReleaseError for an invalid name or text."""
     found = {}
     for path in sorted(folder.glob("*")):
         if path.name == "README.md":
@@ -38,7 +39,7 @@ def read_fragments(folder: Path) -> dict[str, str]:
 
 
 def cut(changelog: str, fragments: Mapping[str, str], version: str, date: str) -> str:
-    """Return the changelog with a section of this version. Entries already under `Unreleased` join it.
+    """Return the changelog with a new section for this version. Entries under `Unreleased` move into it.
 
     Raises ReleaseError if there is nothing to release.
     """
@@ -58,7 +59,7 @@ def cut(changelog: str, fragments: Mapping[str, str], version: str, date: str) -
 
 
 def date_of(changelog: str, version: str) -> str:
-    """Return the date of a version. Raises ReleaseError if the changelog has none."""
+    """Return the date of a version, as YYYY-MM-DD. Raises ReleaseError if the changelog has none."""
     for name, date in _SECTION.findall(changelog):
         if name == version and date:
             return str(date)
@@ -66,7 +67,7 @@ def date_of(changelog: str, version: str) -> str:
 
 
 def _parse_entries(unreleased: str) -> dict[str, list[str]]:
-    """Return type → entries that stand under `Unreleased` already."""
+    """Return type → entries that are already under `Unreleased`. Raises ReleaseError."""
     entries: dict[str, list[str]] = {kind: [] for kind in TYPES}
     untitled, *parts = re.split(r"^### ", unreleased, flags=re.MULTILINE)
     if untitled.strip():

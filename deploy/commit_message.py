@@ -1,10 +1,12 @@
-"""Check that a commit's subject reads `area: imperative subject`, and install that check as git's `commit-msg` hook.
+"""Check that a commit's subject reads `area: imperative subject`.
 
-    python deploy/commit_message.py FILE       # git calls it so, through the hook
-    python deploy/commit_message.py --install  # `make setup` calls it so
+The script can also install this check as git's `commit-msg` hook.
+
+    python deploy/commit_message.py FILE       # the hook calls it in this way
+    python deploy/commit_message.py --install  # `make setup` calls it in this way
     python deploy/commit_message.py --range origin/main..HEAD
 
-Needs only the standard library. A hook of your own is never overwritten.
+It needs only the standard library. It never overwrites a hook of your own.
 """
 
 import re
@@ -34,9 +36,10 @@ exec "$top/.venv/bin/python" "$top/deploy/commit_message.py" "$1"
 
 
 def problem_of(message: str, comment: str = "#") -> str:
-    """Return what is wrong with a message and how to write it, or an empty text.
+    """Return what is wrong with a commit message and how to write it, or "" if it is right.
 
-    comment: what begins a line that git leaves out, `core.commentChar`. So are empty lines before the subject.
+    comment: the prefix of lines that git leaves out, `core.commentChar`. Empty lines before the subject
+    are left out, too.
 
     >>> problem_of("placement: key the pass cache by the whole request")
     ''
@@ -65,7 +68,10 @@ def problem_of(message: str, comment: str = "#") -> str:
 
 
 def install(root: Path) -> str:
-    """Install the hook in the repository of `root`. Returns what was done, or why nothing was, in a sentence."""
+    """Install the hook in the repository at `root`.
+
+    Returns a sentence that says what was done, or why nothing was.
+    """
     try:
         return _install(root)
     except (OSError, subprocess.CalledProcessError) as error:  # no git, no repository, one that we may not write
@@ -98,12 +104,12 @@ def check_commit_range(root: Path, commits: str) -> list[str]:
 
 
 def _git(root: Path, *words: str) -> str:
-    """Return what git prints. Raises OSError without git, and CalledProcessError where it refuses."""
+    """Run git, and return its output. Raises OSError without git, and CalledProcessError if git fails."""
     return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def find_comment_prefix(root: Path) -> str:
-    """Return what begins the lines of a message that git leaves out."""
+    """Return the prefix of the lines that git removes from a message."""
     try:
         found = _git(root, "config", "--default", "#", "--get", "core.commentChar")
     except (OSError, subprocess.CalledProcessError):

@@ -1,6 +1,6 @@
 """Install a lock file with pip, and print the size of the download and the progress.
 
-Needs only the standard library.
+It needs only the standard library.
 
 python deploy/install_locked.py requirements.lock
 """
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def follow(lines: Iterable[str], packages: int) -> None:
-    """Print a line of progress now and then."""
+    """Print the progress every few seconds. lines: pip's output. packages: how many pip installs at most."""
     done, megabytes, printed_s = 0, 0.0, 0.0
     for line in lines:
         done += bool(COLLECTING.match(line))

@@ -1,10 +1,10 @@
-"""Release Fleetcast: one version for product, client and chart, one section of the changelog, one commit, one tag.
+"""Release Fleetcast: product, client and chart with one version, in one commit with one tag.
 
     python -m deploy.release 0.2.0 --dry-run   # print what would happen
     python -m deploy.release 0.2.0             # do it; the files are in dist/0.2.0
     python -m deploy.release --rebuild         # build the released version of this tree again: the same hashes
 
-Nothing is pushed. If a step fails, the tree is as before.
+It pushes nothing. If a step fails, it resets the tree to its state before.
 """
 
 import argparse
@@ -28,7 +28,10 @@ PLACES = {  # file → the lines of it that hold the version
 
 
 def current_version(root: Path) -> str:
-    """Return the version of this tree. Raises ReleaseError if product, client and chart differ."""
+    """Return the version of this tree.
+
+    Raises ReleaseError if product, client and chart have different versions.
+    """
     found = {place: set(_versions(root, place)) for place in PLACES}
     if len(set().union(*found.values())) != 1:
         listed = ", ".join(f"{place} {sorted(versions)}" for place, versions in found.items())
@@ -37,7 +40,7 @@ def current_version(root: Path) -> str:
 
 
 def check(root: Path, version: str) -> None:
-    """Raise ReleaseError unless this tree can become this version."""
+    """Raise ReleaseError unless this tree can be released as this version."""
     if not VERSION.fullmatch(version):
         raise ReleaseError(f"{version!r} is no version: write MAJOR.MINOR.PATCH, such as 0.2.0")
     current = current_version(root)
@@ -50,7 +53,7 @@ def check(root: Path, version: str) -> None:
 
 
 def make_release_texts(root: Path, version: str, date: str) -> dict[str, str]:
-    """Return file → text of each file that the release changes."""
+    """Return file → new text, for each file that the release changes."""
     texts = {}
     for place, pattern in PLACES.items():
         text = (root / place).read_text(encoding="utf-8")
@@ -62,7 +65,10 @@ def make_release_texts(root: Path, version: str, date: str) -> dict[str, str]:
 
 
 def release(root: Path, version: str, date: str, dry_run: bool = False) -> None:
-    """Release this version of this tree. Raises ReleaseError, and then changes nothing."""
+    """Release this tree as this version. If it raises ReleaseError, the tree is unchanged.
+
+    dry_run: only print what would happen.
+    """
     check(root, version)
     texts = make_release_texts(root, version, date)
     fragments = [f"{FOLDER}/{name}" for name in read_fragments(root / FOLDER)]
@@ -86,7 +92,7 @@ def release(root: Path, version: str, date: str, dry_run: bool = False) -> None:
 
 
 def rebuild(root: Path) -> None:
-    """Build the version of this tree again, as of its date in the changelog."""
+    """Build the released version of this tree again, with its date in the changelog."""
     version = current_version(root)
     date = date_of((root / CHANGELOG).read_text(encoding="utf-8"), version)
     artifacts.build_all(root, root / "dist" / version, version, compute_epoch(date))

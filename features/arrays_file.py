@@ -1,12 +1,13 @@
-"""Files of named arrays in parts. Checksums reveal a torn file.
+"""Files of named arrays, written in parts. Checksums reveal a torn file.
 
-A reader maps the file, and needs memory only for what it copies.
+A reader maps the file into memory, and needs RAM only for the arrays that it copies.
 
 part    magic (8 bytes) | header length (uint32) | header crc32 (uint32) | JSON header | the arrays' bytes
 header  {"about": {...}, "arrays": {name: {"dtype", "shape", "offset", "nbytes", "crc32"}}, "last": bool}
 
-An array that lz4 makes smaller is stored as an lz4 block: `nbytes` and `crc32` are those of the block, and
-`packed` is true. So rows of metrics that no exporter reports, and constant values, need almost no space.
+An array that lz4 makes smaller is stored as an lz4 block: `nbytes` and `crc32` are those of the
+block, and `packed` is true. So rows of metrics that no exporter reports, and constant values, need
+almost no space.
 """
 
 import json
@@ -33,7 +34,7 @@ MOST_UNPACKED = 255  # bytes that one byte of an lz4 block can stand for
 
 
 class TornFileError(Exception):
-    """The error of a file that is cut short, overwritten, or not ours."""
+    """The error for a file of arrays that is cut short, overwritten, or of another format."""
 
 
 class ArraysWriter:
@@ -45,7 +46,7 @@ class ArraysWriter:
         self._file = files.create(self._beside, AREA)
 
     def add(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, last: bool = False) -> None:
-        """Write one part. The arrays must not change during the call."""
+        """Append one part to the file. The arrays must not change during the call."""
         rows, blocks, offset = {}, [], 0
         for name, array in arrays.items():
             block, packed = _block(np.ascontiguousarray(array))
@@ -65,19 +66,19 @@ class ArraysWriter:
                 self._file.write(block)
 
     def finish(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write the last part, fsync the file and rename it."""
+        """Write the last part, fsync the file and rename it to its final path."""
         self.add(about, arrays or {}, last=True)
         self._file.sync()
         self.close()
         files.rename(self._beside, self.path, AREA)
 
     def close(self) -> None:
-        """Close the file, finished or not. May be called twice."""
+        """Close the file, whether or not it is finished. A second call does nothing."""
         self._file.close()
 
 
 def _block(array: NDArray[Any]) -> tuple[bytes | memoryview, bool]:
-    """Return the stored bytes of an array, and whether they are an lz4 block."""
+    """Return the bytes to store for an array, and whether they are an lz4 block."""
     raw: bytes | memoryview = array.reshape(-1).view(np.uint8).data if array.size else b""
     if len(raw) >= PACKED_FROM:
         block = lz4.block.compress(raw, store_size=False)
@@ -87,7 +88,7 @@ def _block(array: NDArray[Any]) -> tuple[bytes | memoryview, bool]:
 
 
 def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write a file of one part."""
+    """Write arrays and their facts (`about`) to a file of one part."""
     writer = ArraysWriter(path)
     try:
         writer.finish(about, arrays)
@@ -96,12 +97,18 @@ def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, NDAr
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Read what `write_arrays` wrote, as (about, read-only arrays). Raises TornFileError, OSError."""
+    """Read a file of one part, and return its facts (`about`) and its arrays by name, read-only.
+
+    Raises TornFileError if the file is damaged, and OSError if it cannot be read.
+    """
     return next(read_parts(path))
 
 
 def read_parts(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
-    """Yield the parts of a file, in order, as (about, read-only arrays). Raises TornFileError, OSError."""
+    """Yield the facts (`about`) and the read-only arrays by name of each part of a file, in order.
+
+    Raises TornFileError if the file is damaged, and OSError if it cannot be read.
+    """
     try:
         data = memoryview(files.mapped(path))
     except ValueError:
@@ -134,7 +141,7 @@ _decode = msgspec.json.Decoder(_Header).decode
 
 
 def _header(name: str, data: memoryview, at: int) -> tuple[_Header, int]:
-    """Return the header of the part at `at`, and where its arrays begin."""
+    """Return the header of the part at offset `at`, and the offset at which its arrays begin."""
     if len(data) - at < _HEAD.size:
         raise TornFileError(f"{name}: {len(data) - at} bytes at {at}, not even a header")
     magic, length, crc = _HEAD.unpack_from(data, at)
@@ -161,7 +168,7 @@ def _array(file: str, data: memoryview, name: str, row: _Row) -> NDArray[Any]:
 
 
 def _unpacked(block: memoryview, size: int) -> bytes:
-    """Return the `size` bytes of an lz4 block. Raises ValueError, LZ4BlockError."""
+    """Decompress an lz4 block to `size` bytes. Raises ValueError or LZ4BlockError if it is damaged."""
     if not 0 < size <= MOST_UNPACKED * len(block) + PACKED_FROM:
         raise ValueError(f"{len(block)} bytes cannot hold {size}")
     found: bytes = lz4.block.decompress(block, uncompressed_size=size)

@@ -45,9 +45,10 @@ NOT_ALONE = 0  # the level of those that share a GPU
 
 
 def compute_mean_loads(gpu: FeatureFrame, number: NDArray[np.intp], rows: NDArray[np.intp], attempts: int) -> Array:
-    """Return (attempts, 3) compute, bandwidth and memory: means over each attempt's GPUs, NaN if unknown.
+    """Return (attempts, 3) compute, bandwidth and memory loads: means over each attempt's GPUs.
 
-    number, rows: (held,) the attempt and the GPU's row, now or in the last two minutes.
+    A load is NaN if unknown. number, rows: (held,) for each held GPU, the number of its attempt and its
+    row in the frame.
     """
     found = np.full((attempts, 3), np.nan)
     if not len(gpu.values):
@@ -71,9 +72,10 @@ def _mean(number: NDArray[np.intp], values: Array, length: int) -> Array:
 
 
 def job_keys(shape: JobShape) -> Keys:
-    """Return the keys of a job and of its kind: 64 bits, never 0.
+    """Return the keys of a job and of its kind: 64-bit hashes, never 0.
 
-    A job's key is its user, name without numbers, and GPUs. That of its kind omits the GPUs.
+    The job's key is made of its user, its name without numbers, and its GPUs. The key of its kind omits
+    the GPUs.
     """
     name = shape.words or shape.name
     return _key(shape.user, name, f"{shape.gpus:g}"), _key(shape.user, name)
@@ -86,7 +88,10 @@ def _key(*parts: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CoRun:
-    """One attempt next to one partner. `speed`: relative to running alone."""
+    """A measured co-run: one attempt that shares hardware with one partner.
+
+    speed: the attempt's speed relative to running alone.
+    """
 
     share: Share
     keys: Keys
@@ -96,7 +101,7 @@ class CoRun:
 
 @dataclass(slots=True)
 class _Watched:
-    """A running attempt with its partner, the hardware that they share since `since_ms`, and its step times."""
+    """The state of a running attempt: its partner, their shared hardware since `since_ms`, and step times."""
 
     keys: Keys
     company: Attempt | None  # None: several, or nobody
@@ -112,9 +117,9 @@ class _Watched:
         return company.share == self.share and company.other == self.company
 
     def alone_s(self, share: str) -> float | None:
-        """Return the step time in seconds while nothing as tight as `share` was shared, or None.
+        """Return the attempt's step time in seconds without sharing as tight as `share`, or None if unknown.
 
-        The time with the widest shared hardware is best.
+        Of several such times, it returns the one with the widest shared hardware.
         """
         level = max((level for level in self.paces if level > LEVELS[share]), default=None)
         return None if level is None else self.paces[level]
@@ -130,13 +135,13 @@ class _Named:
 
 
 class KeyTable:
-    """The keys of attempts. It stores those of its last call."""
+    """A cache of the keys of attempts. It holds the attempts of the last call only."""
 
     def __init__(self) -> None:
         self._keys: dict[Attempt, _Named] = {}
 
     def __call__(self, attempts: Iterable[JobAttempt]) -> dict[Attempt, Keys]:
-        """Return the keys of each attempt."""
+        """Return the keys of each attempt. Keys are computed again only if the attempt's facts have changed."""
         known, self._keys = self._keys, {}
         for row in attempts:
             key = row.job, row.attempt
@@ -166,23 +171,29 @@ class CoRuns(Stateful):
 
     @property
     def found(self) -> Mapping[tuple[Attempt, Attempt], CoRun]:
-        """Attempt and partner -> their newest co-run, the oldest first."""
+        """(attempt, partner) → their newest co-run. The oldest entry is first."""
         return self._found
 
     @property
     def going(self) -> dict[tuple[Attempt, Attempt], CoRun]:
-        """The co-runs of `found` that continue."""
+        """(attempt, partner) → the co-run, for those in `found` that still run together."""
         pairs = ((key, row.company) for key, row in self._watched.items() if row.company is not None)
         return {pair: self._found[pair] for pair in pairs if pair in self._found}
 
     @property
     def loads(self) -> Mapping[int, tuple[float, ...]]:
-        """Job and kind -> compute, bandwidth, memory (ratios) when it last ran alone. NaN is unknown."""
+        """Key of a job or kind → its compute, bandwidth and memory load (ratios) when it last ran alone.
+
+        An unknown load is NaN.
+        """
         return self._loads
 
     @property
     def turns(self) -> Mapping[int, tuple[float, ...]]:
-        """Job and kind -> step time alone in seconds, and its share of communication, if steps state it."""
+        """Key of a job or kind → its step time alone in seconds, and the share of communication in it.
+
+        A job whose steps do not state their communication has no entry.
+        """
         return self._turns
 
     def observe(
@@ -195,11 +206,11 @@ class CoRuns(Stateful):
         wiring: Wiring = NOWHERE,
         places: RunningPlaces | None = None,
     ) -> None:
-        """Record one moment.
+        """Record the running attempts, their loads and the hardware that they share at one moment.
 
-        keys: at least those of `running`. divided: GPUs (`node/index`) with MIG instances. loads: (running, 3) compute,
-        bandwidth, memory, NaN unknown. wiring: one object until the topology changes. places: those of `running`, one
-        object until an attempt starts, ends or moves.
+        keys: at least those of `running`. divided: GPUs (`node/index`) with MIG instances. loads: (running,
+        3) compute, bandwidth and memory, NaN if unknown. wiring: the same object until the topology
+        changes. places: the places of `running`, the same object until an attempt starts, ends or moves.
         """
         self.divided = frozenset(divided)
         met = self._neighbours.observe(running, self.divided, wiring, places)
@@ -226,7 +237,7 @@ class CoRuns(Stateful):
         met: Mapping[Attempt, Company],
         now_ms: int,
     ) -> None:
-        """Begin to watch attempts that are new or share hardware in another way. Forget ended ones."""
+        """Watch attempts that are new or share other hardware than before. Drop attempts that have ended."""
         for key in self._watched.keys() - rows.keys():
             del self._watched[key]
         for key in rows:
@@ -236,9 +247,9 @@ class CoRuns(Stateful):
                 self._watched[key] = _begun(last, keys[key], company, joined_ms, now_ms)
 
     def _measure(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> float | None:
-        """Return the pace since the partner last changed, or None while unknown.
+        """Return the median step time in seconds since the partner last changed, or None while unknown.
 
-        Stores the load and step times of an attempt that runs alone.
+        Also stores the load and step times of an attempt that runs alone.
         """
         level = LEVELS[watched.share]
         steps = _since(attempt, watched.since_ms, now_ms)
@@ -257,7 +268,7 @@ class CoRuns(Stateful):
         return pace_s
 
     def _make_co_runs(self) -> None:
-        """Make the co-runs whose two paces are known. Drop the shared pace of a job that has ended."""
+        """Make the co-runs whose step times alone and together are known. Drop those of ended attempts."""
         for pair, (share, keys, partner, together_s) in list(self._together.items()):
             watched = self._watched.get(pair[0])
             if watched is None:
@@ -296,7 +307,7 @@ class CoRuns(Stateful):
         return about, {}
 
     def load(self, saved: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object. Skips values that are no speeds."""
+        """Restore what `dump` returned, into an empty object. Skips speeds and step times that are not valid."""
         for job, attempt, keys, company, share, since_ms, paces, due_ms in saved["watched"]:
             other = tuple(company) if company else None
             self._watched[job, attempt] = _Watched(_pair(keys), other, share, since_ms, paces, due_ms)
@@ -314,15 +325,15 @@ class CoRuns(Stateful):
 
 
 def _find_later_start_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Company | None, now_ms: int) -> int:
-    """Return when the younger of the two started."""
+    """Return the later of the two starts of an attempt and its partner, in Unix ms."""
     both = (key, company.other if company else None)
     return max(rows[one].started_ms or now_ms for one in both if one is not None)
 
 
 def _begun(last: _Watched | None, keys: Keys, company: Company | None, joined_ms: int, now_ms: int) -> _Watched:
-    """Start a new watch after the partner or size changed.
+    """Return the new state of an attempt whose partner, shared hardware or keys have changed.
 
-    It begins when the younger of the two started, if that was recently, and otherwise now.
+    It begins at `joined_ms` if the two have started to share recently, and otherwise now.
     """
     if last is not None and last.keys != keys:
         last = None
@@ -337,7 +348,7 @@ def _pair(keys: Sequence[int]) -> Keys:
 
 
 def _since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
-    """Return the unmixed steps since `since_ms`.
+    """Return the attempt's steps since `since_ms`, without the first ones, in which both states mix.
 
     Skips steps in the future, which arrived before the clock was set back.
     """
@@ -373,5 +384,5 @@ def _pace(steps: Sequence[Step]) -> float | None:
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the median of some tens of numbers, for which numpy is slower."""
+    """Return the median of a few dozen numbers. For so few, numpy is slower."""
     return float(statistics.median(values))

@@ -1,4 +1,4 @@
-"""Contribution: the demand that an attempt adds to the series, and the scopes in which it counts."""
+"""Contribution: the GPU demand that an attempt adds, and the scopes in which it counts."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,14 +32,14 @@ class DemandScope(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "DemandScope":
-        """Read a dumped row. Older versions called the queue `pool`."""
+        """Restore a scope from a snapshot's row. Older versions called the queue `pool`."""
         if "queue" not in row:
             return cls(row["pool"], row["class_"], row["group"])
         return cls(row["queue"], row["class_"], row["group"], row["pool"])
 
     @property
     def kind(self) -> str:
-        """The bound against which the scope counts: queue, class, group or pool."""
+        """The kind of the scope, which has its own limit on the number of scopes: queue, class, group or pool."""
         if self.pool != EVERYTHING:
             return "pool"
         return "group" if self.group != EVERYTHING else "class" if self.class_ != EVERYTHING else "queue"
@@ -47,7 +47,7 @@ class DemandScope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The part of demand that an attempt adds.
+    """The GPU demand that one attempt adds to the series.
 
     A time is None until the attempt has reached it. An unknown class or group is "". milli: GPUs in
     thousandths, so that parts of GPUs add up.
@@ -68,14 +68,14 @@ class Contribution:
     names_quota: bool = False  # its scheduler says that it waits for a quota
 
     def row(self) -> tuple[Any, ...]:
-        """Return its fields, in order."""
+        """Return the fields as a tuple for JSON, in their order."""
         times = (self.submitted_ms, self.started_ms, self.ended_ms)
         whose = self.queue, self.milli, self.arrives, *times, self.class_, self.group, self.others, self.jobs
         return *whose, self.weights, self.allowed, self.names_quota
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> "Contribution":
-        """Read what `row` made, after JSON. Rows of older versions are shorter."""
+        """Restore a contribution from what `row` returned, after JSON. Rows of older versions are shorter."""
         head, tail = row[:OTHERS_PLACE], row[OTHERS_PLACE:]
         defaults: list[Any] = [(), 1, (), (), False]
         others, jobs, weights, allowed, names_quota = [*tail, *defaults[len(tail) :]]
@@ -85,13 +85,13 @@ class Contribution:
 
     @property
     def waits_for_quota(self) -> bool:
-        """Return whether it waits and more machines would not start it."""
+        """Whether the attempt waits for a quota, so that more machines would not start it."""
         return self.names_quota and self.started_ms is None and self.ended_ms is None and self.submitted_ms is not None
 
     def split_by_pool(self) -> Iterator[tuple[DemandScope, "Contribution"]]:
-        """Yield its part in each of its pools.
+        """Yield each of the attempt's pools as a scope, with the part of the contribution in it.
 
-        Only the first pool counts the jobs, so that pools add up to all.
+        Only the first pool counts the jobs, so that the jobs of all pools add up to the total.
         """
         jobs = self.jobs
         for pool, milli in _divide_milli(self.milli, dict(self.weights)).items() if self.weights else ():
@@ -99,7 +99,10 @@ class Contribution:
             jobs = 0
 
     def edges(self) -> list[Edge]:
-        """Return the changes as (time_ms, arriving, arriving_jobs, running, queued)."""
+        """Return the changes of demand over time, as (time_ms, arriving, arriving_jobs, running, queued).
+
+        GPUs are in thousandths.
+        """
         milli, submitted, started, ended = self.milli, self.submitted_ms, self.started_ms, self.ended_ms
         arrival = submitted if submitted is not None else started
         assert arrival is not None, "no contribution without an arrival"
@@ -114,12 +117,12 @@ class Contribution:
         return edges
 
     def scopes(self) -> tuple[DemandScope, ...]:
-        """Return the scopes by queue in which it counts, if there is room for them."""
+        """Return the scopes by queue, class and group in which the attempt counts, if each has room."""
         return _scopes((self.queue, *self.others), self.class_, self.group)
 
 
 def _divide_milli(milli: int, weights: Mapping[str, int]) -> Mapping[str, int]:
-    """Divide thousandths of GPUs among pools. Whole GPUs stay whole."""
+    """Divide thousandths of GPUs among pools in proportion to `weights`. Whole GPUs stay whole."""
     if milli == sum(weights.values()):
         return weights
     unit = 1 if milli % WHOLE_GPU else WHOLE_GPU
@@ -139,7 +142,10 @@ def _scopes(queues: tuple[str, ...], class_: str, group: str) -> tuple[DemandSco
 
 
 def find_changed_edges(old: Contribution, new: Contribution) -> Iterator[tuple[int, Edge]]:
-    """Yield (sign, edge) for each change from old to new. Edges that are the same in both are omitted."""
+    """Yield (-1, edge) for each edge of `old` to undo, and (1, edge) for each edge of `new` to add.
+
+    Edges that are the same in both are omitted.
+    """
     before, after = old.edges(), new.edges()
     same = 0
     while same < min(len(before), len(after)) and before[same] == after[same]:
@@ -149,9 +155,10 @@ def find_changed_edges(old: Contribution, new: Contribution) -> Iterator[tuple[i
 
 
 def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) -> Contribution | None:
-    """Return the contribution of an attempt to the series.
+    """Return the demand that an attempt adds to the series.
 
-    Returns None if it is no demand for GPUs, or its arrival is not known yet. inventory: the pools of machines.
+    Returns None if it needs no GPUs, or if its arrival is not known yet. inventory: the pools of
+    machines.
     """
     milli, stated = min(count_wanted_milli(attempt), MOST), attempt.submission
     if milli <= 0 or (attempt.eligible_ms is None and attempt.started_ms is None):
@@ -176,7 +183,7 @@ def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) ->
 
 
 def over_quota(changes: Iterable[Contribution]) -> dict[DemandScope, float]:
-    """Sum the GPUs of attempts that wait for a quota, by scope."""
+    """Return scope → the number of GPUs of its attempts that wait for a quota."""
     found: Counter[DemandScope] = Counter()
     for change in changes:
         if change.waits_for_quota:
@@ -186,7 +193,7 @@ def over_quota(changes: Iterable[Contribution]) -> dict[DemandScope, float]:
 
 
 def find_allowed_pools(changes: Iterable[Contribution]) -> dict[str, frozenset[str]]:
-    """Return queue → the pools that its attempts may run in.
+    """Return queue → the pools in which its attempts may run.
 
     Omits queues with an attempt that may run anywhere.
     """

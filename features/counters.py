@@ -1,8 +1,8 @@
-"""A converter of raw counter readings to increments.
+"""Conversion of raw counter readings to increments.
 
-A counter that fell was reset and counts from zero. Old 32-bit counters wrap. Classic InfiniBand counters
-stop at their largest value until they are reset, so their rate is unknown (InfiniBand Architecture
-Specification 1, 16.1.3.5, PortCounters).
+A counter that fell was reset and counts from zero. Old 32-bit counters wrap. Classic InfiniBand
+counters stop at their largest value until they are reset, so their rate is unknown (InfiniBand
+Architecture Specification 1, 16.1.3.5, PortCounters).
 """
 
 import numpy as np

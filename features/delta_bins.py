@@ -1,4 +1,4 @@
-"""DeltaBins: changes in bins of event time. Levels are their running sums."""
+"""DeltaBins: the changes of a quantity, in bins of event time. Its levels are their running sums."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,12 +15,11 @@ MOST_NARROW = 2**30  # bins with more than this take 8 bytes a number instead of
 
 
 class DeltaBins:
-    """The newest `size` bins up to the clock. `before` sums all earlier ones.
+    """The changes of one scope's demand in the newest `size` bins. `before` sums all earlier ones.
 
-    Changes wait in a list until a reader needs them. Only the reader's clock moves the window, so an event
-    from a
-    wrong clock deletes nothing. When too many bins wait, those up to `floor` are summed. MARKS counts a bin's
-    entries: 0 in an unused one. GPUs are in thousandths.
+    Changes wait in a list until a reader needs them. Only the reader's clock moves the window, so an
+    event with a wrong time deletes nothing. When too many bins wait, those up to `floor` are summed.
+    The row MARKS counts the changes in a bin, 0 in an unused one. GPUs are in thousandths.
     """
 
     def __init__(self, bin_ms: int, size: int) -> None:
@@ -40,7 +39,7 @@ class DeltaBins:
         return about, self.bins.copy()
 
     def load(self, about: Mapping[str, Any], bins: NDArray[Any]) -> None:
-        """Restore what `dump` returned, into new bins. Raises ValueError if they are of another size."""
+        """Restore what `dump` returned, into new bins. Raises ValueError if the dump has another size."""
         if bins.shape != self.bins.shape:
             raise ValueError(f"bins of shape {bins.shape}, expected {self.bins.shape}")
         self.head, self.floor = about["head"], about["floor"]
@@ -53,7 +52,7 @@ class DeltaBins:
         return not self._waiting and not self.bins.any() and not levels.any()
 
     def add(self, time_ms: int, amounts: tuple[int, ...]) -> None:
-        """Add (ROWS,) amounts to the bin of a time. Negative amounts subtract what was added."""
+        """Add (ROWS,) amounts to the bin of a time. Negative amounts undo earlier ones."""
         self._waiting.append((time_ms // self.bin_ms, *amounts))
         if len(self._waiting) > self._patience:
             self._fold_waiting_changes()
@@ -80,7 +79,7 @@ class DeltaBins:
         self._patience = 2 * (self.size + len(self._waiting)) + 4096
 
     def _find_oldest_bin(self, waiting: NDArray[np.int64]) -> int:
-        """Return the first bin that is stored separately.
+        """Return the number of the oldest bin that is stored separately.
 
         Raises `floor` first if too many bins wait.
         """
@@ -90,7 +89,7 @@ class DeltaBins:
         return max(newest_gone, -1 if self.floor is None else self.floor) + 1
 
     def advance(self, head: int) -> None:
-        """Move the window's last bin to `head`, never back, and apply waiting changes."""
+        """Move the window's last bin forward to `head`, and apply waiting changes. It never moves back."""
         if self.head is not None and head > self.head:
             leaving = np.arange(max(self.head + 1, head - self.size + 1), head + 1) % self.size
             self.before += self.bins[:, leaving].sum(axis=1)
@@ -120,12 +119,16 @@ class DeltaBins:
         return cut
 
     def compute_first_stored_bin(self) -> int:
-        """Return the first bin that is stored separately."""
+        """Return the number of the oldest bin that is stored separately."""
         assert self.head is not None
         return max(self.head - self.size, -1 if self.floor is None else self.floor) + 1
 
     def first_bin(self) -> int:
-        """Return the first bin with anything in it, or the oldest stored one if there was something before."""
+        """Return the number of the first bin with a change.
+
+        If changes lie before the window, it is the oldest stored bin. Without changes, it is the bin after
+        the last.
+        """
         assert self.head is not None
         if self.before[MARKS] > 0:
             return self.compute_first_stored_bin()
@@ -134,6 +137,6 @@ class DeltaBins:
 
 
 def fitting(values: NDArray[Any]) -> NDArray[np.int32] | NDArray[np.int64]:
-    """Return a copy of numbers in the smallest bin type that can hold them."""
+    """Return a copy of `values` as int32 if they fit, else as int64."""
     is_narrow = np.abs(values).max(initial=0) <= MOST_NARROW
     return values.astype(np.int32) if is_narrow else values.astype(np.int64)

@@ -1,20 +1,22 @@
-"""DemandSeries: requested and used capacity as regular series, from job attempts in event time.
+"""DemandSeries: requested and used GPUs as regular series, computed from job attempts in event time.
 
-A change of an attempt replaces its earlier contribution, so order and repetition of events do not matter.
+A change of an attempt replaces its earlier contribution, so order and repetition of events do not
+matter.
 
     submitted ──────────── started ───────────── ended         first attempts only: arriving + gpus, arriving_jobs + 1
     queued  + gpus         queued - gpus                       an attempt that ends unstarted leaves the queue
                            running + gpus        running - gpus
 
-An attempt that is blocked (held, dependent, gated) is no demand until it is released.
-A request of our own queue counts as an attempt that waits, and as one that runs once its GPUs are promised.
-An attempt without a submission arrives when it starts. An attempt without GPUs is no demand. A resized
-attempt counts as if it always had its current size. Amounts are thousandths of GPUs, so that parts of GPUs
-add up. `series` returns GPUs.
-Scopes are all queues, a queue, and in it a job class or a user group. A scope needs 130 kB. So a queue
-beyond
-MOST counts in "all" only, and a class or group beyond its bound in its queue only. The group "other" is the
-queue's remainder, so that groups add up. There is also a scope for each pool of machines
+An attempt that is blocked (held, dependent, gated) is no demand until it is released. A request of
+our own queue counts as an attempt that waits, and as one that runs once its GPUs are promised. An
+attempt without a submission arrives when it starts. An attempt without GPUs is no demand. A resized
+attempt counts as if it always had its current size. Amounts are thousandths of GPUs, so that parts
+of GPUs add up. `series` converts them to GPUs.
+
+The scopes are all queues together, each queue, and in each queue its job classes and user groups. A
+scope needs 130 kB, so their number is limited (MOST). A queue beyond the limit counts in "all"
+only, and a class or group beyond it counts in its queue only. The group "other" is the queue's
+remainder, so that groups add up. There is also a scope for each pool of machines
 (features/pool_inventory.py). Pools add up to "all".
 """
 
@@ -59,7 +61,10 @@ UNKNOWN_SCOPES = (DemandScope(), DemandScope(UNKNOWN), DemandScope(EVERYTHING, U
 
 
 class DemandSeries(Stateful):
-    """Series by scope, at 1 minute for a day and at 10 minutes for 35 days, with records of attempts."""
+    """The demand of each scope by minutes for a day and by ten minutes for 35 days, for one writer.
+
+    It also holds the contribution and the record of each attempt.
+    """
 
     def __init__(self) -> None:
         self.requests = RequestSeries()  # rates of served models
@@ -81,7 +86,7 @@ class DemandSeries(Stateful):
     def update(self, attempt: JobAttempt, received_ms: int | None = None) -> None:
         """Count an attempt in its current state. An unchanged attempt costs nothing.
 
-        heard_ms: as in `JobRecords.update`.
+        received_ms: as in `JobRecords.update`.
         """
         self._runs.update(attempt)
         self.records.update(attempt, received_ms)
@@ -89,10 +94,10 @@ class DemandSeries(Stateful):
         self._change(key, self.open.apply_promise(key, self.shown.contribution(attempt, self.inventory)))
 
     def set_sizes(self, sizes: Mapping[Key, int], attempt_of: AttemptOf, displaced: Set[Key] = NO_KEYS) -> None:
-        """Set the GPUs of running attempts whose occupancy differs from their events.
+        """Set the sizes of running attempts that hold more or fewer GPUs than their events state.
 
-        sizes: thousandths of GPUs, by occupancy. If a running attempt is not in `sizes`, its events now name its
-        GPUs. displaced: as in `ShownSizes`.
+        sizes: attempt → thousandths of GPUs by occupancy. An attempt that is no longer in it gets the size
+        in its events. displaced: as in `ShownSizes`.
         """
         for key in self.shown.find_outdated_attempts(sizes, self._known):
             if (attempt := attempt_of(*key)) is not None:
@@ -102,10 +107,10 @@ class DemandSeries(Stateful):
             self._change(key, change)
 
     def count_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
-        """Count open requests of the placer's ledger, each once.
+        """Count each open request of the placer's ledger once.
 
-        requests: those that wait, and those whose GPUs are promised and that no event shows running or over.
-        promised: since when, Unix ms.
+        requests: those that wait, and those whose GPUs are promised but whose start or end no event reports
+        yet. promised: attempt → when its GPUs were promised, in Unix ms.
         """
         found = {(row.job, row.attempt): contribution(row, self.inventory) for row in requests}
         known = {key: change for key, change in found.items() if change is not None}
@@ -140,7 +145,7 @@ class DemandSeries(Stateful):
             self._add_contribution(key, new, frozenset(scopes) - frozenset(kept))
 
     def _update_pool_contributions(self, old: Contribution, new: Contribution) -> None:
-        """Change the contribution of an attempt to its pools."""
+        """Replace an attempt's contribution to its pools: undo `old`, and add `new`."""
         if (old.weights, old.milli, old.jobs) != (new.weights, new.milli, new.jobs):
             self._add_to_pools(old, -1)
             self._add_to_pools(new, 1)
@@ -154,9 +159,10 @@ class DemandSeries(Stateful):
             self._add(part, sign, [scope] if self._has(scope) else [])
 
     def apply_inventory(self, inventory: PoolInventory, attempts: Iterable[JobAttempt], now_ms: int = 0) -> None:
-        """Divide demand among pools. attempts: those that are awake.
+        """Divide the demand among the pools of a new inventory.
 
-        now_ms: the first pools have no known demand before this time.
+        attempts: those that may still change. now_ms: the first pools have no known demand before this
+        time.
         """
         if now_ms and not self.inventory.models:
             self._since.update({DemandScope(pool=pool): now_ms for pool in inventory.models})
@@ -169,9 +175,9 @@ class DemandSeries(Stateful):
             self._has(DemandScope(pool=pool))
 
     def count_unknown_use(self, time_ms: int, gpus: int, by_pool: Mapping[str, int] | None = None) -> None:
-        """Count GPUs that work although no job holds them, from `time_ms` on.
+        """Count GPUs that are busy although no known job holds them, from `time_ms` on.
 
-        They run in a queue UNKNOWN and in their pools.
+        They count as running in the queue UNKNOWN, and in their pools.
         """
         parts = {DemandScope(pool=pool): part for pool, part in (by_pool or {}).items()}
         before = [scope for scope in self._unknown_use if scope.kind == "pool"]
@@ -206,11 +212,11 @@ class DemandSeries(Stateful):
                     del self._sizes[scope]
 
     def known(self) -> Collection[Contribution]:
-        """Return the contribution of each attempt that is awake."""
+        """Return the contribution of each attempt that may still change."""
         return self._known.values()
 
     def _add(self, change: Contribution, sign: int, scopes: Iterable[DemandScope]) -> None:
-        """Add a change to the scopes that have bins."""
+        """Add a change to those of the scopes that have bins. sign: 1 to add it, -1 to undo it."""
         kept = list(scopes)
         self._add_edges(((sign, edge) for edge in change.edges()), kept)
         for scope in kept:
@@ -218,7 +224,7 @@ class DemandSeries(Stateful):
                 self._attempts[scope] += sign
 
     def _add_edges(self, edges: Iterable[tuple[int, Edge]], scopes: Iterable[DemandScope]) -> None:
-        """Add edges, each multiplied by its sign."""
+        """Add (sign, edge) pairs to the bins of the scopes. Each edge is multiplied by its sign."""
         holders = [self._bins[scope, bin_s] for scope in scopes for bin_s in BINS]
         for sign, (time_ms, arriving, jobs, running, queued) in edges:
             amounts = (sign * arriving, sign * jobs, sign * running, sign * queued, sign)
@@ -226,9 +232,9 @@ class DemandSeries(Stateful):
                 bins.add(time_ms, amounts)
 
     def _has(self, scope: DemandScope) -> bool:
-        """Return whether a scope has bins.
+        """Return whether a scope has bins after this call.
 
-        Makes bins for a new scope, unless its kind is full or its queue has none.
+        A new scope gets bins, unless there are enough scopes of its kind or its queue has none.
         """
         if scope in self:
             return True
@@ -244,7 +250,7 @@ class DemandSeries(Stateful):
         return scope.kind in ("queue", "pool") or DemandScope(scope.queue) in self
 
     def queues(self) -> tuple[str, ...]:
-        """Return the names of queues that attempts named, sorted, with "all" at the end."""
+        """Return the names of the queues with demand, sorted, with "all" at the end."""
         return (*sorted(scope.queue for scope in self.scopes("queue")), EVERYTHING)
 
     def pools(self) -> tuple[str, ...]:
@@ -254,7 +260,7 @@ class DemandSeries(Stateful):
 
     @property
     def is_queue_list_full(self) -> bool:
-        """Return whether demand of further queues counts in "all" only."""
+        """Whether there are so many queues that a further one would count in "all" only."""
         return self._listed["queue"] >= MOST["queue"]
 
     def scopes(self, kind: str) -> list[DemandScope]:
@@ -275,11 +281,11 @@ class DemandSeries(Stateful):
         group: str = EVERYTHING,
         pool: str = EVERYTHING,
     ) -> NDArray[np.float64]:
-        """Return a series (bin,), oldest first.
+        """Return (bin,) float64: a target's values in one scope, oldest first.
 
-        NaN before the first event of any queue, and for an unknown scope. `bin_s`: 60 or 600. Levels are those at a
-        bin's end, and the last bin holds `now_ms`. Arrivals are sums, and the last bin is complete. GPUs may have a
-        fraction, since parts of GPUs add up.
+        The values are NaN before the first event of any queue, and for an unknown scope. bin_s: 60 or 600.
+        Levels are those at a bin's end, and the last bin contains `now_ms`. Arrivals are sums, and the last
+        bin is the last complete one. GPUs may have a fraction, since parts of GPUs add up.
         """
         if group == OTHER:
             amounts = self._subtract_listed_groups(queue, target, now_ms, bin_s, bins)
@@ -288,7 +294,7 @@ class DemandSeries(Stateful):
         return amounts if target == "arriving_jobs" else amounts / WHOLE_GPU
 
     def _amounts(self, scope: DemandScope, target: Target, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
-        """Return a scope's series as `series` does, with GPUs in thousandths."""
+        """Return (bin,) a scope's series as `series` does, but in thousandths of GPUs."""
         everything = self._bins[DemandScope(), bin_s]
         chosen = self._bins.get((scope, bin_s))
         last = now_ms // (bin_s * 1000)
@@ -307,7 +313,7 @@ class DemandSeries(Stateful):
     def _subtract_listed_groups(
         self, queue: str, target: Target, now_ms: int, bin_s: int, bins: int
     ) -> NDArray[np.float64]:
-        """Return a queue's amounts without its listed groups, with GPUs in thousandths."""
+        """Return (bin,) a queue's demand less that of its groups that have a scope, in thousandths of GPUs."""
         rest = self._amounts(DemandScope(queue), target, now_ms, bin_s, bins)
         for scope in self.scopes("group"):
             if scope.queue == queue:
@@ -315,9 +321,9 @@ class DemandSeries(Stateful):
         return np.maximum(rest, 0.0)
 
     def replace_small_groups(self, now_ms: int) -> None:
-        """Let a few groups with clearly more GPUs replace the smallest ones.
+        """Replace the smallest groups that have a scope by a few groups with clearly more GPUs.
 
-        The new groups start with only their awake attempts.
+        The new groups start with only the attempts that may still change.
         """
         if self._listed["group"] < MOST["group"]:
             return
@@ -332,7 +338,7 @@ class DemandSeries(Stateful):
             self._swap(frozenset(swaps.values()), frozenset(swaps), now_ms)
 
     def _swap(self, gone: frozenset[DemandScope], come: frozenset[DemandScope], now_ms: int) -> None:
-        """List the scopes `come` instead of `gone`."""
+        """Drop the scopes `gone`, and add the scopes `come` in their place."""
         for scope in gone:
             self._drop_scope(scope)
         for scope in come:
@@ -356,19 +362,22 @@ class DemandSeries(Stateful):
             del self._bins[scope, bin_s]
 
     def durations(self) -> dict[str, Any]:
-        """Return how long finished jobs ran: {"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {…} | None}, in seconds."""
+        """Return quantiles of finished jobs' run times in seconds, and their number, by GPU count and for all.
+
+        {"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {…} | None}
+        """
         return self._runs.quantiles()
 
     def forget(self, attempt: JobAttempt) -> None:
-        """Forget an attempt that will not change any more. Its part of the series stays."""
+        """Drop the contribution of an attempt that will not change any more. Its demand stays in the series."""
         key = (attempt.job, attempt.attempt)
         self._drop_contribution(key)
         self.shown.rest(key, self._known)
 
     def recall(self, attempt: JobAttempt) -> None:
-        """Undo `forget` for an attempt that changes again.
+        """Restore the contribution of an attempt that `forget` dropped, because it changes again.
 
-        A group does not count the attempt if the group was first listed after the attempt had arrived.
+        A group that was added after the attempt had arrived does not count it.
         """
         added = self.shown.contribution(attempt, self.inventory)
         if added is not None:

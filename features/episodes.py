@@ -1,4 +1,4 @@
-"""Checkpoints of a whole gang, from beginnings and ends that carry no rank.
+"""Checkpoints of a whole gang, derived from their begin and end events, which name no rank.
 
 begin begin begin ── end ── end ── end        one checkpoint: from the first begin to the end of the last rank
 """
@@ -15,9 +15,10 @@ LONGEST_MS = 3_600_000  # an end that comes later ends nothing
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One checkpoint.
+    """One checkpoint of a gang.
 
-    end_ms: end of the last rank, None while one still writes. bytes: of all ranks, None if unstated.
+    end_ms: when the last rank ended, None while a rank still writes. bytes: the sum over all ranks,
+    None if unstated.
     """
 
     begin_ms: int
@@ -31,7 +32,10 @@ class Episode:
 
 @dataclass(slots=True)
 class _Gang:
-    """The edges of one checkpoint in order of time. still: number of ranks that began but have not ended."""
+    """The begin and end events of one checkpoint, in order of time.
+
+    still: the number of ranks that have begun but not ended.
+    """
 
     edges: list[Edges]
     still: int = 0
@@ -41,15 +45,16 @@ class _Gang:
         self.still += edge.count if edge.edge == "begin" else -edge.count
 
     def is_over_before(self, edge: Edges) -> bool:
-        """Return whether this beginning belongs to the next checkpoint."""
+        """Return whether this begin event belongs to the next checkpoint."""
         if edge.time_ms - self.edges[0].time_ms > TOGETHER_MS:
             return True
         return self.still <= 0 and edge.time_ms - self.edges[-1].time_ms > APART_MS
 
     def takes(self, edge: Edges) -> bool:
-        """Return whether an end without a beginning belongs here.
+        """Return whether an end event belongs to this checkpoint.
 
-        It does only if it comes soon. Otherwise its own beginning was lost.
+        While a rank writes, it does within LONGEST_MS of the begin. Otherwise it must follow within
+        TOGETHER_MS.
         """
         if self.still > 0:
             return edge.time_ms - self.edges[0].time_ms <= LONGEST_MS
@@ -68,7 +73,8 @@ class _Gang:
 def episodes(edges: Sequence[Edges]) -> list[Episode]:
     """Return the checkpoints in order of their beginnings.
 
-    If an end is missing, the checkpoint ends with its last known end, once the next one begins.
+    A checkpoint without its last end events ends at its last known one, once the next checkpoint
+    begins.
     """
     gangs: list[_Gang] = []
     for edge in sorted(edges, key=lambda row: row.time_ms):

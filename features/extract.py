@@ -1,4 +1,4 @@
-"""The only feature path, for training and for serving: the store at a time, as frames.
+"""Extraction of feature frames from the store at one time. Training and serving both use it.
 
 <metric>                                 newest value (counter: rate per second), NaN once older than STALE_S
 <metric>_mean_2m, _mean_30m, _std_30m    over a window of slots up to now, at most the fine ring
@@ -65,7 +65,10 @@ NODE_FEATURES = _names(EntityKind.NODE)
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The features that the models receive at one time. Rows as in the tables of `Entities`."""
+    """The features that the models receive at one time, one frame for each kind.
+
+    The rows of a frame are those of the kind's table in `Entities`.
+    """
 
     gpu: FeatureFrame
     port: FeatureFrame
@@ -73,9 +76,9 @@ class Frames:
 
 
 def extract(store: WindowStore, now_ms: int, topology_generation: int = 0) -> Frames:
-    """Return copied frames of every GPU, port and node at `now_ms`.
+    """Return copies of the features of every GPU, port and node at `now_ms`.
 
-    No window ends before the store's latest time.
+    If the store has a later time, the windows end there.
     """
     store.advance(now_ms)
     gpu = _Columns(store, EntityKind.GPU, GPU_FEATURES, now_ms)
@@ -90,7 +93,7 @@ def extract(store: WindowStore, now_ms: int, topology_generation: int = 0) -> Fr
 
 
 class _Columns:
-    """A frame that is being built. values, since_ms: (feature, entity), so that a feature is contiguous."""
+    """The builder of one frame. values, since_ms: (feature, entity), so that a feature is contiguous."""
 
     def __init__(self, store: WindowStore, kind: EntityKind, names: tuple[str, ...], now_ms: int) -> None:
         self.kind = kind
@@ -108,7 +111,7 @@ class _Columns:
         self.values[self.index[name]] = column
 
     def fill(self) -> None:
-        """Compute the features that all kinds have."""
+        """Compute those features that entities of all kinds have."""
         ring = self.ring
         ring.recompute_sums()
         self._newest()
@@ -156,20 +159,20 @@ class _Columns:
 
 
 def _last_ms(ring: Ring) -> NDArray[np.int64]:
-    """Return (entity,) the time of the newest sample of any series, -1 if there is none."""
+    """Return (entity,) the time of its newest sample in Unix ms, -1 if it has none."""
     last: NDArray[np.int64] = ring.time_ms[:, : ring.size].max(axis=0, initial=-1)
     return last
 
 
 def _exclude_downtime(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `last`, shifted later by our own downtime since then. So downtime does not count as silence."""
+    """Return (entity,) `last` moved later by our own downtime since then, so that it is not silence."""
     for until_ms, for_ms in gaps:
         last = np.where((last >= 0) & (last < until_ms), np.minimum(last + for_ms, until_ms), last)
     return last
 
 
 def _compute_frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return (entity,) for how many seconds samples have arrived without a new value.
+    """Return (entity,) for how many seconds samples have arrived without any value changing.
 
     It is NaN for entities without samples.
     """
@@ -178,10 +181,11 @@ def _compute_frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64
 
 
 def _compute_silent_s(store: WindowStore, last: NDArray[np.int64], now_ms: int) -> NDArray[np.float64]:
-    """Return (gpu,) seconds for which a GPU was missing from its exporter's pages, otherwise 0.
+    """Return (gpu,) seconds since a GPU went missing from its exporter's pages, 0 if it is there.
 
-    A page was served if `gpus_reported` or another GPU of the node arrived. If neither can show this, it was
-    served when `scrape_up` was 1. Only recent pages count, since a silent exporter accuses no GPU.
+    A page was served if `gpus_reported` or another GPU of the node arrived. If neither can show this,
+    it was served when `scrape_up` was 1. Only recent pages count, since a silent exporter says nothing
+    about its GPUs.
     """
     nodes = store.ring(EntityKind.NODE)
     owner = store.entities[EntityKind.GPU].node

@@ -1,4 +1,4 @@
-"""The kind of work of a job by its telemetry: shape and levels of its channels, and class odds."""
+"""Recognition of a job's kind of work from its telemetry: levels of its channels, and class odds."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ ACTIVE_SHARE = 0.05  # of the samples; a job that computes less is idle
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Levels while the job computes, 0..1, NaN if unknown.
+    """The levels of a job's channels while it computes, from 0 to 1, NaN if unknown.
 
     `exchange_ratio`: bytes between GPUs, divided by host bytes.
     """
@@ -30,7 +30,10 @@ class Shape:
 
 
 def shape_of(activity: Array, tensor: Array, exchange: Array, host: Array, period: Period) -> Shape:
-    """Return the shape of channels (sample,), means over a job's GPUs. NaN where nothing was reported."""
+    """Return the levels of the channels while the job computes, NaN where a channel reports nothing.
+
+    activity, tensor, exchange, host: (sample,) means over the job's GPUs.
+    """
     on = activity > IDLE_ACTIVITY
     known = np.isfinite(activity)
     if not on.any():
@@ -47,10 +50,10 @@ def shape_of(activity: Array, tensor: Array, exchange: Array, host: Array, perio
 
 
 def estimate_class_odds(shape: Shape) -> dict[str, float]:
-    """Return the odds of CLASSES as probabilities that add up to 1.
+    """Return class → its probability, for each of CLASSES. They add up to 1.
 
-    Training keeps SMs busy, mostly with tensor work, exchanges gradients and is periodic. Inference decodes:
-    it is memory bound, with little tensor work and no period. The weights are ours, set on eight recorded
+    Training keeps SMs busy, mostly with tensor work, exchanges gradients and is periodic. Inference is
+    memory bound, with little tensor work and no period. The weights are ours, set on eight recorded
     runs, which are too few to calibrate them.
 
     >>> odds = estimate_class_odds(Shape(1.0, 0.65, 0.3, 0.95, 100.0, 0.9))

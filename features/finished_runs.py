@@ -1,4 +1,4 @@
-"""FinishedRuns: how long finished jobs ran, by GPU count, over the newest of them."""
+"""FinishedRuns: run times of the newest finished jobs, by their number of GPUs."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
@@ -14,9 +14,9 @@ Run = tuple[int, str, int, float]  # ended_ms, job, attempt, run_s
 
 
 class FinishedRuns:
-    """The newest MAX_RUNS finished runs of each GPU count, and of all, by end.
+    """The newest MAX_RUNS finished runs of each GPU count, and of all, in order of their ends.
 
-    Runs that broke are left out, because they ended early.
+    Failed runs are left out, because they ended early.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,9 @@ class FinishedRuns:
         self._quantiles.pop(group, None)
 
     def quantiles(self) -> dict[str, Any]:
-        """Return {"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": {…} | None} in seconds.
+        """Return quantiles of the run times in seconds, and their number `n`, by GPU count and for all.
+
+            {"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": {…} | None}
 
         levels: the quantiles at `LEVELS`.
         """
@@ -70,7 +72,7 @@ class FinishedRuns:
         return {"by_gpus": by_gpus, "all": self._quantiles.get(None)}
 
     def dump(self) -> list[list[Any]]:
-        """Return a JSON-able copy: [GPUs (None: all), its runs] of each group."""
+        """Return a JSON-able copy: for each group its GPU count (None for all) and its runs."""
         return [[group, [*runs]] for group, runs in self._runs.items()]
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:

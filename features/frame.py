@@ -21,12 +21,12 @@ class FeatureFrame:
     topology_generation: int = 0
 
     def column(self, name: str) -> NDArray[np.float32]:
-        """Return (entity,) one feature. Raises KeyError that names a missing one."""
+        """Return (entity,) one feature. Raises KeyError with the name if the frame does not have it."""
         try:
             return self.values[:, self.names.index(name)]
         except ValueError:
             raise KeyError(f"frame of {self.kind} has no feature {name!r}; it has {list(self.names)}") from None
 
     def since(self, name: str) -> NDArray[np.int64]:
-        """Return (entity,) when the signal behind a feature last changed."""
+        """Return (entity,) when the signal behind a feature last changed, in Unix ms."""
         return self.since_ms[:, self.names.index(name)]

@@ -1,4 +1,4 @@
-"""GpuResidency: the shares of held GPU time with something in memory, and with computation."""
+"""GpuResidency: the shares of held GPU time in which something is in memory, and in which it computes."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,14 +13,14 @@ ObservedGpus = tuple[float, float, float]  # GPUs held and known, loaded, active
 
 
 class GpuResidency:
-    """Sums of GPU milliseconds by (queue, class). Time that is a day old counts half."""
+    """Sums of held, loaded and active GPU time in ms, by (queue, class). Day-old time counts half."""
 
     def __init__(self) -> None:
         self._sums: dict[Key, list[float]] = {}
         self._last_ms: int | None = None
 
     def record(self, now_ms: int, observed: Mapping[Key, ObservedGpus]) -> None:
-        """Add an observation for the time since the previous one. An older one changes nothing."""
+        """Add an observation, which counts for the time since the previous one. Ignores an older one."""
         before = self._last_ms
         if before is not None and now_ms <= before:
             return
@@ -35,7 +35,7 @@ class GpuResidency:
                 sums[:] = [value + min(passed_ms, LONGEST_MS) * seen for value, seen in zip(sums, gpus, strict=True)]
 
     def shares(self) -> dict[Key, tuple[float, float]]:
-        """Return (queue, class) -> shares of held GPU time that are loaded and active.
+        """Return (queue, class) -> the shares of held GPU time that were loaded and active.
 
         "all" stands for all queues or classes together.
         """

@@ -1,4 +1,7 @@
-"""JobFold: folds job events, in any order and with repeats, into attempts, demand and past runs."""
+"""JobFold: the fold of job events into attempts, demand and past runs.
+
+The order of events and repeats do not matter.
+"""
 
 from fleetcast.features.demand_series import DemandSeries
 from fleetcast.features.past_runs import PastRuns
@@ -9,9 +12,9 @@ from fleetcast.fleet.jobs import JobAttempt
 
 
 class JobFold:
-    """The fold of job events, for one writer.
+    """The state that job events are folded into, for one writer.
 
-    `learns_runs`: False leaves `runs` empty, which saves a quarter of the time.
+    learns_runs: False leaves `runs` empty, which saves a quarter of the time.
     """
 
     def __init__(self, *, learns_runs: bool = True) -> None:
@@ -21,10 +24,10 @@ class JobFold:
         self._learns_runs = learns_runs
 
     def apply(self, event: JobEvent, received_ms: int | None = None) -> list[JobAttempt]:
-        """Fold one event, and return the attempts that it changed.
+        """Fold one event, and return the attempts that it changed. Returns [] for a repeat.
 
-        These are its own attempt, and the one before it that gave way. Returns [] for a repeat. heard_ms: now,
-        for a live source. None for a complete history.
+        These are the event's own attempt, and the one before it if the event implies its end. received_ms:
+        the present time if the source is live, None for a complete history.
         """
         for woken in self.jobs.wake(event.job):
             self.demand.recall(woken)  # so that its demand is changed, not added again
@@ -38,14 +41,14 @@ class JobFold:
         return changed
 
     def put(self, attempt: JobAttempt, received_ms: int | None = None) -> None:
-        """Add an attempt whose events are not known."""
+        """Add an attempt in its present state, without its events."""
         self.jobs.put(attempt)
         self._learn(attempt, received_ms=received_ms)
 
     def rest(self, before_ms: int, forget_before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
-        """Put jobs to rest (`JobTable.rest`), and return their attempts.
+        """Put jobs that no longer change to rest, as `JobTable.rest` does, and return their attempts.
 
-        Forgets what ended before `forget_before_ms`.
+        Drops attempts that ended before `forget_before_ms`.
         """
         self.jobs.drop_ended_before(forget_before_ms)
         rested = self.jobs.rest(before_ms, most_over)
@@ -60,10 +63,10 @@ class JobFold:
 
 
 def record_attempt(runs: PastRuns, attempt: JobAttempt) -> None:
-    """Record an attempt. Repeating it changes nothing.
+    """Record an attempt in the past runs. Repeating it changes nothing.
 
-    An end that a later attempt implies is a preemption. The end of an attempt without a known start is one, too: its
-    run time does not count.
+    An end that a later attempt implies counts as a preemption. So does an end without a known start:
+    its run time does not count.
     """
     if attempt.submission is not None and attempt.submission.tasks != 1:
         return  # it stands for many, each of which is learnt by its own name

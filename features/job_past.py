@@ -1,4 +1,4 @@
-"""The readings of one job over the last hours, beyond the rings: two means for each scrape."""
+"""JobPast: power and activity of one job over the last hours, for longer than the rings reach."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ LARGEST = float(np.finfo(np.float16).max)
 
 @dataclass(frozen=True, slots=True)
 class JobPast:
-    """Readings by slot, oldest first.
+    """The power and the activity of one job by slot, oldest first.
 
-    values: (2, slot) float16, watts per GPU and activity, NaN if unknown. averaged: (2,) whether they are
-    means of a slot.
+    values: (2, slot) float16, watts per GPU and activity, NaN if unknown. averaged: (2,) bool, whether
+    each row has means over a slot instead of momentary readings.
     """
 
     first_ms: int
@@ -25,16 +25,16 @@ class JobPast:
     averaged: NDArray[np.bool_]
 
     def end_ms(self, interval_s: float) -> int:
-        """Return when the last slot ends."""
+        """Return when the last slot ends, in Unix ms."""
         slots: int = self.values.shape[1]
         return self.first_ms + round(slots * interval_s * 1000)
 
 
 def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
-    """Return `past` with its last slots replaced by those of `window`, at most LONGEST_MS.
+    """Return `past` with its last slots replaced by those of `window`, at most LONGEST_MS long.
 
-    It begins with its first reading. The window's slots win, because late samples reach the rings. A past that
-    does not touch the window is dropped.
+    It begins with its first reading. The window's slots win, because late samples reach the rings. A
+    past that ends before the window begins is dropped.
     """
     watts, is_mean = compute_watts(window)
     newest = np.stack([watts, activity_of(window)])
@@ -51,7 +51,7 @@ def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
 
 
 def compute_watts(window: JobWindow) -> tuple[NDArray[np.float64], bool]:
-    """Return (slot,) watts per GPU, and whether they are means.
+    """Return (slot,) watts per GPU, and whether they are means over a slot.
 
     Means come from the energy counter, which misses no pause between scrapes.
     """
@@ -61,7 +61,7 @@ def compute_watts(window: JobWindow) -> tuple[NDArray[np.float64], bool]:
 
 
 def activity_of(window: JobWindow) -> NDArray[np.float64]:
-    """Return (slot,) the activity that the job's GPUs report, NaN if they report none."""
+    """Return (slot,) the mean activity of the job's GPUs, NaN if they report none."""
     for name in ACTIVITIES:
         values = window.mean(name)
         if np.isfinite(values).any():

@@ -1,9 +1,9 @@
-"""JobPeaks: the highest observed GPU memory and power of finished jobs, by kind.
+"""JobPeaks: the highest observed GPU memory and power of finished jobs, by kind of job.
 
     each tick   readings of the GPUs that a running attempt holds ─ max ─> its peaks so far
     finished    its peaks ─> the newest MAX_RUNS of its user and name, of its user and size, of its queue and size
 
-A job that broke may not have reached its peak, so it does not count. Peaks between two scrapes are not
+A failed job may not have reached its peak, so it does not count. Peaks between two scrapes are not
 observed.
 """
 
@@ -33,7 +33,7 @@ Array = NDArray[np.float32]
 class JobPeaks(Stateful):
     """The peaks of running attempts and of kinds of jobs, for one writer.
 
-    Peaks are (memory: GiB of the fullest GPU, power: W, mean over its GPUs), NaN if none was observed.
+    Peaks are (memory of the fullest GPU in GiB, mean power of the GPUs in W), NaN if not observed.
     """
 
     def __init__(self) -> None:
@@ -67,10 +67,11 @@ class JobPeaks(Stateful):
         power_w: NDArray[np.floating],
         places: RunningPlaces | None = None,
     ) -> None:
-        """Record the readings of one moment. Forget attempts that no longer run (see `finish`).
+        """Record the readings of one moment. Drop attempts that no longer run (call `finish` first).
 
-        holder: (n, g) index into `running`, -1 if free. rows: (n, g) row of each GPU in the readings, -1 if it has
-        none. places: those of `running`, one object until an attempt starts, ends or moves.
+        holder: (n, g) index into `running`, -1 if the GPU is free. rows: (n, g) row of each GPU in the
+        readings, -1 if it has none. places: the places of `running`, the same object until an attempt
+        starts, ends or moves.
         """
         if places is None or places is not self._places:
             self._follow(running)
@@ -86,7 +87,7 @@ class JobPeaks(Stateful):
         peaks[:, POWER] = np.fmax(peaks[:, POWER], _mean(number, power_w[entity], len(index)))
 
     def _follow(self, running: Sequence[JobAttempt]) -> None:
-        """Give each of these attempts a row, with its peaks so far, and forget all others."""
+        """Give each of these attempts a row with its peaks so far, and drop all others."""
         index = {(attempt.job, attempt.attempt): row for row, attempt in enumerate(running)}
         before = np.array([self._running.get(key, -1) for key in index], np.intp)
         peaks = np.full((len(index), 2), np.nan, np.float32)
@@ -94,7 +95,11 @@ class JobPeaks(Stateful):
         self._running, self._peaks = index, peaks
 
     def table(self) -> tuple[NDArray[np.uint64], Array]:
-        """Return sorted keys (k,), and (k, 3): likely peak memory (GiB a GPU), likely peak power (W a GPU), runs."""
+        """Return (k,) the sorted keys of the kinds of jobs, and (k, 3) float32 what is known of each.
+
+        The columns are the likely peak memory (GiB of a GPU), the likely peak power (W of a GPU), and the
+        number of runs.
+        """
         keys = np.fromiter(self._rows, np.uint64, len(self._rows))
         rows = np.fromiter(self._rows.values(), np.intp, len(self._rows))
         order = np.argsort(keys)
@@ -152,14 +157,14 @@ class JobPeaks(Stateful):
 
 
 def _most(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
-    """Return (length,) the largest of the values of each number, NaN if it has none."""
+    """Return (length,) the largest value with each number, NaN if it has none. number: (values,)."""
     most = np.full(length, np.nan)
     np.fmax.at(most, number, values)
     return most
 
 
 def _mean(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
-    """Return (length,) the mean of the values of each number, NaN if it has none."""
+    """Return (length,) the mean of the values with each number, NaN if it has none. number: (values,)."""
     known = np.isfinite(values)
     count = np.bincount(number[known], minlength=length).astype(np.float64)
     total = np.bincount(number[known], weights=values[known], minlength=length)

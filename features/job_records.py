@@ -11,7 +11,7 @@ OBSERVED_WITHIN_MS = 300_000  # of a start: who hears of it later does not know 
 
 
 class JobRecord(NamedTuple):
-    """The record of one attempt. None means unknown or not known yet."""
+    """The times of one attempt. None means unknown or not known yet."""
 
     arrived_ms: int
     queue: str
@@ -36,7 +36,7 @@ class JobRecords:
     def update(self, attempt: JobAttempt, received_ms: int | None = None) -> None:
         """Record the current state of an attempt. Its first step is stored, since later states lose it.
 
-        heard_ms: now, for a live source. None for a complete history.
+        received_ms: the present time if the source is live, None for a complete history.
         """
         key = (attempt.job, attempt.attempt)
         old = self._rows.get(key)
@@ -65,7 +65,7 @@ class JobRecords:
         return {"rows": [(*key, *row) for key, row in self._rows.items()]}
 
     def load(self, state: Mapping[str, Iterable[Any]]) -> None:
-        """Restore what `dump` returned. Drops a cold start if its start was not observed."""
+        """Restore what `dump` returned. Drops a cold start if the job's start was not observed as it happened."""
         self._rows = {(job, attempt): _checked(JobRecord(*row)) for job, attempt, *row in state["rows"]}
         self._order = sorted((row.arrived_ms, *key) for key, row in self._rows.items())
 
@@ -103,7 +103,7 @@ def _record(attempt: JobAttempt, old: JobRecord | None, received_ms: int | None)
 
 
 def _is_observed(started_ms: int | None, old: JobRecord | None, received_ms: int | None) -> bool:
-    """Return whether a start was observed as it happened. Only its first report counts."""
+    """Return whether an attempt's start was reported as it happened. Only the first report decides."""
     if started_ms is None:
         return False
     if old is not None and old.started_ms is not None:
@@ -112,7 +112,10 @@ def _is_observed(started_ms: int | None, old: JobRecord | None, received_ms: int
 
 
 def _measure_cold_start(attempt: JobAttempt) -> float | None:
-    """Return seconds from the start to the end of the first known step, or to the steady phase if sooner."""
+    """Return seconds from the start to the end of the first known step, or to the steady phase if sooner.
+
+    Returns None if the start, or both of these times, are unknown.
+    """
     if attempt.started_ms is None or attempt.source == "sdk":  # a start that its first step implies
         return None
     times = [attempt.steps[0].time_ms] if attempt.steps else []

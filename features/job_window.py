@@ -38,7 +38,7 @@ BLOCK_GPUS = 1024  # copied at once: some milliseconds of the loop
 
 @dataclass(frozen=True)
 class JobWindow:
-    """Telemetry by slot from the job's start, oldest first, NaN if unknown. Properties are computed once."""
+    """The telemetry of one job by slot, oldest first, NaN if unknown. Properties are computed once."""
 
     interval_s: float
     first_ms: int  # begin of the first slot
@@ -63,19 +63,19 @@ class JobWindow:
         return means
 
     def mean(self, metric: str) -> NDArray[np.float64]:
-        """Return (slot,) the mean over the GPUs that reported."""
+        """Return (slot,) a metric's mean over the GPUs that reported it, NaN if none did."""
         values: NDArray[np.float64] = self.means[GPU_METRICS.index(metric)]
         return values
 
     @property
     def end_ms(self) -> int:
-        """The time at which the last slot ends."""
+        """The time at which the last slot ends, in Unix ms."""
         slots: int = self.gpu.shape[1]
         return self.first_ms + round(slots * self.interval_s * 1000)
 
     @property
     def is_whole(self) -> bool:
-        """Return whether enough GPUs reported to represent the whole job."""
+        """Whether enough of the GPUs reported to represent the whole job."""
         return self.heard > 0 and self.heard >= (1 - MOST_SILENT) * self.gpus
 
 
@@ -92,9 +92,9 @@ class JobRows:
 
 
 def find_gpu_rows(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
-    """Return the rows of the GPUs that an attempt holds.
+    """Return (gpu,) the sorted rows of the GPUs that an attempt holds.
 
-    If it does not name the GPUs of a node, return all of that node.
+    If it does not name the GPUs of a node, it counts as holding all of them.
     """
     table = entities[EntityKind.GPU]
     rows = []
@@ -106,7 +106,7 @@ def find_gpu_rows(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
 
 
 def job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]) -> JobRows:
-    """Return the rows of an attempt. gpus_of: node -> its number of GPUs in the topology."""
+    """Return the rows of an attempt's GPUs and ports. gpus_of: node -> its number of GPUs in the topology."""
     gpu = find_gpu_rows(attempt, entities)
     whole = _list_whole_nodes(attempt)
     named = sum(len(rank.gpus) for rank in attempt.ranks)
@@ -123,9 +123,9 @@ def job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]
 
 
 async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> JobWindow | None:
-    """Copy the window up to the last whole slot. Returns None if no GPU has reported.
+    """Copy a job's telemetry from the rings up to the last closed slot.
 
-    Yields to the event loop between blocks.
+    Returns None if none of its GPUs has a row. Yields to the event loop between blocks of GPUs.
     """
     ring = store.rings.get(EntityKind.GPU)
     if ring is None or ring.end < 0:
@@ -146,7 +146,7 @@ async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> J
 
 
 def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
-    """Return (slot,) bytes/s of the whole job.
+    """Return (slot,) bytes/s that the whole job sends over the network, NaN if too few nodes report.
 
     Ports and nodes without samples in a slot count as if they sent as much as the others.
     """
@@ -169,7 +169,7 @@ def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
 
 
 def _list_whole_nodes(attempt: JobAttempt) -> list[str]:
-    """Return the nodes whose GPUs the attempt does not name. It counts as holding all of them."""
+    """Return the attempt's nodes whose GPUs it does not name. It counts as holding all of their GPUs."""
     return [rank.node for rank in attempt.ranks if not rank.gpus] or ([] if attempt.ranks else list(attempt.nodes))
 
 

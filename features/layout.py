@@ -1,4 +1,4 @@
-"""Layout of the rings: the rows of each metric of a kind, and the slots of time."""
+"""The layout of the rings: which row each metric of a kind has, and how time is divided into slots."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -48,7 +48,10 @@ GAPS = "gaps"  # pseudo event counter of a node: scrapes that failed or never ca
 
 @dataclass(frozen=True, slots=True)
 class RingSpan:
-    """The length of the rings and their slots. `slots` is the number in a fine ring, including the guard."""
+    """The length of a slot and of the rings.
+
+    `slots`: the number of slots in a fine ring, with the guard slots.
+    """
 
     interval_ms: int = 15_000
     fine_slots: int = 120
@@ -59,9 +62,9 @@ class RingSpan:
         return self.fine_slots + -(-self.future_ms // self.interval_ms) + GUARD_SLOTS
 
     def window(self, seconds: float) -> int:
-        """Return the slots in a window, including the current one.
+        """Return the number of slots in a window of `seconds`, including the current slot.
 
-        It is at most the ring, and at least the open slots.
+        It is at most that of the ring, and at least that of the open slots.
 
         >>> RingSpan().window(120), RingSpan().window(1800), RingSpan().window(36_000)
         (8, 120, 120)
@@ -71,7 +74,7 @@ class RingSpan:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows of one kind. Columns are (metric,), -1 if the metric has no such row."""
+    """The rows of one kind's metrics in the rings. Each field is (metric,), -1 without such a row."""
 
     kind: EntityKind
     metrics: tuple[str, ...]
@@ -86,23 +89,23 @@ class Layout:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Names of the value rows, in order."""
+        """The names of the rows of the fine ring, in order."""
         return tuple(name for name, row in zip(self.metrics, self.value, strict=True) if row >= 0)
 
     @property
     def days(self) -> tuple[str, ...]:
-        """Names of the rows of the ring of 10-minute means, in order."""
+        """The names of the rows of the ring of ten-minute means, in order."""
         return tuple(name for name, row in zip(self.metrics, self.day, strict=True) if row >= 0)
 
     @property
     def events(self) -> tuple[str, ...]:
-        """Names of the event rows, in order."""
+        """The names of the rows of the ring of event counts, in order."""
         names = tuple(name for name, row in zip(self.metrics, self.event, strict=True) if row >= 0)
         return (*names, GAPS) if self.gaps >= 0 else names
 
     @property
     def counters(self) -> tuple[str, ...]:
-        """Names of the rows of the table of rates, in order."""
+        """The names of the rows of the table of rates, in order."""
         return tuple(name for name, row in zip(self.metrics, self.counter, strict=True) if row >= 0)
 
 
@@ -113,7 +116,7 @@ def _numbered(chosen: list[bool]) -> NDArray[np.intp]:
 
 @cache
 def layout_of(kind: EntityKind) -> Layout:
-    """Return the layout of a kind, from the catalogue."""
+    """Return the layout of a kind, built from the catalogue of metrics."""
     metrics = METRICS[kind]
     is_event = [metric.is_counter and metric.unit == "events" for metric in metrics]
     names = tuple(metric.name for metric in metrics)

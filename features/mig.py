@@ -1,4 +1,4 @@
-"""MIG instances in recent telemetry, with the memory of each."""
+"""The MIG instances in recent telemetry, with the memory of each."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ GIB = 2.0**30
 
 
 def mig_instances(store: WindowStore, now_ms: int) -> dict[str, dict[str, float | None]]:
-    """Return GPU (`node/index`) -> instance id -> GiB (None: unknown).
+    """Return GPU (`node/index`) -> MIG instance id -> its memory in GiB, None if unknown.
 
     Only instances with samples in the last ten minutes are included.
     """

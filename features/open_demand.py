@@ -20,7 +20,10 @@ RETENTION_MS = 86_400_000  # an attempt that left the queue, in case that events
 
 
 class OpenDemand(Stateful):
-    """The attempts that only the ledger shows. `promised`: attempt → when its GPUs were promised, Unix ms."""
+    """The attempts that so far only the ledger reports.
+
+    promised: attempt → when its GPUs were promised, Unix ms.
+    """
 
     def __init__(self) -> None:
         self._requested: set[Key] = set()
@@ -28,9 +31,9 @@ class OpenDemand(Stateful):
         self.promised: dict[Key, int] = {}
 
     def apply_promise(self, key: Key, change: Contribution | None) -> Contribution | None:
-        """Return an attempt's contribution by its events.
+        """Return an attempt's contribution by its events, with its promise applied.
 
-        It runs since its promise if no event shows its start.
+        If no event reports its start, it runs since its GPUs were promised.
         """
         self._requested.discard(key)
         self._left.pop(key, None)
@@ -46,9 +49,10 @@ class OpenDemand(Stateful):
         promised: Mapping[Key, int],
         now_ms: int,
     ) -> Iterator[tuple[Key, Contribution]]:
-        """Yield the new contribution of each attempt that the open requests change.
+        """Apply the open requests, and yield the new contribution of each attempt that they change.
 
-        known: of all attempts. requests: of those that wait in our own queue, and of those whose GPUs are promised.
+        known: contributions of all attempts. requests: contributions of those that wait in our own queue,
+        and of those whose GPUs are promised. promised: attempt → when its GPUs were promised, Unix ms.
         """
         for key in self._requested - requests.keys():
             before = known.get(key)
@@ -82,7 +86,7 @@ class OpenDemand(Stateful):
                 yield key, replace(_start_at_promise(before, promised[key]), weights=change.weights)
 
     def forget(self, now_ms: int) -> list[Key]:
-        """Return the attempts that left the queue a day ago. Each is returned once."""
+        """Return the attempts whose requests left the queue more than RETENTION_MS ago. Each is returned once."""
         old = [key for key, left_ms in self._left.items() if left_ms < now_ms - RETENTION_MS]
         for key in old:
             del self._left[key]

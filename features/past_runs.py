@@ -1,10 +1,11 @@
-"""PastRuns: how long similar jobs ran, as known when a job is submitted. Live and training use it.
+"""PastRuns: how long similar jobs ran, as known when a job is submitted. Serving and training use it.
 
-Jobs are similar by KEYS: user; user, words of the name, GPUs; user, GPUs, limit; group; group, GPUs; and
-finally all. Each key keeps its newest runs, also sorted (the last 20, the last 200). So an end costs a
-few bisections, and a read needs no sort. Running jobs count as well (how many, for how long), since ended
-ones say little about those that will be long. Features are fixed when a job arrives, before it counts
-itself. Times are natural logarithms of seconds, NaN if unknown.
+Jobs are similar if they share one of KEYS: user; user, words of the name, GPUs; user, GPUs, limit;
+group; group, GPUs; and finally all. Each key keeps its newest runs, also sorted (the last 20, the
+last 200). So an end costs a few bisections, and a read needs no sort. Running jobs count as well
+(how many, for how long), since ended ones say little about those that will be long. The features of
+a job are computed when it arrives, before it counts itself. Times are natural logarithms of
+seconds, NaN if unknown.
 """
 
 import math
@@ -49,7 +50,7 @@ Features = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """The facts that a job states at submission. Strings are "" and numbers None if it does not state them."""
+    """The facts that a job states at submission. An unstated string is "", and an unstated number is None."""
 
     user: str = ""
     group: str = ""
@@ -68,17 +69,17 @@ class JobShape:
 
     @property
     def words(self) -> str:
-        """The words of the stem without its numbers, or "" for a name without words such as `4711`."""
+        """The words of the name without numbers, or "" for a name without words such as `4711`."""
         return self.stem.strip("#")
 
     @property
     def kin(self) -> str:
-        """The group, or the queue if there is no group."""
+        """The job's group, or its queue if it has no group."""
         return self.group or self.queue
 
 
 def make_request_shape(request: PlacementRequest) -> JobShape:
-    """Return the shape of the job that a request asks for, at its full size."""
+    """Return the facts of the job that a request asks for, at its full size."""
     return JobShape(
         user=request.user,
         name=request.job_name,
@@ -94,9 +95,9 @@ _columns = attrgetter(*(row.name for row in fields(JobShape)))
 
 
 class ClosedRun(NamedTuple):
-    """A run that is over and counts.
+    """A run that has ended and whose times are known.
 
-    features: those at its submission, None if `taken` has returned them.
+    features: those at its submission, None if `taken` has already returned them.
     """
 
     job: str
@@ -109,9 +110,10 @@ class ClosedRun(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """A partly known job.
+    """A job whose submission, start or end is still missing.
 
-    shape: None before its submission arrives. features: those at its submission, until `taken` returns them.
+    shape: None before its submission arrives. features: those at its submission, until `taken` returns
+    them.
     """
 
     shape: JobShape | None = None
@@ -124,7 +126,7 @@ class _Live:
 
 
 class PastRuns(Stateful):
-    """A converter of job events into features.
+    """The run times of past jobs by KEYS, and the features that they give a job, for one writer.
 
     A repeated event counts once, by (job, attempt). The order of events does not matter.
     """
@@ -141,7 +143,7 @@ class PastRuns(Stateful):
         return len(self._live)
 
     def submitted(self, job: str, attempt: int, shape: JobShape, wanted: bool = True) -> Features | None:
-        """Record a new job, and return its current features. `taken` returns them, too.
+        """Record that a job was submitted, and return its features at that time, which `taken` can return too.
 
         Returns None if the job is not new or its features are not wanted.
         """
@@ -162,7 +164,7 @@ class PastRuns(Stateful):
         return features
 
     def started(self, job: str, attempt: int, at_ms: int) -> None:
-        """Record that a job began to run."""
+        """Record that a job started at `at_ms`."""
         live = self._entry((job, attempt))
         if live is None:
             return
@@ -173,9 +175,9 @@ class PastRuns(Stateful):
         self._close_if_known((job, attempt), live)
 
     def ended(self, job: str, attempt: int, at_ms: int, outcome: str = "finished") -> None:
-        """Record that a job finished, failed, was cancelled or preempted.
+        """Record that a job finished, failed, was cancelled or was preempted.
 
-        Its run counts once its start is also known.
+        Its run time counts once its start is also known.
         """
         live = self._entry((job, attempt))
         if live is None:
@@ -185,7 +187,10 @@ class PastRuns(Stateful):
         self._close_if_known((job, attempt), live)
 
     def taken(self, job: str, attempt: int) -> Features | None:
-        """Return the features at the submission of a job that waits or runs. They are returned once."""
+        """Return (feature,) the features at submission of a job that waits or runs, and drop them.
+
+        Returns None if they are unknown or were returned before.
+        """
         live = self._live.get((job, attempt))
         if live is None:
             return None
@@ -193,33 +198,34 @@ class PastRuns(Stateful):
         return features
 
     def closed(self) -> list[ClosedRun]:
-        """Return the newest MAX_CLOSED runs that ended since the last call."""
+        """Return the newest MAX_CLOSED runs that ended since the last call, and drop them."""
         rows = list(self._closed)
         self._closed.clear()
         return rows
 
     def features(self, job: JobShape, now_ms: int) -> Features:
-        """Return (feature,) in order of FEATURES, from the events so far."""
+        """Return (feature,) float32 in the order of FEATURES, computed from the events so far."""
         return _features(job, [None if key is None else self._pasts.get(key) for key in _keys(job)], now_ms)
 
     def compute_job_features(self, job: str, attempt: int, now_ms: int) -> Features | None:
-        """Return the current features of a job that waits or runs. It counts among its similar jobs.
+        """Return (feature,) the current features of a job that waits or runs.
 
-        Returns None if its submission is unknown.
+        The job itself counts among its similar jobs. Returns None if its submission is unknown.
         """
         live = self._live.get((job, attempt))
         return None if live is None or live.shape is None else _features(live.shape, live.pasts, now_ms)
 
     def find_group_runs(self, job: JobShape) -> RunPast | None:
-        """Return the runs of the job's group with as many GPUs.
+        """Return the past runs of the job's group with as many GPUs.
 
-        If these are too few, return those of its group, then those of all jobs.
+        If these are too few, return those of its group, and if these are too few, those of all jobs.
+        Returns None if no run has ended.
         """
         pasts = [None if key is None else self._pasts.get(key) for key in _keys(job)]
         return _find_row_with_runs(pasts, GROUP_ROWS)[1]
 
     def _entry(self, identity: Identity) -> _Live | None:
-        """Return the open record of a job, or None once all of it has been counted."""
+        """Return the record of a job, added if it is new. Returns None if the job has already been counted."""
         live = self._live.get(identity)
         if live is None and identity not in self._ended:
             live = self._unstarted.pop(identity) if identity in self._unstarted else _Live()
@@ -230,7 +236,10 @@ class PastRuns(Stateful):
         return live
 
     def _past(self, key: tuple[Any, ...] | None) -> RunPast | None:
-        """Return the runs under a key, the most recently used last. Forgets the least recently used."""
+        """Return the runs of a key, added if it is new, or None without a key.
+
+        Drops the least recently used key if there are too many.
+        """
         if key is None:
             return None
         past = self._pasts.pop(key, None) or RunPast()
@@ -251,9 +260,10 @@ class PastRuns(Stateful):
                 past.leave(identity)
 
     def _close_if_known(self, identity: Identity, live: _Live) -> None:
-        """Close a run whose submission, start and end are known.
+        """Count a run whose submission, start and end are known.
 
-        A job that is over without a start no longer waits. It still counts as run if an event reports its start.
+        A job that ended without a known start no longer waits. It is still counted if an event reports its
+        start.
         """
         if live.shape is None or live.end_ms is None:
             return
@@ -265,9 +275,9 @@ class PastRuns(Stateful):
             del self._unstarted[next(iter(self._unstarted))]
 
     def _close(self, identity: Identity, live: _Live, shape: JobShape, run_ms: int, end_ms: int) -> None:
-        """Count a known run once under every key.
+        """Add the run time of a job to each of its keys.
 
-        A run that ended before it began (a wrong clock) does not count.
+        A run that ended before it began, because of a wrong clock, does not count.
         """
         self._leave(identity, live)
         if live.outcome not in TRUNCATED and run_ms >= 0:
@@ -318,7 +328,7 @@ class PastRuns(Stateful):
 
 
 def _features(job: JobShape, pasts: Sequence[RunPast | None], now_ms: int) -> Features:
-    """Return the features of a job. pasts: the past runs of its keys."""
+    """Return (feature,) float32 the features of a job. pasts: the past runs of its keys."""
     hours = now_ms / 3_600_000
     backed_by, backing = _find_row_with_runs(pasts, _BACK_OFF_ROWS)
     values = [
@@ -344,9 +354,9 @@ def _read(features: Sequence[float] | None) -> Features | None:
 
 
 def _find_row_with_runs(pasts: Sequence[RunPast | None], rows: Sequence[int]) -> tuple[int, RunPast | None]:
-    """Return the number of the first of these rows with enough runs, and the row.
+    """Return the first of these rows of `pasts` with enough runs: its number, and its runs.
 
-    Returns (-1, None) if no run has ended.
+    The key of all jobs needs only one run. Returns (-1, None) if no row has enough.
     """
     for row in rows:
         past = pasts[row]
@@ -356,7 +366,7 @@ def _find_row_with_runs(pasts: Sequence[RunPast | None], rows: Sequence[int]) ->
 
 
 def _keys(job: JobShape) -> tuple[tuple[Any, ...] | None, ...]:
-    """Return a key for each of KEYS, or None if the job does not state enough."""
+    """Return the job's key for each of KEYS, or None where the job does not state enough."""
     user, kin, gpus = job.user, job.kin, job.gpus
     return (
         (0, user) if user else None,

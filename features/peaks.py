@@ -1,6 +1,6 @@
 """Peaks of a curve, as `scipy.signal.find_peaks` defines them.
 
-Importing scipy would cost 56 MiB and a second.
+This module does not use scipy, because importing it would cost 56 MiB and a second.
 """
 
 import numpy as np
@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 
 def find_peaks(curve: NDArray[np.float64], height: float, prominence: float) -> NDArray[np.intp]:
-    """Return the positions of local maxima with at least this height and prominence, in order.
+    """Return (peak,) the positions of local maxima with at least this height and prominence, in order.
 
-    The position of a plateau is its middle, rounded down. A peak's prominence is its height above the higher of
-    two lows: the lowest values on either side up to the next higher value, or to the end of the curve.
+    The position of a plateau is its middle, rounded down. A peak's prominence is its height above the
+    higher of two lows: the lowest values on either side up to the next higher value, or to the end of
+    the curve.
     """
     tops = _find_tops(curve)
     tops = tops[curve[tops] >= height]
@@ -30,7 +31,7 @@ def _find_tops(curve: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _compute_prominence(curve: NDArray[np.float64], top: int) -> float:
-    """Return the prominence of a peak."""
+    """Return the prominence of the peak at position `top`, as `find_peaks` defines it."""
     higher = np.flatnonzero(~(curve <= curve[top]))  # an unknown value ends the stretch, too
     at = int(np.searchsorted(higher, top))
     begin = int(higher[at - 1]) + 1 if at else 0

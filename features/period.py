@@ -1,16 +1,18 @@
-"""The iteration period of a job from its telemetry, or why it is unknown.
+"""Estimation of a job's iteration period from its telemetry.
 
-After AutoPeriod (Vlachos et al., SDM 2005).
+The method follows AutoPeriod (Vlachos et al., SDM 2005).
 
-1. every channel (SM activity, tensor activity, power, traffic): detrend, clip stalls, autocorrelation by FFT;
-   the curves are averaged: what repeats shows in all channels at one lag, noise does not
-2. candidates are the hills of that curve; the first one that is nearly as high as the highest is the period
-   (later ones are its multiples, lower ones before it are micro-batches)
-3. the highest hill must be higher than those of shuffled copies of the same samples: chance
-4. the hill is refined at its multiples: a hundredth of a sample matters where a period has four
-5. what repeats faster than every four samples shows as a faint slow beat, if at all: with too small a swing, no answer
-6. a series that rests at one level for most of the time swings too little for this: `features/pulses.py` compares the
-   times between its short pauses or bursts
+1. Each channel (SM activity, tensor activity, power, traffic) is detrended, its stalls are clipped, and its
+   autocorrelation is computed by FFT. The curves are averaged, since a repetition shows in all channels at one
+   lag and noise does not.
+2. Candidates are the hills of that curve. The first one that is nearly as high as the highest is the period.
+   Later ones are its multiples, and lower ones before it are micro-batches.
+3. The highest hill must be higher than those of shuffled copies of the same samples, which arise by chance.
+4. The hill is refined at its multiples, because a hundredth of a sample matters where a period has four samples.
+5. A repetition faster than every four samples shows as a faint slow beat, if at all. If the swing is too small, no
+   period is returned.
+6. A series that stays at one level most of the time swings too little for this. For such series,
+   `features/pulses.py` compares the times between short pauses or bursts.
 """
 
 from dataclasses import dataclass
@@ -49,9 +51,10 @@ TOO_FAST = f"fewer than {SAMPLES_A_PERIOD:.0f} samples a period: shorter than th
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A period, or why there is none.
+    """The iteration period of a job, or the reason why there is none.
 
-    `period_s`: None if unknown, and then `reason` says why. strength: the autocorrelation at the period, 0..1.
+    period_s: None if unknown, and then `reason` says why. strength: the autocorrelation at the period,
+    0 to 1.
     """
 
     period_s: float | None
@@ -87,7 +90,7 @@ def find_period(channels: Array, interval_s: float, averaged: NDArray[np.bool_] 
 
 
 def find_swing_period(rows: Array, interval_s: float) -> Period:
-    """Find the period of series that swing for much of the time."""
+    """Find the period of series that swing most of the time. rows: (channel, sample) without NaN."""
     level, swings = _remove_drift(rows)
     if swings.max() < LEAST_SWING:
         span_min = rows.shape[1] * interval_s / 60
@@ -108,7 +111,7 @@ def find_swing_period(rows: Array, interval_s: float) -> Period:
 
 
 def bridge_gaps(rows: Array) -> Array:
-    """Return rows (channel, sample) with straight lines in place of NaN."""
+    """Return (channel, sample) `rows` with missing samples interpolated linearly."""
     at, whole, known = np.arange(rows.shape[1]), rows.copy(), np.isfinite(rows)
     for channel in np.flatnonzero(~known.all(axis=1)).tolist():
         whole[channel] = np.interp(at, at[known[channel]], rows[channel, known[channel]])
@@ -116,7 +119,7 @@ def bridge_gaps(rows: Array) -> Array:
 
 
 def _remove_drift(rows: Array) -> tuple[Array, Array]:
-    """Return (channel, sample) without stalls, slow drift and mean, and (channel,) spread over mean."""
+    """Return (channel, sample) without stalls, drift and mean, and (channel,) the spread over the mean."""
     at = np.arange(rows.shape[1])
     ordered, odd = np.sort(rows, axis=1), round(0.01 * (len(at) - 1))  # a hundredth at either end
     whole = np.clip(rows, ordered[:, odd, None], ordered[:, -1 - odd, None])
@@ -129,7 +132,10 @@ def _remove_drift(rows: Array) -> tuple[Array, Array]:
 
 
 def _correlate_at_lags(rows: Array, lags: int) -> Array:
-    """Return (..., lag) the channels' mean autocorrelation at lags 0..lags. rows: (..., channel, sample)."""
+    """Return (..., lag) the channels' mean autocorrelation at lags 0 to `lags`.
+
+    rows: (..., channel, sample).
+    """
     many = rows.shape[-1]
     length = 1 << (many + lags).bit_length()
     lines = np.fft.rfft(rows, length)
@@ -142,7 +148,7 @@ def _correlate_at_lags(rows: Array, lags: int) -> Array:
 def _compute_autocorrelation(rows: Array) -> Array:
     """Return the mean of the channels' autocorrelations, at FINE lags per sample.
 
-    Hills lie between samples, too.
+    Lags are finer than a sample, because hills also lie between samples.
     """
     lags = min(rows.shape[1] // LONGEST_PERIODS, LAGS)
     curve = _correlate_at_lags(rows, lags)
@@ -151,9 +157,9 @@ def _compute_autocorrelation(rows: Array) -> Array:
 
 
 def _bound_chance_correlation(rows: Array, lags: int) -> float:
-    """Return a bound on the highest autocorrelation of shuffled samples, at the quantile CHANCE.
+    """Return the autocorrelation that shuffled samples exceed only by chance (quantile CHANCE).
 
-    The channels are shuffled together.
+    All channels are shuffled in the same way.
     """
     channels, many = rows.shape
     part = min(many, max(4 * FEWEST_SAMPLES, SHUFFLED_VALUES // (COPIES * channels)))
@@ -178,9 +184,10 @@ def _find_first_hill(curve: Array, height: float) -> int | None:
 
 
 def _is_beat(rows: Array, period: float) -> bool:
-    """Return whether, in all channels, lines faster than four samples are stronger than the period's.
+    """Return whether the period is a multiple of a true one that is shorter than four samples.
 
-    In this case the period is a multiple of a true one.
+    That is so if, in all channels, frequencies above a quarter per sample are stronger than the
+    period's.
     """
     power = np.abs(np.fft.rfft(rows * np.hanning(rows.shape[1]))) ** 2
     frequency = np.arange(power.shape[1]) / rows.shape[1]
@@ -189,9 +196,9 @@ def _is_beat(rows: Array, period: float) -> bool:
 
 
 def _find_usual_cycle(rows: Array, period: float) -> float:
-    """Return the usual time between rises, else `period`.
+    """Return the median time between rises in samples, or `period` if the rises do not support it.
 
-    If steps vary, the long ones stretch the autocorrelation.
+    If steps vary, the long ones stretch the autocorrelation, but not this median.
     """
     usual = []
     for row in rows:
@@ -203,7 +210,10 @@ def _find_usual_cycle(rows: Array, period: float) -> float:
 
 
 def _find_rises(row: Array, low: float, high: float) -> Array:
-    """Return when (in samples) a channel crosses the middle on its way from below `low` to above `high`."""
+    """Return (rise,) when a channel crosses the middle on its way from below `low` to above `high`.
+
+    Times are in samples.
+    """
     side = np.where(row > high, 1, np.where(row < low, -1, 0))
     at = np.flatnonzero(side)
     tops = at[1:][(side[at[1:]] > 0) & (side[at[:-1]] < 0)]
@@ -231,7 +241,7 @@ def _refine_period(curve: Array, lag: int) -> float:
 
 
 def _find_vertex(curve: Array, at: int) -> float:
-    """Return the position of the vertex of the parabola through a hill's top and its neighbours."""
+    """Return the position of the vertex of the parabola through the point `at` and its two neighbours."""
     before, top, after = curve[at - 1 : at + 2]
     bend = before - 2 * top + after
     return at + (0.5 * float((before - after) / bend) if bend < 0 else 0.0)

@@ -26,9 +26,10 @@ Weights = tuple[tuple[str, int], ...]  # pool, and how much of an attempt is in 
 
 @dataclass(frozen=True, slots=True)
 class PoolInventory:
-    """The pools of a topology.
+    """The pools of machines of a topology.
 
-    pools: node → pool. models: pool → GPU models of its nodes, in lower case. gpus: pool → number of GPUs.
+    pools: node → pool. models: pool → GPU models of its nodes, in lower case. gpus: pool → number of
+    GPUs.
     """
 
     pools: dict[str, str] = field(default_factory=dict)
@@ -48,11 +49,11 @@ class PoolInventory:
         return cls(pools, {name: sorted(models[name]) for name in models}, dict(gpus))
 
     def row(self) -> list[dict[str, Any]]:
-        """Return its fields, for a snapshot."""
+        """Return the fields as a list, for a snapshot."""
         return [dict(self.pools), dict(self.models), dict(self.gpus)]
 
     def allowed(self, attempt: JobAttempt) -> tuple[str, ...]:
-        """Return the pools in which an attempt may run, sorted. Empty means any."""
+        """Return the pools in which an attempt may run, sorted. An empty tuple means any pool."""
         asks = attempt.submission
         if asks is not None and asks.pool in self.models:
             return (asks.pool,)
@@ -61,7 +62,10 @@ class PoolInventory:
         return tuple(sorted(found or (self.models if len(self.models) == 1 else ())))
 
     def weights(self, attempt: JobAttempt) -> Weights:
-        """Return the pools of an attempt with weights. Empty if no inventory is known."""
+        """Return the pools among which an attempt's GPUs are divided, each with its weight.
+
+        Returns () if no inventory is known.
+        """
         if not self.models:
             return ()
         if attempt.started_ms is not None or attempt.ranks:

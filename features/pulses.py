@@ -1,9 +1,9 @@
-"""Rhythms of short pauses or bursts: how often a job leaves its usual level.
+"""Rhythms of short pauses or bursts: how regularly a job leaves its usual level.
 
-Training does so for its checkpoints. An autocorrelation needs a series that swings for much of the time.
-Here each excursion counts as one pulse, and the times between pulses are compared. A pulse that is cut
-off by the end of the series still has one edge: beginnings are compared with beginnings and ends with
-ends. A rhythm is reported only if chance would rarely space as many pulses as evenly.
+Training does so for its checkpoints. An autocorrelation needs a series that swings most of the
+time. Here each excursion counts as one pulse, and the times between pulses are compared. A pulse
+that is cut off by the end of the series still has one edge: beginnings are compared with beginnings
+and ends with ends. A rhythm is reported only if chance would rarely space as many pulses as evenly.
 """
 
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ CANDIDATES = 8
 
 @dataclass(frozen=True, slots=True)
 class Pulses:
-    """Excursions of one series, in samples.
+    """The pulses of one series: its excursions from the usual level. Times are in samples.
 
-    centers: (whole pulse,). begins, ends: (pulse,) edges within the series. longest: samples of the longest
-    pulse. blurred: error of an interval between two of them.
+    centers: (pulse,) of pulses with both edges. begins, ends: (pulse,) edges within the series.
+    longest: the length of the longest pulse. blurred: the error of an interval between two pulses.
     """
 
     centers: Array
@@ -59,8 +59,9 @@ class Rhythm:
 def find_rhythm(channels: Array, averaged: NDArray[np.bool_], interval_s: float) -> Rhythm:
     """Find the clearest rhythm of pulses in channels (channel, sample), regular in time, without NaN.
 
-    averaged: (channel,) whether samples are means over their interval. A channel of momentary readings can miss pulses
-    that are shorter than a sample, so its rhythm counts only if a pulse covers two samples.
+    averaged: (channel,) whether samples are means over their interval. A channel of momentary readings
+    can miss pulses that are shorter than a sample, so its rhythm counts only if a pulse covers two
+    samples.
 
     >>> pauses = np.ones((1, 120))
     >>> pauses[0, 7::16] = pauses[0, 8::16] = 0.03
@@ -86,7 +87,7 @@ def find_rhythm(channels: Array, averaged: NDArray[np.bool_], interval_s: float)
 
 
 def find_pulses(row: Array, is_mean: bool) -> Pulses | None:
-    """Return the excursions of row (sample,) from its usual level, or None if it never leaves it."""
+    """Return the excursions of row (sample,) from its usual level, or None if it has no excursions."""
     split = _find_usual_level(row)
     if split is None:
         return None
@@ -111,9 +112,9 @@ def find_pulses(row: Array, is_mean: bool) -> Pulses | None:
 
 
 def _find_pulse_edges(away: Array, begins: NDArray[np.intp], ends: NDArray[np.intp]) -> tuple[Array, Array]:
-    """Return when pulses begin and end (pulse,), in fractions of a sample, from means over samples.
+    """Return (pulse,) when each pulse begins and ends, in fractions of a sample.
 
-    away: (sample,) distance from the usual level.
+    The samples are means over their interval. away: (sample,) distance from the usual level.
     """
     padded = np.concatenate([[0.0], away, [0.0]])
     full = np.array([np.median(away[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
@@ -122,9 +123,10 @@ def _find_pulse_edges(away: Array, begins: NDArray[np.intp], ends: NDArray[np.in
 
 
 def _find_usual_level(row: Array) -> tuple[float, float, int] | None:
-    """Return the usual level, the distance from it at which outside begins, and the side.
+    """Return the usual level, the distance from it at which a pulse begins, and the side of the pulses.
 
-    Returns None for a series that stays at its usual level.
+    The side is 1 for bursts above the level and -1 for pauses below it. Returns None for a series that
+    stays at its usual level.
     """
     usual = float(np.median(row))
     lowest, highest = float(row.min()), float(row.max())
@@ -179,7 +181,7 @@ def _find_even_times(times: Array, blurred: float) -> tuple[float | None, tuple[
 
 
 def _find_longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Return the most pulses whose neighbours are whole periods apart, and each one's period number."""
+    """Return the longest chain of pulses that are whole periods apart, and each one's period number."""
     apart = centers[:, None] - centers[None, :]
     turns = np.rint(apart / period).astype(np.int64)
     fits = (turns >= 1) & (turns <= MOST_SKIPPED) & (np.abs(apart - turns * period) <= BLURRED + JITTER * period)
@@ -199,10 +201,10 @@ def _find_longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp]
 
 
 def _compute_chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: float) -> float:
-    """Return the probability that chance spaces as many of `pulses` as evenly. 1 if too few fit.
+    """Return the probability that chance spaces as many pulses as evenly, 1 if too few fit.
 
-    on: (fitting,) their times. turns: (fitting,) the number of each one's period. blurred: their error, in
-    samples.
+    pulses: the number of all pulses. on: (fitting,) times of those that fit. turns: (fitting,) the
+    number of each one's period. blurred: their error in samples.
     """
     extra = pulses - len(on)
     missing = int(turns[-1]) + 1 - len(on)
@@ -215,10 +217,11 @@ def _compute_chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: f
 
 
 def _reason(most: int, short: bool, is_even: bool, span_s: float, interval_s: float) -> str:
-    """Return why there is no rhythm.
+    """Return the reason in words why there is no rhythm.
 
-    most: pulses of the channel with most pulses, -1 if no channel has any. is_even: the pulses of a channel are
-    evenly spaced, but chance may space so few of them as evenly.
+    most: the number of pulses in the channel with most pulses, -1 if no channel has any. short: whether
+    a channel was left out because its pulses are shorter than two samples. is_even: the pulses of a
+    channel are evenly spaced, but are too few to exclude chance.
     """
     if short:
         return f"its pauses may be shorter than the {interval_s:g} s between samples, which then miss some of them"

@@ -17,21 +17,21 @@ Key = tuple[str, str]  # pool, model
 
 
 class ServingCapacity(NamedTuple):
-    """The capacity of a model: its instances, and the highest observed requests per second of one of them."""
+    """The capacity of a served model: its instances, and the highest observed requests/s of one instance."""
 
     instances: int
     peak_per_instance: float | None
 
 
 class _Rings:
-    """The rates of one model by bin, and its number of instances by minute. NaN is unknown."""
+    """The request rates of one served model by bin, and its instances by minute. NaN is unknown."""
 
     def __init__(self) -> None:
         self.rates = {bin_s: np.full(size, np.nan, np.float32) for bin_s, size in BINS.items()}
         self.instances = np.full(BINS[60], np.nan, np.float32)
 
     def empty(self, bin_s: int, bins: NDArray[np.int64]) -> None:
-        """Clear the bins that begin."""
+        """Set these bins to unknown, because they begin."""
         self.rates[bin_s][bins % BINS[bin_s]] = np.nan
         if bin_s == 60:
             self.instances[bins % BINS[60]] = np.nan
@@ -44,7 +44,7 @@ class _Rings:
 
 
 class RequestSeries:
-    """Requests/s of the first MOST_MODELS models, 30 kB each, for one writer.
+    """The requests/s of the first MOST_MODELS served models, 30 kB each, for one writer.
 
     If a minute is recorded twice, the last record wins.
     """
@@ -54,7 +54,7 @@ class RequestSeries:
         self._head: int | None = None  # the newest minute
 
     def record(self, now_ms: int, rates: Mapping[Key, tuple[float, int]]) -> None:
-        """Record requests per second, and instances, of each model over the minute before `now_ms`."""
+        """Record the requests/s and the instances of each served model in the minute before `now_ms`."""
         minute = now_ms // MINUTE_MS
         self._advance(minute)
         if self._head is None or minute < self._head:
@@ -76,13 +76,13 @@ class RequestSeries:
         self._head = max(self._head, minute)
 
     def models(self) -> list[Key]:
-        """Return the known (pool, model) keys, sorted."""
+        """Return the (pool, model) keys of the known served models, sorted."""
         return sorted(self._rings)
 
     def series(self, pool: str, model: str, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
         """Return (bin,) requests/s up to the bin of `now_ms`, oldest first, NaN if unknown.
 
-        `bin_s`: 60 or 600. "all" is the sum over pools or models.
+        bin_s: 60 or 600. "all" is the sum over pools or models.
         """
         self._advance(now_ms // MINUTE_MS)
         chosen = [
@@ -101,9 +101,9 @@ class RequestSeries:
         return np.where(known.any(axis=0), np.where(known, table, 0.0).sum(axis=0), np.nan)
 
     def served(self, pool: str, model: str) -> ServingCapacity:
-        """Return a model's newest instance count, and the peak rate of one instance in the last day.
+        """Return a model's newest number of instances, and the highest requests/s of one instance in a day.
 
-        The count is that of the last two minutes.
+        The number of instances is that of the last two minutes.
         """
         rings = self._rings.get((pool, model))
         if rings is None or self._head is None:
@@ -135,7 +135,7 @@ class RequestSeries:
 
 
 def sum_request_rates(instances: Iterable[ServedInstance]) -> dict[Key, tuple[float, int]]:
-    """Return (pool, model) -> requests per second of the last minute, and the instances that report them."""
+    """Return (pool, model) -> the sum of requests/s, and the number of instances that report them."""
     rates: dict[Key, tuple[float, int]] = {}
     for one in instances:
         if one.requests_last_minute is not None:

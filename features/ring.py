@@ -33,9 +33,9 @@ LARGEST_INCREMENT = float(np.iinfo(np.uint32).max)
 
 
 class Ring:
-    """The ring of one kind.
+    """The recent samples of all entities of one kind, for one writer.
 
-    `size`: entities in use. `capacity`: entities that have room. `head`: the newest slot that has been opened.
+    size: the number of entities. capacity: the number of entities that fit. head: the newest open slot.
     """
 
     def __init__(self, layout: Layout, span: RingSpan) -> None:
@@ -69,7 +69,10 @@ class Ring:
     # -- room ---------------------------------------------------------------------------------------------------
 
     def reserve(self, size: int) -> None:
-        """Make room for `size` entities. Growing copies the arrays, and adds at least an eighth."""
+        """Make room for `size` entities.
+
+        If the arrays must grow, they are copied and grow by at least an eighth.
+        """
         if size > self.capacity:
             grown = max(size, self.capacity + self.capacity // 8)
             self.capacity = -(-grown // 16) * 16
@@ -99,7 +102,7 @@ class Ring:
 
     @property
     def end(self) -> int:
-        """The slot at which windows end: the slot that contains the latest `now`."""
+        """The number of the last slot of all windows: the slot that contains the latest `now`."""
         return self.closed + OPEN_SLOTS
 
     def advance(self, now_ms: int, newest_ms: int | None = None) -> None:
@@ -125,7 +128,7 @@ class Ring:
             self._clear_buckets(was_bucket + 1, self.newest_bucket + 1)
 
     def open_earlier_slots(self, slot: int, bucket: int) -> None:
-        """Open earlier slots and buckets for a late sample, as far as they are within the ring."""
+        """Open earlier slots and buckets for a late sample, as far back as the ring reaches."""
         slot, bucket = max(slot, self.head - self.span.slots + 1), max(bucket, self.newest_bucket - BUCKETS + 1)
         if slot < self.first_slot:
             self._clear_slots(slot, self.first_slot)
@@ -147,7 +150,7 @@ class Ring:
         return runs(self.first_bucket, self.newest_bucket + 1, BUCKETS)
 
     def list_open_slots(self, first: int, last: int) -> NDArray[np.intp]:
-        """Return the open slots among `first … last`."""
+        """Return (slot,) the numbers of the open slots from `first` to `last`."""
         return np.arange(max(first, self.first_slot, self.head - self.span.slots + 1), min(last, self.head) + 1)
 
     def _close(self, closed: int) -> None:
@@ -166,7 +169,7 @@ class Ring:
         self.closed = closed
 
     def recompute_sums(self) -> None:
-        """Recompute the sums of entities whose closed slots were written, or that are due."""
+        """Recompute the window sums of entities whose closed slots were written, and of those that are due."""
         columns = np.flatnonzero(self.dirty[: self.size])
         if len(columns):
             first, last = int(columns[0]), int(columns[-1])
@@ -192,9 +195,9 @@ class Ring:
         time_ms: NDArray[np.int64],
         value: NDArray[np.float64],
     ) -> NDArray[np.bool_]:
-        """Apply samples (n,) that are newer than their series' last, and return which these are.
+        """Apply samples (n,) that are newer than the last of their series, and return (n,) which these are.
 
-        At most one sample per series. Call `reserve` first.
+        There may be at most one sample per series. Call `reserve` first.
         """
         key = metric * self.capacity + entity
         before = self.time_ms.reshape(-1).take(key)
@@ -234,7 +237,10 @@ class Ring:
         slot: NDArray[np.int64],
         inside: NDArray[np.bool_],
     ) -> NDArray[np.float32]:
-        """Store rates and exact increments. Returns the values for the fine ring: gauges unchanged, and rates."""
+        """Store rates and exact increments, and return (n,) float32 the values for the fine ring.
+
+        These are gauges unchanged, and the rates of counters.
+        """
         stored = value.astype(np.float32)
         layout = self.layout
         counter = layout.counter[metric]
@@ -262,7 +268,7 @@ class Ring:
         slot: NDArray[np.int64],
         inside: NDArray[np.bool_],
     ) -> None:
-        """Count gaps: each failed scrape, and each scrape that was due since the last one but is missing."""
+        """Count gaps of nodes' scrapes: each failed scrape, and each missing one since the last sample."""
         at = np.flatnonzero((metric == self.layout.metrics.index("scrape_up")) & inside)
         if not len(at):
             return
@@ -287,7 +293,7 @@ class Ring:
         slot: NDArray[np.int64],
         inside: NDArray[np.bool_],
     ) -> None:
-        """Write the fine slot and the running mean of the bucket."""
+        """Write samples (n,) into their fine slots, and add them to the mean of their bucket."""
         row = self.layout.value[metric]
         is_open = (row >= 0) & inside
         if not is_open.all():
@@ -309,7 +315,10 @@ class Ring:
         stored: NDArray[np.float32],
         before: NDArray[np.int64],
     ) -> None:
-        """Add to the mean of the current bucket. A series that enters the next bucket stores its mean first."""
+        """Add to the mean of the current bucket.
+
+        When a series enters the next bucket, its mean is stored first.
+        """
         at = row * self.capacity + entity
         bucket, last = time_ms // BUCKET_MS, before // BUCKET_MS
         totals, counts = self.bucket_total.reshape(-1), self.bucket_count.reshape(-1)
@@ -335,12 +344,18 @@ class Ring:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def current(self, metric: int) -> NDArray[np.float64] | NDArray[np.float32]:
-        """Return (entity,) the newest value of a gauge, or rate per second of a counter, as a view."""
+        """Return (entity,) the newest value of a gauge, or the newest rate per second of a counter.
+
+        It is a view, not a copy.
+        """
         counter = self.layout.counter[metric]
         return self.raw[metric, : self.size] if counter < 0 else self.rate[counter, : self.size]
 
     def peak(self, name: str) -> NDArray[np.float32]:
-        """Return (entity,) the largest known value of a daily metric, in the fine slots and the day's means."""
+        """Return (entity,) the largest known value of a metric in the fine slots and in the ten-minute means.
+
+        The metric must have a row in the ring of ten-minute means.
+        """
         metric = self.layout.metrics.index(name)
         day, fine = self.layout.day[metric], self.fine[self.layout.value[metric]]
         assert day >= 0, f"{name} is none of {self.layout.days}"
@@ -355,7 +370,10 @@ class Ring:
         return peak
 
     def slots(self, name: str, window: int) -> NDArray[np.float32]:
-        """Return (slot, entity) the last `window` slots of a value metric up to now, oldest first."""
+        """Return (slot, entity) a metric's last `window` slots up to now, oldest first.
+
+        The metric must have a row in the fine ring.
+        """
         row = self.layout.value[self.layout.metrics.index(name)]
         assert row >= 0, f"{name} is none of {self.layout.values}"
         first = self.end - window + 1
@@ -365,9 +383,9 @@ class Ring:
         return picked
 
     def day(self, name: str) -> NDArray[np.float32]:
-        """Return (bucket, entity) 10-minute means of a daily metric over a day, oldest first.
+        """Return (bucket, entity) a metric's ten-minute means over a day, oldest first.
 
-        The current bucket is the last one.
+        The last bucket is the current one. The metric must have a row in the ring of ten-minute means.
         """
         metric = self.layout.metrics.index(name)
         newest = self.newest_bucket
@@ -380,7 +398,7 @@ class Ring:
         return days
 
     def _compute_current_means(self, metric: int) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.int64]]:
-        """Return the entities that are still in a bucket, its mean so far, and its age in buckets."""
+        """Return the entities with an unfinished bucket, its mean so far, and its age in buckets."""
         row = self.layout.day[metric]
         count = self.bucket_count[row, : self.size]
         age = self.newest_bucket - self.time_ms[metric, : self.size] // BUCKET_MS

@@ -1,4 +1,4 @@
-"""RunPast: the newest runs of similar jobs, ready to be read as features."""
+"""RunPast: the newest runs of similar jobs, from which features are computed quickly."""
 
 import math
 from bisect import bisect_left, insort
@@ -39,7 +39,7 @@ class RunProgress:
 
 
 class RunPast:
-    """Runs under one key: logarithms of seconds, in order of their end."""
+    """The newest runs under one key, as logarithms of seconds, in order of their ends."""
 
     __slots__ = (
         "_ended",
@@ -85,12 +85,12 @@ class RunPast:
         self.began_ms += at_ms
 
     def leave(self, identity: Hashable) -> None:
-        """Record that a job no longer runs."""
+        """Remove a job from the running ones."""
         self._now_ms = None
         self.began_ms -= self.running.pop(identity, 0)
 
     def add(self, log_run: float, failed: bool) -> None:
-        """Record a run that ended."""
+        """Add the run time of a job that ended. log_run: natural logarithm of seconds."""
         self._ended = self._levels = self._now_ms = None
         self.count += 1
         self.failed += (failed - self.failed) / min(self.count, SHORT)
@@ -104,17 +104,17 @@ class RunPast:
                 del self._sorted[bisect_left(self._sorted, runs.popleft())]
 
     def levels(self) -> tuple[float, ...]:
-        """Return quantiles of the last LONG runs at LEVELS, linear between runs. Needs a run."""
+        """Return the quantiles of the last LONG runs at LEVELS, interpolated linearly. There must be a run."""
         if self._levels is None:
             self._levels = tuple([quantile(self._sorted, level) for level in LEVELS])
         return self._levels
 
     def compute_short_median(self) -> float:
-        """Return the median of the last SHORT runs. Needs a run."""
+        """Return the median of the last SHORT runs. There must be a run."""
         return quantile(self._short, 0.5)
 
     def features(self, now_ms: int) -> tuple[float, ...]:
-        """Return the features in order of PAST_NAMES."""
+        """Return the features at `now_ms`, in the order of PAST_NAMES. They are cached."""
         if now_ms != self._now_ms:
             self._now, self._now_ms = self._features(now_ms), now_ms
         return self._now
@@ -136,7 +136,7 @@ class RunPast:
         return (*ended, math.log1p(self.count), self.failed, since, *among)
 
     def _compute_ended_features(self) -> tuple[float, ...]:
-        """Return the first of PAST_NAMES, which change only when a run ends. Needs a run."""
+        """Return the first of PAST_NAMES: those that change only when a run ends. There must be a run."""
         runs, short, long = self.runs, self._short, self._sorted
         s, n = len(short) - 1, len(long) - 1
         last = runs[-1]
@@ -145,7 +145,10 @@ class RunPast:
         return (last, two, *shorts, long[(n + 1) // 2], long[(9 * n + 5) // 10])
 
     def _measure_previous_run(self, now_ms: int) -> tuple[float, float]:
-        """Return how long the last submitted job ran, or has been running."""
+        """Return the run time of the job submitted last if it has ended, and its age if it still runs.
+
+        Both are logarithms of seconds. The one that does not apply is NaN.
+        """
         newest = self.newest
         if newest is None or newest.begin_ms is None:
             return math.nan, math.nan
@@ -154,7 +157,7 @@ class RunPast:
         return math.nan, math.log1p(max(0, now_ms - newest.begin_ms) / 1000)
 
     def adopt(self, at_ms: int, run: RunProgress) -> None:
-        """Make a restored job that is not over `newest` again if it was submitted last. Call after `loaded`."""
+        """Set `newest` to a restored job that has not ended, if it was submitted last. Call it after `loaded`."""
         if at_ms == self.submitted_ms and self.newest is not None and self.newest.log_run is None:
             self.newest = run
 
@@ -165,7 +168,7 @@ class RunPast:
 
     @classmethod
     def loaded(cls, row: Sequence[Any]) -> "RunPast":
-        """Restore what `dump` returned."""
+        """Build the object from what `dump` returned."""
         past = cls()
         runs, past.count, past.failed, past.submitted_ms, newest = row
         past.runs = deque(runs)

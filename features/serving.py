@@ -1,4 +1,4 @@
-"""The current state of each instance of a served model: newest gauges, and rates of two minutes."""
+"""The current state of each instance of a served model: newest gauges, and rates over two minutes."""
 
 import msgspec
 import numpy as np
@@ -18,9 +18,9 @@ GONE_S = 600.0  # an instance that has been silent for so long is no instance an
 
 
 class ServedInstance(msgspec.Struct, frozen=True):
-    """One instance of a served model. None is unknown.
+    """The current state of one instance of a served model. None is unknown.
 
-    Rates are per second. `ttft_le`: requests/s up to each edge of TTFT_EDGES_MS.
+    Rates are per second. ttft_le: requests/s up to each edge of TTFT_EDGES_MS.
     """
 
     pool: str
@@ -45,7 +45,7 @@ EDGES = tuple(f"ttft_le_{edge}ms" for edge in TTFT_EDGES_MS)
 
 
 def served_instances(store: WindowStore, now_ms: int) -> list[ServedInstance]:
-    """Return every instance with a sample in the last ten minutes. Loops over the few instances."""
+    """Return every instance with a sample in the last ten minutes."""
     if SERVED not in store.rings and not len(store.entities[SERVED]):
         return []
     ring = store.ring(SERVED)
@@ -73,7 +73,7 @@ def _newest(ring: Ring, name: str, now_ms: int) -> NDArray[np.float64]:
 
 
 def _rate(store: WindowStore, ring: Ring, name: str, window_s: float = WINDOW_S) -> NDArray[np.float64]:
-    """Return (instance,) the mean rate over the window's known slots."""
+    """Return (instance,) a counter's mean rate per second over the known slots of the window."""
     slots = ring.slots(name, store.span.window(window_s)).astype(np.float64)
     known = np.isfinite(slots)
     return mean(known.sum(axis=0).astype(np.int32), np.where(known, slots, 0.0).sum(axis=0))

@@ -1,4 +1,4 @@
-"""Neighbours: which running attempts hold the same hardware, by job events and node wiring.
+"""Detection of neighbours: running attempts that hold the same hardware, by events and node wiring.
 
     gpu, mig   they hold the same GPU (mig where it has MIG instances)
     pcie       their GPUs are nearest to the same adapter: one PCIe switch is above them all
@@ -28,7 +28,10 @@ LEVELS: dict[str, int] = {"gpu": 0, "mig": 0, "pcie": 1, "nic": 2, "rail": 3, ""
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """The hardware that an attempt shares, and its partner. None: several partners."""
+    """The tightest hardware that an attempt shares, and its partner.
+
+    other: None if there are several partners.
+    """
 
     share: Share
     other: Attempt | None
@@ -58,7 +61,7 @@ class Wiring:
 
 
 def places_of(attempt: JobAttempt, wiring: Wiring) -> tuple[Place, ...]:
-    """Return all hardware that an attempt holds and may share with another, the tightest first."""
+    """Return the hardware that an attempt holds and that others could share, the tightest kind first."""
     held = {(rank.node, gpu) for rank in attempt.ranks for gpu in rank.gpus}
     places = [_ for node, gpu in held for _ in _inside(node, gpu, wiring)]
     hosts = attempt.hosts
@@ -88,7 +91,7 @@ def _list_network_places(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]
 
 
 class Neighbours:
-    """The neighbours of all running attempts, for one writer."""
+    """The hardware that running attempts share with each other, for one writer."""
 
     def __init__(self) -> None:
         self._placed: dict[Attempt, tuple[tuple[RankPlacement, ...], tuple[str, ...], tuple[Place, ...]]] = {}
@@ -105,9 +108,9 @@ class Neighbours:
         wiring: Wiring,
         places: RunningPlaces | None = None,
     ) -> Mapping[Attempt, Company]:
-        """Return the neighbours of each attempt that shares hardware now.
+        """Return attempt → the hardware that it shares now and with whom. Others have no entry.
 
-        divided: GPUs (`node/index`) with MIG instances. places: those of `running`. They are the same object
+        divided: GPUs (`node/index`) with MIG instances. places: the places of `running`, the same object
         until an attempt moves.
         """
         if wiring is not self._wiring or set(divided) != self._divided:

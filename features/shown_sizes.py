@@ -1,4 +1,4 @@
-"""ShownSizes: the GPUs of attempts for which the occupancy differs from their events."""
+"""ShownSizes: the GPUs of attempts whose occupancy differs from their events."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Set
 from dataclasses import replace
@@ -17,11 +17,11 @@ MOST_SIZES = 20_000  # attempts, most of them at rest: the oldest goes first
 
 
 class ShownSizes(Stateful):
-    """Attempt → thousandths of GPUs. An attempt that ends keeps its size unless it is displaced.
+    """Attempt → the thousandths of GPUs that it really occupies. An ended attempt keeps its size.
 
-    A displaced attempt holds less than it states because others hold its GPUs: some end is reported late. Until
-    its own end, it counts with the GPUs that it still has. After that, it counts with the GPUs in its events,
-    since it held them while it ran.
+    A displaced attempt holds less than it states because others hold its GPUs: some end is reported
+    late. Until its own end, it counts with the GPUs that it still has. After that, it counts with the
+    GPUs in its events, since it held them while it ran.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,11 @@ class ShownSizes(Stateful):
         return change if change is None or milli is None else replace(change, milli=milli)
 
     def find_outdated_attempts(self, shown: Mapping[Key, int], known: Mapping[Key, Contribution]) -> list[Key]:
-        """Return running attempts that the occupancy no longer lists. Their events state their size again."""
+        """Return the running attempts that no longer have a size by occupancy.
+
+        The size in their events applies again. shown: attempt → thousandths of GPUs by occupancy. known:
+        the attempts that may still change.
+        """
         gone = (self._milli.keys() & known.keys()) - shown.keys()
         return [key for key in gone if known[key].ended_ms is None]
 
@@ -49,7 +53,7 @@ class ShownSizes(Stateful):
     def record(
         self, shown: Mapping[Key, int], displaced: Set[Key], known: Mapping[Key, Contribution]
     ) -> Iterator[tuple[Key, Contribution]]:
-        """Record the sizes by occupancy. Yields the new contribution of each attempt whose size changed."""
+        """Record the sizes by occupancy, and yield the new contribution of each attempt whose size changed."""
         for key, milli in shown.items():
             change = known.get(key)
             if change is None or (change.ended_ms is not None and key in displaced):
@@ -60,7 +64,10 @@ class ShownSizes(Stateful):
         self._displaced = (self._displaced - shown.keys()) | (displaced & self._milli.keys())
 
     def rest(self, key: Key, awake: Container[Key]) -> None:
-        """Make an attempt the newest of those at rest, and drop the oldest if there are too many."""
+        """Move an ended attempt to the end of the order, and drop the oldest one if there are too many.
+
+        awake: the attempts that may still change. They are never dropped.
+        """
         if key in self._milli:
             self._milli[key] = self._milli.pop(key)
             if len(self._milli) > MOST_SIZES:

@@ -1,6 +1,6 @@
-"""Kinds of similar jobs as 64-bit hashes. Records are stored under them.
+"""Keys of kinds of similar jobs: 64-bit hashes under which records are stored.
 
-So readers need neither names nor a decoder.
+With hashes, a reader needs neither the names nor a decoder.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ Kind = Literal["user, name and GPUs", "user and name", "user and GPUs", "user", 
 
 
 def kinds(shape: JobShape) -> dict[Kind, int]:
-    """Return the keys of a job, the most specific first.
+    """Return kind → the job's key of that kind, the most specific kind first.
 
-    Keys by user or by words of the name exist only if the job has them.
+    Kinds by user, or by words of the name, are included only if the job has them.
 
     >>> list(kinds(JobShape(name="train-1", queue="batch", gpus=8)))
     ['queue and GPUs', 'GPUs', 'all jobs']
@@ -35,7 +35,7 @@ def kinds(shape: JobShape) -> dict[Kind, int]:
 
 
 def shape_of(attempt: JobAttempt) -> JobShape:
-    """Return the facts of an attempt at its submission. Its identity replaces a missing name."""
+    """Return the facts of an attempt at its submission. The job's id replaces a missing name."""
     submission = attempt.submission
     if submission is None:
         return JobShape(name=attempt.job, queue=attempt.queue, gpus=attempt.gpus, submitted_ms=attempt.started_ms or 0)

@@ -1,8 +1,8 @@
-"""WindowStore: recent telemetry of all entities, as rings for each (kind, resolution).
+"""WindowStore: recent telemetry of all entities, with one ring for each kind.
 
-The write rule: a sample counts only if it is newer than the last of its series. So repeats, a replay over
-a snapshot and any re-batching that preserves each series' order end in the same state. A slot holds its
-newest gauge. Counters become rates on arrival. Events add up.
+The write rule: a sample counts only if it is newer than the last of its series. So repeats,
+replaying samples over a snapshot, and any re-batching that preserves each series' order end in the
+same state. A slot holds its newest gauge. Counters become rates on arrival. Events add up.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,9 +27,9 @@ MAX_GAPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The outcome of a write.
+    """The outcome of a write: the numbers of samples by what became of them.
 
-    sure (n,): whether each sample of `taken` is certain to be the first of its series and time.
+    sure: (n,) whether each sample of `taken` is certain to be the first of its series and time.
     """
 
     applied: int = 0
@@ -44,7 +44,7 @@ class Written:
 class WindowStore:
     """The recent telemetry of all entities, for one writer.
 
-    Room grows with `entities`. Nothing is removed: the slots of a silent entity become empty.
+    Its rings grow with `entities`. Nothing is removed: the slots of a silent entity become empty.
     """
 
     def __init__(
@@ -95,9 +95,10 @@ class WindowStore:
     def _good(
         self, batch: SampleBatch, now_ms: int
     ) -> tuple[NDArray[np.bool_] | None, int, int, tuple[RecordError, ...]]:
-        """Return (n,) which samples may be applied, None for all, and the counts of the others.
+        """Return (n,) which samples may be applied, or None for all, and the numbers of the others.
 
-        The counts are: samples ahead of the clock, samples that are not finite, and errors of implausible ones.
+        These are the number of samples ahead of the clock, the number of samples that are not finite, and
+        the errors of implausible samples.
         """
         low, high = list_plausible_ranges(batch.kind)
         ahead = batch.time_ms > now_ms + self.span.future_ms
@@ -110,7 +111,10 @@ class WindowStore:
         return good, int(ahead.sum()), int((~finite & ~ahead).sum()), odd
 
     def _odd(self, batch: SampleBatch, rows: NDArray[np.intp]) -> tuple[RecordError, ...]:
-        """Return an error for each row. Errors of one metric are the same object, which names the first row."""
+        """Return one error for each of the implausible samples `rows`.
+
+        The errors of one metric are the same object, which names the metric's first row.
+        """
         errors: list[RecordError] = []
         metrics, first, count = np.unique(batch.metric[rows], return_index=True, return_counts=True)
         for metric, row, many in zip(metrics.tolist(), rows[first].tolist(), count.tolist(), strict=True):
@@ -120,7 +124,7 @@ class WindowStore:
         return tuple(errors)
 
     def advance(self, now_ms: int) -> None:
-        """Advance all rings, so that slots also close and empty if no sample arrives."""
+        """Advance all rings to `now_ms`, so that slots close and become empty even if no sample arrives."""
         for ring in self.rings.values():
             ring.advance(now_ms)
 
@@ -132,9 +136,9 @@ class WindowStore:
         self.gaps = [*self.gaps, (until_ms, for_ms)][-MAX_GAPS:]
 
     def move_times_back(self, now_ms: int, by_ms: int) -> bool:
-        """Move everything back with a clock that was set back by `by_ms`, and return whether it moved.
+        """Move all times back by `by_ms` because the clock was set back. Return whether they moved.
 
-        Moves nothing if no sample lies ahead of the clock: then the sender has another clock.
+        Nothing moves if no sample is ahead of the clock, since then the senders use another clock.
         """
         newest_ms = max((int(ring.time_ms.max(initial=-1)) for ring in self.rings.values()), default=-1)
         if newest_ms <= now_ms:
@@ -147,10 +151,10 @@ class WindowStore:
         return True
 
     def saving(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
-        """Yield the functions of `fleetcast.features.store_files.make_save_steps`, which save into `folder`.
+        """Yield the steps of a save into `folder`, as functions (see `store_files.make_save_steps`).
 
-        The folder may hold the previous save. Each function may raise OSError. The save after an unfinished one
-        holds everything. becomes: the folder's later place.
+        The folder may hold the previous save. Each function may raise OSError. The save after an unfinished
+        one writes everything. becomes: the path to which the caller renames the folder.
         """
         self._saves += 1
         number, files = self._saves, self._files
@@ -165,7 +169,7 @@ class WindowStore:
             self._files = [(becomes or folder) / path.name for path in files]
 
     def save(self, folder: Path) -> None:
-        """Save the store at once, by running all functions of `saving`."""
+        """Save the store at once: run all steps of `saving`."""
         for work in self.saving(folder):
             work()
 
@@ -173,10 +177,10 @@ class WindowStore:
     def load(
         cls, folder: Path, *, interval_s: float | None = None, future_limit_s: float | None = None
     ) -> "WindowStore":
-        """Load a store with its own entities, in their old rows.
+        """Load a store with its own entities. Each entity keeps its row.
 
-        `future_limit_s`: None means the saved one. Raises StoreError if it is missing or torn, and
-        OtherIntervalError if it has another interval.
+        future_limit_s: None means the saved one. Raises StoreError if the store is missing or torn, and
+        OtherIntervalError if its slots have another interval.
         """
         entities, span, rings = read_store(folder, None if future_limit_s is None else round(future_limit_s * 1000))
         if interval_s is not None and round(interval_s * 1000) != span.interval_ms:
@@ -187,7 +191,10 @@ class WindowStore:
 
 
 def _rounds(ring: Ring, metric: NDArray[np.intp], entity: NDArray[np.intp]) -> Iterator[NDArray[np.intp] | slice]:
-    """Yield parts of a batch in which no series occurs twice. Part k holds each series' k-th sample."""
+    """Yield the rows of a batch in parts in which no series occurs twice.
+
+    Part k holds the k-th sample of each series.
+    """
     key = metric * ring.capacity + entity
     if not ring.repeats(key):
         yield slice(None)
@@ -202,12 +209,12 @@ def _rounds(ring: Ring, metric: NDArray[np.intp], entity: NDArray[np.intp]) -> I
 
 
 def _move_ring_back(ring: Ring, by_ms: int) -> None:
-    """Move all times of a ring back by `by_ms`, its slots by as many whole ones and its buckets with them.
+    """Move all times of a ring back by `by_ms`, its slots by whole slots, and its buckets with them.
 
         before   slots … 97 98 99 100          the clock said 100, and is set back by 40
         after    slots … 57 58 59  60 61 …     observed values keep their age, and what comes next is newer
 
-    Otherwise every series would wait until its last sample lies in the past again.
+    Without this, a series would accept no sample until its last one lies in the past again.
     """
     if ring.head < 0:
         return
@@ -227,9 +234,9 @@ def _move_ring_back(ring: Ring, by_ms: int) -> None:
 
 
 def _roll(rows: np.ndarray, by: int, first: int, newest: int) -> None:
-    """Move slot s of `first … newest` to s - by, in the ring (row, slot, entity). The other slots were never opened.
+    """Move slot s of `first … newest` to s - by, in the ring (row, slot, entity).
 
-    It moves one row at a time, so that it needs little memory.
+    The other slots were never opened. It moves one row at a time, so that it needs little memory.
     """
     length = rows.shape[1]
     opened = np.arange(max(first, newest - length + 1), newest + 1)

@@ -1,12 +1,12 @@
-"""A WindowStore on disk, by names, so that a changed catalogue still finds its metrics.
+"""Files of a WindowStore on disk. Metrics are stored by name, so a changed catalogue still finds them.
 
     state.arrays        newest sample of every series, sums of current buckets, names; small, written each time
     000001.slots …      slots and buckets written since the previous save, oldest file first; a later one wins
 
-A save links the previous slot files into its folder and adds one with all changes since. After SEGMENTS
-files, or a failed save, it starts again with one file of everything. A save copies slices of entities.
-Between them the store may be written, since nothing in a ring depends on two series. So a save blocks the
-store, and needs memory, only for SLICE_BYTES at a time.
+A save links the previous slot files into its folder and adds one with all changes since. After
+SEGMENTS files, or a failed save, the next save writes everything into one file. A save copies
+slices of entities. Between two slices the store may be written, since nothing in a ring depends on
+two series. So a save blocks the store, and needs memory, only for SLICE_BYTES at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -41,11 +41,11 @@ Work = Callable[[], None]
 
 
 class StoreError(Exception):
-    """A saved store that cannot be used: torn, incomplete, or of another time grid."""
+    """The error for a saved store that cannot be used: torn, incomplete, or of another time grid."""
 
 
 class OtherIntervalError(StoreError):
-    """The error of a complete store whose slots have another interval. `entities`: those of the store."""
+    """The error for a complete store whose slots have another interval. `entities`: those of the store."""
 
     def __init__(self, message: str, entities: Entities) -> None:
         super().__init__(message)
@@ -54,15 +54,15 @@ class OtherIntervalError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The first slot and bucket of a ring that are not on disk yet. The default is everything."""
+    """The first slot and the first bucket of a ring that are not on disk yet. The default is everything."""
 
     slot: int = 0
     bucket: int = 0
 
     def numbers(self, ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the slots and buckets up to now that are not on disk.
+        """Return the numbers of the slots and of the buckets up to now that are not on disk.
 
-        No slice may hold a newest time without its slot.
+        No slice may contain a newest time without its slot.
         """
         slot = max(min(self.slot, ring.touched_slot), ring.head - ring.span.slots + 1, ring.first_slot)
         bucket = max(min(self.bucket, ring.touched_bucket), ring.newest_bucket - BUCKETS + 1, ring.first_bucket)
@@ -70,14 +70,17 @@ class Since:
 
 
 def begin_save(ring: Ring, *, everything: bool) -> Since:
-    """Return where a save of `ring` must begin. From now on, the ring records where the next save must begin."""
+    """Return the first slot and bucket that a save of `ring` must write.
+
+    From now on, the ring records where the next save must begin.
+    """
     since = Since() if everything else Since(ring.touched_slot, ring.touched_bucket)
     ring.reset_touched_range()
     return since
 
 
 def _compute_slice_length(ring: Ring, since: Since) -> int:
-    """Return the number of entities in a slice."""
+    """Return the number of entities in a slice of at most about SLICE_BYTES."""
     slots, buckets = since.numbers(ring)
     layout = ring.layout
     of_slots = len(slots) * 4 * (len(layout.values) + len(layout.events)) + len(buckets) * 4 * len(layout.days)
@@ -87,10 +90,11 @@ def _compute_slice_length(ring: Ring, since: Since) -> int:
 def make_save_steps(
     entities: Entities, span: RingSpan, rings: Mapping[EntityKind, Ring], folder: Path, earlier: list[Path]
 ) -> Iterator[Work]:
-    """Yield the functions of one save into `folder`. An older save in it stays whole until the new one is.
+    """Yield the steps of one save into `folder`, as functions.
 
-    Get each function in the thread that writes the store, since this copies from the store. Run it in any
-    thread, since it writes to disk. The last one stores the save's slot files in `earlier`.
+    An older save there stays valid until the last step. Get each function in the thread that writes the
+    store, since this copies from the store. Run it in any thread, since it writes to disk. The last one
+    stores the save's slot files in `earlier`.
     """
     since = {kind: begin_save(ring, everything=not earlier) for kind, ring in rings.items()}
     sizes = {kind: rings[kind].size for kind in since}
@@ -114,7 +118,7 @@ def make_save_steps(
 
 
 class _Slice:
-    """Copies of some entities of one ring at one moment, without what is on disk already."""
+    """Copies of some entities of one ring at one moment, without the slots that are already on disk."""
 
     def __init__(self, ring: Ring, kind: EntityKind, part: slice, since: Since) -> None:
         names = {rows: list(getattr(ring.layout, rows)) for rows in ROW_NAMES}
@@ -140,7 +144,10 @@ class _Slice:
 
 
 def _picked(rows: NDArray[Any], slots: NDArray[np.int64], part: slice) -> NDArray[Any]:
-    """Copy some slots of a slice of entities: (row, slot, entity). `take` would copy all slots first."""
+    """Copy some slots of some entities: (row, slot, entity).
+
+    `numpy.take` would copy the slots of all entities.
+    """
     copy = np.empty((len(rows), len(slots), part.stop - part.start), rows.dtype)
     for at, slot in enumerate(slots.tolist()):
         copy[:, at] = rows[:, slot, part]
@@ -148,7 +155,10 @@ def _picked(rows: NDArray[Any], slots: NDArray[np.int64], part: slice) -> NDArra
 
 
 def _finish(slots: ArraysWriter, state: ArraysWriter, about: dict[str, Any], earlier: list[Path]) -> None:
-    """Complete the save: finish its slot files, then the file that names them. Deletes older slot files."""
+    """Complete the save: write its last slot file, then the state file that names all slot files.
+
+    Deletes older slot files.
+    """
     folder = slots.path.parent
     slots.finish({})
     earlier[:] = [*(link(path, folder) for path in earlier), slots.path]
@@ -158,7 +168,10 @@ def _finish(slots: ArraysWriter, state: ArraysWriter, about: dict[str, Any], ear
 
 
 def link(path: Path, folder: Path) -> Path:
-    """Give the file the same name in `folder`: a link, or a copy where links are impossible."""
+    """Link the file into `folder` under the same name, and return its new path.
+
+    Where links are impossible, it is copied.
+    """
     linked = folder / path.name
     if linked != path:
         files.link(path, linked, AREA)
@@ -188,7 +201,7 @@ def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, Ri
 
 
 def _head(ring: Ring, size: int) -> dict[str, int]:
-    """Return the facts of a ring as a whole that a save stores."""
+    """Return the facts about a whole ring that a save stores."""
     opened = {"first_slot": ring.first_slot, "first_bucket": ring.first_bucket}
     return {"head": ring.head, "closed": ring.closed, "size": size, **opened}
 
@@ -208,7 +221,7 @@ def _make_ring(kind: EntityKind, row: dict[str, Any], span: RingSpan) -> Ring:
 
 
 def _fill_state(ring: Ring, about: dict[str, Any], state: Arrays) -> None:
-    """Copy saved state into a new ring that has room for it."""
+    """Copy saved state into a new ring. The ring must have room for it."""
     part = slice(about["first"], about["first"] + len(state["first_seen_ms"]))
     for name, rows in STATE_ROWS.items():
         for mine, theirs in _rows(ring.layout, about, rows):
@@ -217,7 +230,7 @@ def _fill_state(ring: Ring, about: dict[str, Any], state: Arrays) -> None:
 
 
 def _fill_slots(ring: Ring, about: dict[str, Any], slots: Arrays) -> None:
-    """Copy saved slots into a ring, as far as they are still within it."""
+    """Copy saved slots into a ring, except those that are too old for it."""
     for name, names in SLOT_ROWS.items():
         saved, ours = slots[name], getattr(ring, name)
         newest, numbers = (
@@ -231,9 +244,10 @@ def _fill_slots(ring: Ring, about: dict[str, Any], slots: Arrays) -> None:
 
 
 def _find_slot_ranges(numbers: NDArray[np.int64], newest: int, length: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the places of consecutive slots in a ring of this length, and in the file.
+    """Yield pairs of slices for runs of consecutive slots: their places in the ring, and in the file.
 
-    Slots that the ring no longer holds are left out.
+    numbers: (slot,) in the file. newest: the ring's newest slot. length: the ring's. Slots that are too
+    old for the ring are left out.
 
     >>> list(_find_slot_ranges(np.arange(96, 104), 103, 5))
     [(slice(4, 5, None), slice(3, 4, None)), (slice(0, 4, None), slice(4, 8, None))]
@@ -249,6 +263,6 @@ def _find_slot_ranges(numbers: NDArray[np.int64], newest: int, length: int) -> I
 
 
 def _rows(layout: Layout, about: dict[str, Any], names: str) -> list[tuple[int, int]]:
-    """Return (row in this layout, row in the file) for each name that both have."""
+    """Return (row in this layout, row in the file) for each metric name that both have."""
     here = {name: row for row, name in enumerate(getattr(layout, names))}
     return [(here[name], row) for row, name in enumerate(about[names]) if name in here]

@@ -13,7 +13,10 @@ from fleetcast.features.ring_arrays import widen_array
 
 
 class ValueSums:
-    """The count and sum of known values of `rows` over two windows, and the longer one's sum of squares."""
+    """The count and sum of the known values of each row over two windows.
+
+    For the longer window, also the sum of squares.
+    """
 
     def __init__(self, rows: Sequence[int], lengths: tuple[int, int]) -> None:
         self.rows = list(rows)
@@ -48,7 +51,7 @@ class ValueSums:
             self.square[index, :size] += sign * clean * clean
 
     def recompute(self, fine: NDArray[np.float32], closed: int, columns: slice | NDArray[np.intp], first: int) -> None:
-        """Recompute the sums of some entities from the ring. first: the oldest slot with values."""
+        """Recompute the sums of the entities `columns` from the ring. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
             slots = np.arange(max(first, closed - length + 1), closed + 1) % fine.shape[1]
             for index, row in enumerate(self.rows):
@@ -61,9 +64,9 @@ class ValueSums:
     def windows(
         self, fine: NDArray[np.float32], index: int, open_slots: NDArray[np.intp], size: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64]]:
-        """Return count (window, entity), total (window, entity) and square (entity,) of one row.
+        """Return one row's count (window, entity), total (window, entity) and sum of squares (entity,).
 
-        They include its open slots.
+        They include the open slots.
         """
         count, total = self.count[:, index, :size].copy(), self.total[:, index, :size].copy()
         square = self.square[index, :size].copy()
@@ -76,7 +79,7 @@ class ValueSums:
 
 
 class EventSums:
-    """Exact sums of increments over two windows. total: (window, event, entity)."""
+    """Exact sums of event counts over two windows. total: (window, event, entity)."""
 
     def __init__(self, rows: int, lengths: tuple[int, int]) -> None:
         self.lengths = lengths
@@ -99,7 +102,7 @@ class EventSums:
                 self.total[window, :, :size] -= events[:, (slot - length) % events.shape[1], :size]
 
     def recompute(self, events: NDArray[np.uint32], closed: int, columns: slice | NDArray[np.intp], first: int) -> None:
-        """Recompute the sums of some entities from the ring. first: the oldest slot with values."""
+        """Recompute the sums of the entities `columns` from the ring. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
             slots = np.arange(max(first, closed - length + 1), closed + 1) % events.shape[1]
             for row in range(len(events)):
@@ -116,21 +119,22 @@ class EventSums:
 
 
 def chosen(ring: NDArray[Any], slots: NDArray[np.intp], columns: slice | NDArray[np.intp]) -> NDArray[Any]:
-    """Copy (slot, column) from a ring (slot, entity)."""
+    """Copy some slots and columns of a ring (slot, entity). Returns (slot, column)."""
     return ring[slots, columns] if isinstance(columns, slice) else ring[np.ix_(slots, columns)]
 
 
 def _known(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return which values are known, and the values with 0 where they are not."""
+    """Return which values are known, and the values as float64 with 0 in place of unknown ones."""
     known = ~np.isnan(values)
     return known, np.where(known, values, 0).astype(np.float64)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # half as dear as a block on small arrays
 def divide(top: ArrayLike, below: ArrayLike, otherwise: ArrayLike = np.nan) -> NDArray[np.float64]:
-    """Divide element by element where `below` is above zero. Return `otherwise` elsewhere.
+    """Divide element by element where `below` is above zero. The result elsewhere is `otherwise`.
 
-    A quotient beyond the largest float is infinite, so the caller decides what it means. It never warns.
+    A quotient beyond the largest float is infinite, so the caller decides what it means. It never
+    warns.
 
     >>> divide([1.0, 2.0, 3.0], [2.0, 0.0, np.nan], 0.0)
     array([0.5, 0. , 0. ])
@@ -142,7 +146,9 @@ def divide(top: ArrayLike, below: ArrayLike, otherwise: ArrayLike = np.nan) -> N
 
 
 def mean(count: NDArray[np.int32], total: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of the known values, NaN if there are none.
+    """Return the mean of the known values, element by element, NaN where there are none.
+
+    count: the number of known values. total: their sum.
 
     >>> mean(np.array([2, 0]), np.array([3.0, 0.0]))
     array([1.5, nan])
@@ -152,9 +158,10 @@ def mean(count: NDArray[np.int32], total: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def spread(count: NDArray[np.int32], total: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the population standard deviation of the known values, NaN if there are none.
+    """Return the population standard deviation of the known values, NaN where there are none.
 
-    It is 0 where the subtraction cannot distinguish it from rounding (1e-9 of the mean square).
+    count, total, square: their number, sum and sum of squares. It is 0 where the subtraction cannot
+    distinguish it from rounding (1e-9 of the mean square).
 
     >>> spread(np.array([2]), np.array([4.0]), np.array([10.0]))
     array([1.])
@@ -166,6 +173,6 @@ def spread(count: NDArray[np.int32], total: NDArray[np.float64], square: NDArray
 
 
 def largest(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return (entity,) the largest known value of (slot, entity) over the slots, NaN if there is none."""
+    """Return (entity,) the largest known value over the slots of `values` (slot, entity), NaN if none."""
     highest: NDArray[np.float32] = np.fmax.reduce(values, axis=0, initial=np.nan)
     return highest

@@ -1,4 +1,4 @@
-"""Dumps of the demand series by older versions, which counted whole GPUs."""
+"""Conversion of dumps of the demand series by older versions, which counted whole GPUs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,8 +18,8 @@ GPUS_AT = 3  # of an attempt's row
 def convert_to_milli_gpus(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dump:
     """Return a dump of any version with GPUs in thousandths.
 
-    A dump of whole GPUs loses its inventory. When the series get one, they count all attempts again, in parts
-    of GPUs.
+    A dump of whole GPUs loses its inventory. When the series get a new one, they count all attempts
+    again, in parts of GPUs.
     """
     if UNIT in about:
         return dict(about), dict(arrays)
@@ -45,5 +45,5 @@ def convert_to_milli_gpus(about: Mapping[str, Any], arrays: Mapping[str, NDArray
 
 
 def _scale_change(change: Sequence[int], factors: NDArray[np.int64]) -> list[int]:
-    """Scale a waiting change: its bin, then its amounts."""
+    """Multiply the amounts of a waiting change by `factors`. change: its bin, then its amounts."""
     return [change[0], *(np.array(change[1:], np.int64) * factors).tolist()]

@@ -1,4 +1,4 @@
-"""Beginnings and ends of an attempt's checkpoints, summed by second.
+"""The beginnings and ends of an attempt's checkpoints, summed by second.
 
 So a gang costs no more than one process.
 
@@ -19,7 +19,8 @@ TOGETHER_MS = 1000
 class Edges:
     """The beginnings or ends of a checkpoint within one second.
 
-    time_ms: that of the first beginning, or of the last end. bytes: of all, None if none is stated.
+    time_ms: the time of the first beginning, or of the last end. bytes: the sum over all, None if none
+    is stated.
     """
 
     edge: Literal["begin", "end"]
@@ -46,7 +47,7 @@ class Edges:
 
 
 def fold_edge(edges: list[Edges], event: Checkpoint) -> None:
-    """Fold one event into `edges`, which stays in order."""
+    """Fold one checkpoint event into `edges`, which stays in order of time."""
     edge = Edges.of(event)
     second = _time_in_seconds(edge)
     low = bisect_left(edges, second, key=_time_in_seconds)

@@ -1,7 +1,8 @@
 """Clocks: every class that needs the time has a `Clock`.
 
-*Fleet time* (periods, ages, deadlines, timestamps) is that of the observed cluster. *Wall time* (socket
-timeouts) is the machine's. They differ only in a simulated fleet, whose processes share a `ScaledClock`.
+*Fleet time* (periods, ages, deadlines, timestamps) is the time of the observed cluster. *Wall time*
+(socket timeouts) is the machine's. They differ only in a simulated fleet, whose processes share a
+`ScaledClock`.
 """
 
 import asyncio
@@ -16,13 +17,13 @@ class Clock(Protocol):
         """Return the fleet time in Unix milliseconds."""
 
     def steady_ms(self) -> int:
-        """Return fleet milliseconds since some moment. They run evenly even if the clock is set."""
+        """Return fleet milliseconds since a fixed moment. They run evenly even if the clock is set."""
 
     def wall_s(self, fleet_s: float) -> float:
         """Return how many wall seconds `fleet_s` fleet seconds take."""
 
     async def sleep(self, fleet_s: float) -> None:
-        """Sleep for a fleet duration."""
+        """Sleep for a duration in fleet seconds."""
 
 
 class SystemClock:
@@ -43,7 +44,7 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class ScaledClock:
-    """A clock that runs `speed` times as fast as the machine's.
+    """A clock that runs `speed` times as fast as the machine's clock.
 
     Fleet time was `epoch_ms` when the machine's clock was `wall_ms`.
 
@@ -72,7 +73,7 @@ class ScaledClock:
 class ManualClock:
     """A clock that a test moves.
 
-    `advance` lets time pass, `time_ms` sets it, and `sleep` advances it at once.
+    `advance` lets time pass, assigning `time_ms` sets the clock, and `sleep` advances it at once.
     """
 
     time_ms: int = 0
@@ -97,7 +98,7 @@ class ManualClock:
 
 
 class ClockWatch:
-    """A measurement of how far NTP, an administrator or a resumed virtual machine set a clock.
+    """A detector of clock steps, which NTP, an administrator or a resumed virtual machine may cause.
 
     Steps smaller than `least_ms` are added up until they reach it.
     """
@@ -112,7 +113,7 @@ class ClockWatch:
     def pop_clock_step_ms(self) -> int:
         """Return the fleet milliseconds by which the clock was set since the last call.
 
-        Negative if it was set back.
+        The result is negative if the clock was set back.
 
         >>> clock = ManualClock(5000)
         >>> watch = ClockWatch(clock)
@@ -131,7 +132,7 @@ class ClockWatch:
         return by_ms
 
     def _measure(self) -> tuple[int, int]:
-        """Return how far the clock is ahead of the steady clock, and the uncertainty. Both ms.
+        """Return how far the clock is ahead of the steady clock, and the uncertainty of that, both in ms.
 
         The measurement is uncertain because the system may delay a thread.
         """
@@ -147,7 +148,7 @@ class ClockWatch:
 
 
 def moment(time_ms: int) -> str:
-    """Format a time for a message.
+    """Format a Unix time in ms for a message.
 
     >>> moment(1_600_000_000_999)
     '2020-09-13 12:26:40 UTC'

@@ -1,9 +1,9 @@
-"""Explanations, in plain words, why a decoded document does not fit a struct.
+"""Explanations, in plain words, of why a decoded document does not fit a struct.
 
-`msgspec` detects that a document does not fit. This module walks through the document and the struct's type
-together. For each wrong place it says what it holds, what it must hold, and which key was probably meant.
-Every message about a wrong body, file or option comes from here, so that no user reads a library's
-messages.
+`msgspec` detects that a document does not fit. This module walks through the document and the
+struct's type together. For each wrong place it says what it holds, what it must hold, and which key
+was probably meant. Every message about a wrong body, file or option comes from here, so that no
+user reads a library's messages.
 """
 
 import math
@@ -30,8 +30,8 @@ LABELS = ("unknown_key", "missing_field", "wrong_type", "bad_value", "out_of_ran
 class Fault:
     """One wrong place of a document.
 
-    label: one of LABELS. value: the value of the place, MISSING if it is empty. expected: what it must hold, in
-    words.
+    label: one of LABELS. value: the value at that place, MISSING if there is none. expected: what the
+    place must hold, in words.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class Fault:
 
 
 def field_of(path: Path) -> str:
-    """Return a path of keys and indices as a user writes it.
+    """Format a path of keys and indices as a user writes it.
 
     >>> field_of(("queue", "research/nlp", "weight")), field_of(("reservation", 0, "to"))
     ('queue."research/nlp".weight', 'reservation[0].to')
@@ -66,7 +66,7 @@ def field_of(path: Path) -> str:
 
 
 def shown(value: object) -> str:
-    """Format a value for a message: text is quoted, and long values are cut.
+    """Format a value for a message. Text is quoted, and long values are cut.
 
     >>> shown("x"), shown(True), shown(None)
     ("'x'", 'true', 'null')
@@ -79,7 +79,7 @@ def shown(value: object) -> str:
 
 
 def suggest_key(name: str, known: Sequence[str]) -> str:
-    """Return the end of a message about an unknown key: the nearest known key, or all of them.
+    """Return the end of a message about an unknown key: the nearest known key, or all known keys.
 
     >>> suggest_key("weigth", ["weight", "limit"]), suggest_key("colour", ["weight", "limit"])
     ('; did you mean weight?', '; there are weight, limit')
@@ -92,13 +92,13 @@ def suggest_key(name: str, known: Sequence[str]) -> str:
 
 
 def explain(error: Exception, kind: Any, document: object, *, strict: bool = True, toml: bool = False) -> Fault:
-    """Return the first fault of a document that `msgspec` refused with `error` for this type."""
+    """Return the first fault of a document that `msgspec` refused with `error` for the type `kind`."""
     first = next(find_document_faults(kind, document, strict=strict, toml=toml), None)
     return first or _make_check_fault(error, document)
 
 
 def _make_check_fault(error: Exception, document: object) -> Fault:
-    """Return the fault that a check of the struct itself found. Its message is ours."""
+    """Return the fault that a struct's own check found. Its message comes from our code, not from msgspec."""
     place = re.search(r" - at `\$\.?([^`]*)`$", str(error))
     path = tuple(place[1].split(".")) if place and place[1] and "[" not in place[1] else ()
     if "out of range" in str(error):
@@ -107,7 +107,7 @@ def _make_check_fault(error: Exception, document: object) -> Fault:
 
 
 def explain_json_error(error: Exception) -> str:
-    """Return why bytes are not valid JSON or MessagePack.
+    """Explain why bytes are not valid JSON or MessagePack.
 
     >>> explain_json_error(msgspec.DecodeError("JSON is malformed: trailing comma in object (byte 7)"))
     'trailing comma in object (byte 7)'
@@ -123,7 +123,7 @@ def explain_json_error(error: Exception) -> str:
 
 
 def explain_decode_error(error: Exception, decode: Any, data: bytes | msgspec.Raw) -> str:
-    """Return why `decode` refused JSON bytes: the first fault, or why they are not valid JSON."""
+    """Explain why `decode` refused JSON bytes: the first fault, or why they are not valid JSON."""
     if not isinstance(error, msgspec.ValidationError):
         return explain_json_error(error)
     try:
@@ -133,7 +133,10 @@ def explain_decode_error(error: Exception, decode: Any, data: bytes | msgspec.Ra
 
 
 def find_first_json_fault(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec.Raw) -> Fault:
-    """Return the first fault of JSON bytes that a decoder refused with `error`. Raises as `find_json_faults` does."""
+    """Return the first fault of JSON bytes that a decoder refused with `error`.
+
+    Raises the same errors as `find_json_faults`.
+    """
     return next(find_json_faults(error, decode, data))
 
 
@@ -158,7 +161,10 @@ def find_json_faults(error: msgspec.ValidationError, decode: Any, data: bytes | 
 
 
 def find_document_faults(kind: Any, document: object, *, strict: bool = True, toml: bool = False) -> Iterator[Fault]:
-    """Yield every fault of a document, in order. strict: text is not a number. toml: use TOML's words."""
+    """Yield every fault of a document, in order.
+
+    strict: text does not count as a number. toml: describe types in TOML's words.
+    """
     return _Walk(strict, toml).faults(_type_info(kind), document, ())
 
 
@@ -324,7 +330,7 @@ _PYTHON: dict[type, tuple[type, ...]] = {
 
 
 def _has_same_form(kind: inspect.Type, value: Any) -> bool:
-    """Return whether a value has the type's general form."""
+    """Return whether a value has the type's form, such as text or a list, whatever its bounds."""
     match kind:
         case inspect.BoolType():
             return isinstance(value, bool)

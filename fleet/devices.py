@@ -1,4 +1,4 @@
-"""GPUs of a node by device name.
+"""The GPUs of nodes by device name.
 
 Kernel logs know PCI addresses. Health checkers also know the UUIDs of boards.
 """
@@ -30,7 +30,7 @@ def _spelt(stated: str) -> str:
 
 
 class GpuDevices:
-    """(node, device name) → GPU index, from exporters. The last report of a board counts."""
+    """The table (node, device name) → GPU index, as exporters report it. The newest report wins."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, dict[str, int]] = {}

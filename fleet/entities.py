@@ -1,6 +1,7 @@
-"""Entities: append-only rows per kind. A row is never reused, so an index stays valid for the process's life.
+"""Entities: append-only rows per kind.
 
-Snapshots, archive and answers hold names, never rows:
+A row is never reused, so an index stays valid for the process's life. Snapshots, archive and
+answers hold names, never rows:
 
     node            n001                     gpu            n001/3          (node / index)
     gpu_instance    n001/3/7                 port           n001/mlx5_0/1   (node / device / port)
@@ -23,7 +24,10 @@ MOST_GPUS, MOST_INSTANCES, MOST_PORTS = 16, 16, 32  # of a node of the topology:
 
 
 class EntityTable:
-    """The rows of one kind. `node[row]` is the node row that owns the entity (its own row for nodes), or -1."""
+    """The rows of one kind of entity.
+
+    `node[row]` is the node row that owns the entity (its own row for nodes), or -1.
+    """
 
     def __init__(self, kind: EntityKind) -> None:
         self.kind = kind
@@ -46,14 +50,14 @@ class EntityTable:
 
     @property
     def node(self) -> NDArray[np.int32]:
-        """The owning node row of each entity (rows,), as a read-only view."""
+        """The owning node row of each entity, (rows,) int32, as a read-only view."""
         view = self._node[: len(self.names)]
         view.flags.writeable = False
         return view
 
     @property
     def owned(self) -> list[str]:
-        """The names of the rows that a node owns."""
+        """The names of the entities that a node owns."""
         return [name for name, node in zip(self.names, self._node.tolist(), strict=False) if node >= 0]
 
     def disown(self, row: int) -> None:
@@ -65,14 +69,14 @@ class EntityTable:
         return self._rows.get(name)
 
     def alias(self, aliases: Mapping[str, str]) -> None:
-        """Replace the other names of nodes: other name → the fleet's name, as schedulers report."""
+        """Replace the aliases of nodes. aliases: other name → the fleet's name, as schedulers report."""
         before, self._aliases = self._aliases, dict(aliases)
         changed = [name for name in aliases.keys() | before.keys() if aliases.get(name) != before.get(name)]
         self.renames += any(name in self._rows for name in changed)
         self.alias_changes += bool(changed)
 
     def record_pod_alias(self, pod: str, namespace: str, node: str) -> None:
-        """Record that labels name a pod on this node, and that the pod is another scheduler's node.
+        """Record that a pod is another scheduler's node and runs on this node, according to labels.
 
         If a pod of another namespace has the same name, the name is ambiguous and then stands for no node.
         """
@@ -84,13 +88,13 @@ class EntityTable:
             self.alias_changes += 1
 
     def machine(self, name: str) -> str:
-        """Return the name by which the fleet knows a machine: `name`, unless a scheduler has another name for it."""
+        """Return the fleet's name of a machine: what its alias stands for, or `name` itself."""
         if name in self._aliases:
             return self._aliases[name]
         return self._pods[name][1] if name in self._pods else name
 
     def find_by_short_name(self, short: str) -> str | None:
-        """Find the one full name that begins with `short` and a dot.
+        """Return the only full name that begins with `short` and a dot, or None.
 
         >>> table = EntityTable(EntityKind.NODE)
         >>> table.add("n1.cluster.example"), table.find_by_short_name("n1")
@@ -100,7 +104,7 @@ class EntityTable:
         return None if row < 0 else self.names[row]
 
     def find_ignoring_case(self, name: str) -> str | None:
-        """Return the node whose name differs only in capitals or in a dot at its end, or None.
+        """Return the only node whose name differs just in capitals or in a dot at its end, or None.
 
         Host names ignore capitals.
 
@@ -112,7 +116,7 @@ class EntityTable:
         return None if row < 0 else self.names[row]
 
     def add(self, name: str, node: int = -1) -> int:
-        """Return the row of `name`. Append the name if it is new."""
+        """Return the row of `name`, and append the name if it is new. node: the row of its owner, -1 for none."""
         row = self._rows.get(name)
         if row is not None:
             if node >= 0 and self._node[row] < 0 and self.kind is not EntityKind.NODE:
@@ -154,14 +158,14 @@ class DeviceRoom:
         self.used: Counter[EntityKind] = Counter()
 
     def take(self, kind: EntityKind, name: str) -> None:
-        """Count a new row. Raises RecordError unknown_gpus if there is no room for it."""
+        """Count a newly registered device. Raises RecordError unknown_gpus if there is no room for it."""
         if self._is_beyond_limits(kind, name) and self.used[kind] >= self.most[kind]:
             used = f"{self.used[kind]:,} rows of {kind} that no topology answers for"
             raise RecordError("unknown_gpus", f"{used}, no more are taken: {name[:80]!r}")
         self.adopt(kind, name)
 
     def adopt(self, kind: EntityKind, name: str) -> None:
-        """Count a row that exists already, whether there is room or not."""
+        """Count a device that is registered already, whether there is room or not."""
         node = name.partition("/")[0]
         if self._is_beyond_limits(kind, name):
             self.used[kind] += 1
@@ -186,7 +190,7 @@ class DeviceRoom:
 
 
 class Entities:
-    """The tables of all kinds, for one writer: the process that decodes."""
+    """The tables of all kinds of entities, for one writer: the process that decodes."""
 
     def __init__(self) -> None:
         self._tables = {kind: EntityTable(kind) for kind in EntityKind}
@@ -202,7 +206,7 @@ class Entities:
     def bound(self, placed: Mapping[str, int], unknown_nodes: int, unknown_gpus: int) -> None:
         """Limit new registrations beyond the nodes of a topology.
 
-        placed: number of GPUs by node. All of these nodes are registered.
+        placed: number of GPUs by node. All of these nodes get registered.
         """
         self._placed, self.bounds_set = placed, self.bounds_set + 1
         self.listed -= placed.keys()
@@ -217,7 +221,7 @@ class Entities:
     def record_listed_node(self, name: str) -> None:
         """Record that the operator lists a node, as a target or in a scheduler.
 
-        The bounds do not apply to it: they only protect against senders.
+        The limits do not apply to it, because they only protect against senders.
         """
         if name not in self.listed and name not in self._placed:
             self.listed.add(name)
@@ -230,11 +234,16 @@ class Entities:
         return self._tables[kind]
 
     def node(self, name: str) -> int:
-        """Return the node's row. Append an unknown node: it stays unplaced until a topology names it."""
+        """Return the node's row, and append the node if it is unknown.
+
+        An unknown node stays unplaced until a topology names it.
+        """
         return self._tables[EntityKind.NODE].add(name)
 
     def of_node(self, kind: EntityKind, node: str, *parts: object) -> int:
-        """Return the row of a node's entity. Raises RecordError unknown_gpus if there is no room for it.
+        """Return the row of a node's entity, and append it if it is new.
+
+        Raises RecordError unknown_gpus if there is no room for it. parts: the rest of its name.
 
         >>> Entities().of_node(EntityKind.GPU, "n001", 3)
         0
@@ -265,7 +274,7 @@ class Entities:
                 self._tables[kind].disown(row)
 
     def dump(self) -> dict[str, list[str]]:
-        """Return names in row order by kind, and the names without an owner, for a snapshot."""
+        """Return the names in row order by kind, and the names without an owner, for a snapshot."""
         moved = [
             f"{kind}:{name}"
             for kind in NODE_OWNED
@@ -276,7 +285,7 @@ class Entities:
 
     @classmethod
     def load(cls, names: Mapping[str, Iterable[str]]) -> "Entities":
-        """Restore what `dump` returned. Rows come back in the same order."""
+        """Restore the result of `dump`. Rows come back in the same order."""
         entities = cls()
         for name in names.get(EntityKind.NODE.value, ()):
             entities.node(name)

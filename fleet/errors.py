@@ -1,21 +1,22 @@
 """The error tree: each class says what happens next.
 
     FleetcastError
-    ├── RecordError      one bad input record: count by reason, keep a sample, skip it
-    ├── SourceError      a source is away: back off, retry, show a gauge
+    ├── RecordError      one bad input record: count by reason, store an example, skip it
+    ├── SourceError      a source is unreachable: back off, retry, show a gauge
     ├── ConfigError      refuse to start, name the key, the value and the fix (exit 2)
     ├── RequestError     the caller's fault                                    HTTP 422
     ├── UnknownEntity    no such node, job or request                          HTTP 404
     ├── StaleError       the data are too old to answer with                   HTTP 503
     ├── ConflictError    the plan lost the race: decide again once             HTTP 409
-    └── ModelError       a model is missing or sick: serve the baseline, alert
+    └── ModelError       a model is missing or unusable: serve the baseline, alert
 
-Anything else is a bug: a source with one is counted, logged and restarted; any other process exits and restarts.
+Any other error is a bug. A source with one is counted, logged and restarted. Any other process
+exits and restarts.
 """
 
 
 class FleetcastError(Exception):
-    """The root of the tree. It is never raised itself."""
+    """The root of the error tree. It is never raised itself."""
 
 
 class RecordError(FleetcastError):
@@ -32,7 +33,7 @@ class RecordError(FleetcastError):
 
 
 class SourceError(FleetcastError):
-    """A source that does not answer. Try again after `retry_after_s` seconds."""
+    """The error of a source that does not answer. Try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
         super().__init__(message)
@@ -44,7 +45,7 @@ class ConfigError(FleetcastError):
 
 
 class RequestError(FleetcastError):
-    """A request that cannot be honoured as written. `field`: the offending key, if there is one."""
+    """A request that cannot be fulfilled as written. `field`: the wrong key, or None."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -52,18 +53,18 @@ class RequestError(FleetcastError):
 
 
 class UnknownEntity(FleetcastError):
-    """A node, job or request that does not exist."""
+    """The error for a node, job or request that does not exist."""
 
 
 class StaleError(FleetcastError):
-    """Data that are too old to answer with. Try again after `retry_after_s` seconds."""
+    """The error for data that are too old to answer with. Try again after `retry_after_s` seconds."""
 
     retry_after_s = 2.0
 
 
 class ConflictError(FleetcastError):
-    """A plan that lost the race against another commit."""
+    """The error for a plan that lost the race against another commit."""
 
 
 class ModelError(FleetcastError):
-    """A model that is missing or gives invalid results."""
+    """The error for a model that is missing or gives invalid results."""

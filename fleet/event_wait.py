@@ -1,13 +1,13 @@
-"""Waiting for an event for a limited time, without losing a cancellation."""
+"""The wait for an event for a limited time, without losing a cancellation."""
 
 import asyncio
 
 
 async def wait_for_event(event: asyncio.Event, most_s: float | None) -> bool:
-    """Wait until an event is set, for at most `most_s`, None for ever. Return whether it is set.
+    """Wait until an event is set, for at most `most_s` seconds. Return whether it is set.
 
-    `asyncio.wait_for` of Python 3.11 drops a cancellation that arrives as the event is set. The task would go on for
-    ever, and its canceller would wait for its end.
+    None as `most_s` means no limit. `asyncio.wait_for` of Python 3.11 drops a cancellation that arrives
+    as the event is set. The task would then run on, and its canceller would wait for its end.
     """
     try:
         await asyncio.wait_for(event.wait(), most_s)

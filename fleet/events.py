@@ -35,8 +35,8 @@ class Submitted(_JobEvent, frozen=True, kw_only=True, tag="submitted"):
     """The submission of an attempt, and what it requests. The event with the highest sequence counts.
 
     `queues`: all queues in which it may start, if several. It waits in each of them, and `queue` is the
-    first. Once it runs, a later event names its queue. `tasks`: how many similar attempts wait under this
-    name, for instance those of a big array that have no name of their own yet.
+    first. Once it runs, a later event names its queue. `tasks`: how many similar attempts wait under
+    this name. The tasks of a big array, for instance, may have no names of their own yet.
     """
 
     cluster: str = ""
@@ -74,13 +74,13 @@ ASKED_FIELDS = tuple(
 
 
 class Queued(_JobEvent, frozen=True, kw_only=True, tag="queued"):
-    """An attempt that waits, and why. The event with the highest sequence counts.
+    """The wait of an attempt, and its reason. The event with the highest sequence counts.
 
-    `blocked`: it may not start whatever is free, for instance because it is held, suspended, gated, waits for
-    another job or requests something that no node has. `reason` says which. Until a later `queued` event says
-    `blocked: false`, the attempt is no demand, competes with no other and has no start time. It counts as
-    waiting
-    from the time of that event.
+    `blocked`: the attempt may not start even if GPUs are free. For instance, it is held, suspended,
+    gated, waits for another job or requests something that no node has. `reason` says which. Until a
+    later `queued` event says
+    `blocked: false`, the attempt is no demand, does not compete with others and has no start time. It
+    counts as waiting from the time of that event.
     """
 
     reason: str = ""
@@ -95,7 +95,10 @@ class Started(_JobEvent, frozen=True, kw_only=True, tag="started"):
 
 
 class Phase(_JobEvent, frozen=True, kw_only=True, tag="phase"):
-    """A phase of a job or rank. node, gpus: where the rank runs, if no other source reports it."""
+    """The beginning of a phase of a job or rank.
+
+    node, gpus: where the rank runs, if no other source reports it.
+    """
 
     name: PhaseName
     rank: int | None = None
@@ -113,7 +116,7 @@ class StepParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Step(_JobEvent, frozen=True, kw_only=True, tag="step"):
-    """A step of a job or rank. node, gpus: as in a phase."""
+    """A finished step of a job or rank. node, gpus: as in a phase."""
 
     step: int
     duration_s: float
@@ -163,15 +166,15 @@ JobEvent = Submitted | Queued | Started | Phase | Step | Checkpoint | Resized | 
 class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A report about a node by an administrator, a health checker or a kernel log reader.
 
-    For "health" and "xid" events, `severity` fatal asks for a drain and warning for caution. Severity ok
-    withdraws the reports of the same `check` and `device`. By default the severity of an XID is that of its
-    code, and health is a warning. `device`: a PCI address, board UUID, port or switch. `advice`: what the
-    reporter would do. `probability`: of a predicted failure.
+    For "health" and "xid" events, `severity` fatal asks for a drain and warning for caution. Severity
+    ok withdraws the reports of the same `check` and `device`. By default the severity of an XID is that
+    of its code, and health is a warning. `device`: a PCI address, board UUID, port or switch. `advice`:
+    what the reporter recommends. `probability`: the probability of a predicted failure.
 
-    "withhold" and "release" only say that a scheduler keeps a healthy node from other work: it is no
-    candidate, and has no fault. `check` is the reason: maintenance, reserved, planned, reboot, powered_down,
-    not_responding, to_be_deleted or a word of the reporter's own. A release ends its own check. Without a
-    check it ends all checks of its source.
+    "withhold" and "release" only say that a scheduler reserves a healthy node for other purposes: it is
+    no candidate, and has no fault. `check` is the reason: maintenance, reserved, planned, reboot,
+    powered_down, not_responding, to_be_deleted or a word of the reporter's own. A release ends its own
+    check. Without a check it ends all checks of its source.
     """
 
     node: str
@@ -190,12 +193,15 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def condition(self) -> str:
-        """Return the subject of the event. A later event of the same source with the same subject replaces it."""
+        """The subject of the event. A later event of the same source with the same subject replaces it."""
         where = self.device or ("" if self.gpu is None else str(self.gpu))
         return f"{self.source}|{self.type}|{self.check}|{self.code}|{where}"
 
     def takes_back(self, other: "NodeEvent") -> bool:
-        """Return whether this event ends what `other` reported. It ends all devices and codes if it names none."""
+        """Return whether this event withdraws what `other` reported.
+
+        If it names no device or code, it withdraws the reports for all of them.
+        """
         if self.severity != "ok" or (self.source, self.check) != (other.source, other.check):
             return False
         same_code = self.code is None or self.code == other.code

@@ -8,7 +8,7 @@ A test may also tear a write there. Each of the OPERATIONS has two: `AREA.before
     FLEETCAST_FAILPOINTS="board.before_rename=error"    the first time, OSError "No space left on device"
     FLEETCAST_FAILPOINTS="inbox.before_write:2=torn"    half of the bytes are written, then the process kills itself
 
-Several are separated by commas. Each acts once in a process. `torn` is only for `before_write`.
+Commas separate several of them. Each acts once in a process. `torn` is only for `before_write`.
 """
 
 import errno
@@ -51,7 +51,7 @@ Hook = Callable[[str], float]  # point → which share of the bytes of a write r
 
 
 def reach(point: str) -> float:
-    """Call the hook for a point. Returns KEEP_ALL, or the share of a torn write to keep.
+    """Call the hook for a point. Return KEEP_ALL, or the share of a torn write that should reach the disk.
 
     The hook may raise an error or end the process.
     """
@@ -69,9 +69,9 @@ def end() -> None:
 
 
 def arm(hook: Hook | None, end: Callable[[], None] = kill) -> None:
-    """Set the hook that is called at every point, or None for none.
+    """Set the hook that is called at every point. None removes it.
 
-    `end`: ends a process after a torn write.
+    `end`: the function that ends the process after a torn write.
     """
     global _hook, _end
     _hook, _end = hook, end
@@ -79,14 +79,14 @@ def arm(hook: Hook | None, end: Callable[[], None] = kill) -> None:
 
 @dataclass(slots=True)
 class _Rule:
-    """One failpoint. It acts when `left` has been counted down to 0."""
+    """A failpoint that acts once, when `left` has been counted down to 0."""
 
     left: int
     action: str
 
 
 def parse_failpoints(text: str) -> Hook:
-    """Parse a setting. Raises ValueError that names the part that is wrong."""
+    """Parse the value of FLEETCAST_FAILPOINTS. Raises ValueError that names the wrong part."""
     rules = dict(_rule_of(part.strip()) for part in text.split(",") if part.strip())
 
     def hook(point: str) -> float:

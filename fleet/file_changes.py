@@ -1,10 +1,12 @@
 """Changes of files: a task wakes up when any process on this machine writes them.
 
-Linux reports changes by inotify. The writer does nothing for it, so no writer can die between a write and
-its wake-up. A reader reads everything, then waits. A change in between ends the wait at once.
+Linux reports changes by inotify. The writer does nothing for it, so no writer can die between a
+write and its wake-up. A reader reads everything, then waits. A change in between ends the wait at
+once.
 
-If Linux reports nothing, the reader still polls: every `REST_S`, since a network file system does not
-report writes of another machine, and every `poll_s` if inotify cannot be used at all.
+If Linux reports nothing, the reader still polls. It polls every `REST_S`, because a network file
+system does not report writes of another machine. It polls every `poll_s` if inotify cannot be used
+at all.
 """
 
 import asyncio
@@ -39,13 +41,14 @@ APPEARS = CREATE | MOVED_TO  # a path that is not there yet, in the folder above
 
 
 class FileChanges:
-    """A wait for changes of some paths, for one task in one event loop at a time."""
+    """A waiter for changes of some paths, for one task in one event loop at a time."""
 
     def __init__(self, paths: Mapping[Path, int], poll_s: float) -> None:
-        """Set up the wait.
+        """Prepare to wait for changes.
 
-        paths: each path to watch, and the kinds of changes. A path may be missing, and may be replaced. poll_s: the
-        least time between two wake-ups by changes, so that a fast writer costs no more than polling.
+        paths: each path to watch, and the kinds of changes. A path may be missing, and may be replaced.
+        poll_s: the least time between two wake-ups by changes, so that a fast writer costs no more than
+        polling.
         """
         self._paths = paths
         self._poll_s = poll_s
@@ -56,13 +59,13 @@ class FileChanges:
         self._changed_s = -math.inf
 
     def wake(self) -> None:
-        """End the wait, or the next one. Call it in the thread of the event loop."""
+        """End the present wait, or the next one. Call this in the thread of the event loop."""
         self._is_woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self, most_s: float = math.inf) -> None:
-        """Return after a change since the last call, after `wake`, or after `most_s` or `REST_S`."""
+        """Wait for a change since the last call, for `wake`, or for at most `most_s` or `REST_S` seconds."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + min(most_s, REST_S)
         if (pause_ends_s := self._changed_s + self._poll_s) > loop.time():
@@ -95,7 +98,10 @@ class FileChanges:
                 self._close()
 
     def _watch_paths(self) -> bool:
-        """Watch the files at the paths now. Returns whether any is new, so that it may have changed already."""
+        """Watch the files that are at the paths now. Return whether any is new.
+
+        A new file may have changed already.
+        """
         if not self._reports or self._is_closed:
             return False
         try:
@@ -109,7 +115,7 @@ class FileChanges:
             return False
 
     def close(self) -> None:
-        """Close the descriptor and end the wait. May be called twice."""
+        """Close the descriptor and end the wait. This may be called twice."""
         self._is_closed = True
         self.wake()
         if self._waiter is None:
@@ -127,7 +133,7 @@ def _end(waiter: "asyncio.Future[None]") -> None:
 
 
 class _Watch:
-    """An instance of inotify. Methods raise OSError."""
+    """An inotify instance. Its methods raise OSError."""
 
     def __init__(self) -> None:
         self.descriptor = _call_library("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
@@ -135,7 +141,7 @@ class _Watch:
         self._watched: set[int] = set()
 
     def follow(self, paths: Mapping[Path, int]) -> bool:
-        """Watch each path, or the nearest folder above one that is missing. Returns whether any is new."""
+        """Watch each path, or the nearest existing folder above it. Return whether any watch is new."""
         found = {self._add(path, mask) for path, mask in paths.items()}
         is_new = not found <= self._watched
         for number in self._watched - found:
@@ -155,7 +161,7 @@ class _Watch:
                 path, mask = path.parent, APPEARS
 
     def drain(self) -> bool:
-        """Discard what Linux has reported. Returns whether there was anything."""
+        """Discard the changes that Linux has reported. Return whether there were any."""
         has_read = False
         while True:
             try:
@@ -184,12 +190,12 @@ def _load_library() -> ctypes.CDLL:
 
 @cache
 def _log_watch_failure(named: str, advice: str, poll_s: float) -> None:
-    """Log once in a process that paths cannot be watched: each stream of events tries anew."""
+    """Log that paths cannot be watched, once in a process, although each stream of events tries again."""
     logger.warning("cannot watch %s: %s; looking every %.3g s instead", named, advice, poll_s)
 
 
 def _advice(error: OSError) -> str:
-    """Return why watching fails, and what an operator can do about it."""
+    """Describe why watching fails, and what an operator can do about it."""
     limits = {
         errno.EMFILE: "fs.inotify.max_user_instances with sysctl, or ulimit -n",
         errno.ENOSPC: "fs.inotify.max_user_watches with sysctl",

@@ -1,9 +1,9 @@
 """Durable file operations. Everything that the service writes durably goes through these functions.
 
-A path with an attribute `disk` is served by that disk, and any other path by the machine's. So tests run
-the service on a disk in memory that tears writes, fills up and loses unsynced data. Other operations are
-the path's own methods. `area` names the writer for `fleetcast.fleet.failpoints`. Functions raise OSError unless
-they say otherwise.
+If a path has an attribute `disk`, that disk serves it, and otherwise the machine's. So tests run
+the service on a disk in memory that tears writes, fills up and loses unsynced data. Other
+operations are the path's own methods. `area` names the writer for `fleetcast.fleet.failpoints`.
+Functions raise OSError unless they say otherwise.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ Data = bytes | bytearray | memoryview
 
 
 class ShortWrite(OSError):
-    """A write that broke off after `written` bytes."""
+    """The error of a write that stopped after `written` bytes."""
 
     def __init__(self, written: int, cause: OSError) -> None:
         super().__init__(cause.errno, cause.strerror)
@@ -31,7 +31,7 @@ class ShortWrite(OSError):
 
 
 class OpenFile(Protocol):
-    """A file opened for writing, as a disk provides it."""
+    """A file open for writing, as a disk provides it."""
 
     def write(self, data: Data) -> int:
         """Write at least one byte, and return how many were written. Raises OSError if none can be."""
@@ -105,7 +105,7 @@ class File:
         return written
 
     def write_at(self, data: Data, offset: int) -> None:
-        """Overwrite existing content. Not for a file that is appended to."""
+        """Overwrite existing content at an offset in bytes. Not for a file that is appended to."""
         file = self._file()
         failpoints.reach(f"{self._area}.before_write")
         written = file.write_at(data, offset)
@@ -114,7 +114,7 @@ class File:
         failpoints.reach(f"{self._area}.after_write")
 
     def sync(self) -> None:
-        """Return once the content is on disk. Its name may need `sync_folder`."""
+        """Write the content to disk, and return once it is there. The file's name may need `sync_folder`."""
         failpoints.reach(f"{self._area}.before_sync")
         self._file().sync()
         failpoints.reach(f"{self._area}.after_sync")
@@ -125,19 +125,19 @@ class File:
         failpoints.reach(f"{self._area}.after_truncate")
 
     def close(self) -> None:
-        """Close the file. May be called twice."""
+        """Close the file. This may be called twice."""
         if self._opened is not None:
             opened, self._opened = self._opened, None
             opened.close()
 
 
 def create(path: Path, area: str) -> File:
-    """Create an empty file for writing. Replaces an existing file."""
+    """Create an empty file for writing, in place of an existing file."""
     return File(_find_disk(path).create(path, append=False), area)
 
 
 def create_append_only_file(path: Path, area: str) -> File:
-    """Create a file whose writes all go to its end. Raises FileExistsError if the name is in use."""
+    """Create a file in which every write goes to the end. Raises FileExistsError if the name is in use."""
     return File(_find_disk(path).create(path, append=True), area)
 
 
@@ -166,14 +166,14 @@ def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = T
 
 
 def rename(path: Path, to: Path, area: str) -> None:
-    """Rename a file or folder. Replaces an existing file of that name."""
+    """Rename a file or folder, in place of an existing file of that name."""
     failpoints.reach(f"{area}.before_rename")
     _find_disk(path).rename(path, to)
     failpoints.reach(f"{area}.after_rename")
 
 
 def link(path: Path, to: Path, area: str) -> None:
-    """Give a file a second name: a link, or a copy if links are impossible. Replaces an existing file."""
+    """Give a file a second name, in place of an existing file. If links are impossible, copy it."""
     failpoints.reach(f"{area}.before_link")
     to.unlink(missing_ok=True)
     _find_disk(path).link(path, to)
@@ -181,14 +181,14 @@ def link(path: Path, to: Path, area: str) -> None:
 
 
 def sync_folder(folder: Path, area: str) -> None:
-    """Return once the names in `folder` are on disk. For a file: once its content is."""
+    """Write the names in a folder to disk, and return once they are there. For a file, write its content."""
     failpoints.reach(f"{area}.before_sync_folder")
     _find_disk(folder).sync_folder(folder)
     failpoints.reach(f"{area}.after_sync_folder")
 
 
 def make_folder(folder: Path, area: str) -> None:
-    """Make a folder and those above it. Returns once their names are on disk, even if they existed."""
+    """Make a folder and those above it. Their names are on disk when this returns, even if they existed."""
     made = [folder, *(parent for parent in folder.parents if not parent.exists())]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(made):
@@ -196,7 +196,7 @@ def make_folder(folder: Path, area: str) -> None:
 
 
 def listing(folder: Path) -> list[str]:
-    """Return the names in a folder, in any order. Returns an empty list if the folder does not exist."""
+    """Return the names in a folder, in any order, or an empty list if the folder does not exist."""
     try:
         return _find_disk(folder).listing(folder)
     except FileNotFoundError:
@@ -204,7 +204,7 @@ def listing(folder: Path) -> list[str]:
 
 
 def size_bytes(path: Path) -> int:
-    """Return the size of a file, or 0 if it does not exist."""
+    """Return the size of a file in bytes, or 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -212,18 +212,18 @@ def size_bytes(path: Path) -> int:
 
 
 def mapped(path: Path) -> mmap.mmap | bytes:
-    """Map a file into memory. The mapping stays as it is when the file is replaced.
+    """Map a file into memory. The mapping does not change when the file is replaced.
 
-    Raises ValueError if it is empty.
+    Raises ValueError if the file is empty.
     """
     return _find_disk(path).mapped(path)
 
 
 def lock(path: Path, *, by_process: bool = False) -> Callable[[], None]:
-    """Hold a lock file until the caller calls the returned function, or the process ends.
+    """Lock a file until the caller calls the returned function, or the process ends.
 
-    by_process: repeated calls of this process share the lock. Otherwise each call is a separate holder. Raises
-    BlockingIOError while another holds the lock.
+    by_process: repeated calls of this process share the lock. Otherwise each call is a separate holder.
+    Raises BlockingIOError while another holder has the lock.
     """
     return _find_disk(path).lock(path, by_process)
 
@@ -234,7 +234,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def usage_bytes(folder: Path) -> tuple[int, int]:
-    """Return (size, free) of the disk that holds `folder`."""
+    """Return the size and the free space of the disk that holds `folder`, both in bytes."""
     return _find_disk(folder).usage_bytes(folder)
 
 
@@ -249,12 +249,12 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def is_on_local_disk(path: Path) -> bool:
-    """Return whether the operating system sees what is written to the path."""
+    """Return whether the path is on a disk of the operating system, which then sees its changes."""
     return _find_disk(path) is MACHINE
 
 
 def filesystem(path: Path) -> Any:
-    """Return fsspec's file system of a path.
+    """Return fsspec's file system for a path.
 
     It is for listings, reads and removals, not for durable writes.
     """
@@ -262,7 +262,7 @@ def filesystem(path: Path) -> Any:
 
 
 class _Descriptor:
-    """A file of the operating system."""
+    """An open file of the operating system."""
 
     def __init__(self, number: int) -> None:
         self._number = number

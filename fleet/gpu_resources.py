@@ -1,4 +1,7 @@
-"""Names of Kubernetes resources that stand for GPUs of every vendor, for the source and adapters."""
+"""Names of Kubernetes resources that stand for GPUs of every vendor.
+
+The source and the adapters use them.
+"""
 
 import re
 from fnmatch import fnmatchcase
@@ -39,9 +42,9 @@ _BESIDE_GPUS = (  # parts and properties of GPUs that another resource of the sa
 
 
 class NamedBoard(NamedTuple):
-    """A board, or a part of one, that a virtual machine's resource counts.
+    """A GPU board, or a part of one, that a virtual machine's resource counts.
 
-    part: None if the board's size is unknown.
+    part: the share of the board, 0 to 1, None if the board's size is unknown.
     """
 
     model: str

@@ -28,10 +28,10 @@ def has_gpu_parts(attempt: JobAttempt) -> bool:
 
 
 def count_unnamed_gpus(attempt: JobAttempt, node: str, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:
-    """Return how many GPUs a member holds on a node if no event names their indices.
+    """Return the number of GPUs that a member holds on a node if no event names their indices.
 
-    Without a submission it holds the whole node, which has ``node_gpus[node]`` GPUs. A training loop that reports
-    alone says nothing about its GPUs: it holds one.
+    Without a submission it holds the whole node, which has ``node_gpus[node]`` GPUs. If only its
+    training loop reports, nothing is known about its GPUs, and it counts as holding one.
     """
     if attempt.submission is not None:
         return attempt.submission.gpus_per_node

@@ -1,4 +1,4 @@
-"""Names under which modules of Fleetcast are imported: all begin with `fleetcast`."""
+"""The names under which modules of Fleetcast are imported. All begin with `fleetcast`."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def suggest_import_path(path: str) -> str:
-    """Return how to write an import path of ours that lacks `fleetcast.`, and an empty text for any other path.
+    """Suggest the full import path for a path of ours that lacks `fleetcast.`. Return "" for other paths.
 
     path: `package.module:name`. The module may have moved within its package.
     """
@@ -19,10 +19,10 @@ def suggest_import_path(path: str) -> str:
 
 
 def find_full_module_names(module: str) -> tuple[str, ...]:
-    """Return the full names of the modules of Fleetcast that a name without `fleetcast.` may mean.
+    """Return the full names of the Fleetcast modules that a name without `fleetcast.` may mean.
 
-    Returns none if the user has a package of that name, such as `models`. Imports nothing: the user's package may run
-    any code.
+    Returns none if the user has a package of that name, such as `models`. Imports nothing, because the
+    user's package may run any code.
     """
     parts = module.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts) or not _is_own_package(parts[0]):
@@ -33,7 +33,7 @@ def find_full_module_names(module: str) -> tuple[str, ...]:
 
 
 def _is_own_package(package: str) -> bool:
-    """Return whether a folder of ours has this name, and Python finds no other package of that name."""
+    """Return whether one of our folders has this name, and Python finds no other package of that name."""
     if not (ROOT / package / "__init__.py").exists():
         return False
     try:

@@ -33,13 +33,13 @@ RankSteps = dict[int, GangStep]
 
 
 def own_s(step: Step) -> float:
-    """Return the seconds of a rank's own work, without waiting for others if it reports that separately."""
+    """Return the seconds of a rank's own work, without communication if it reports its parts."""
     parts = step.parts
     return step.duration_s if parts is None else parts.compute + parts.data + parts.other
 
 
 def fold_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
-    """Fold one event into `steps` and `rank_steps`."""
+    """Fold one step event into `steps` and `rank_steps`."""
     if event.rank is not None and event.rank < MAX_RANKS:
         _record_rank_step(rank_steps, event, event.rank)
     when = _when(event)
@@ -69,7 +69,10 @@ def _record_rank_step(rank_steps: RankSteps, event: Step, rank: int) -> None:
 
 
 def _find_nearby_step(steps: list[Step], at: int, event: Step) -> int | None:
-    """Return the place of the record of the event's step near the event's own place, or None."""
+    """Return the index of the record of the event's step, or None if there is none near `at`.
+
+    at: the index at which the event would be inserted.
+    """
     if at and steps[at - 1].step == event.step:
         return at - 1
     for place in range(min(at + NEAR, len(steps)) - 1, max(at - NEAR, 0) - 1, -1):

@@ -26,11 +26,12 @@ LARGEST_VALUE = 1e30  # beyond it a value is garbage, and float32 is near its en
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The values that a gauge can have in its unit, both ends included.
+    """The range of values that a gauge can have in its unit, both ends included.
 
-    0 is always possible: a missing sensor reads 0.
+    0 is always possible, because a missing sensor reads 0.
 
-    mistaken: units that exporters use instead, as (name, scale, offset): value = scale * reported + offset.
+    mistaken: units that exporters use instead, as (name, scale, offset): value = scale * reported +
+    offset.
     """
 
     low: float
@@ -38,7 +39,7 @@ class Limits:
     mistaken: tuple[tuple[str, float, float], ...] = ()
 
     def looks_like(self, value: float) -> tuple[str, float] | None:
-        """Return the unit of a value beyond the limits, and the value in our unit.
+        """Return the probable unit of a value beyond the limits, and the value converted to our unit.
 
         Returns None if no unit fits.
 
@@ -76,7 +77,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the catalogue. `dcgm_id` is None if DCGM does not measure it."""
+    """One metric of the catalogue. `dcgm_id` is None if DCGM does not measure it."""
 
     name: str
     unit: str
@@ -95,7 +96,7 @@ class Metric:
 
     @property
     def feature(self) -> str:
-        """The name of its newest value in frames. A counter is given as its rate.
+        """The metric's name in feature frames. A counter is given as its rate.
 
         >>> [METRICS[EntityKind.GPU][find_metric_row(EntityKind.GPU, name)].feature for name in ("power_w", "energy_j")]
         ['power_w', 'energy_w']
@@ -287,13 +288,13 @@ def find_dcgm_row(kind: EntityKind, dcgm_id: int) -> int | None:
 
 @cache
 def list_plausible_ranges(kind: EntityKind) -> NDArray[np.float64]:
-    """Return (2, metric) the least and the largest value of each metric of a kind."""
+    """Return (2, metric) float64, the least and the largest plausible value of each metric of a kind."""
     limits = [metric.limits or Limits(-LARGEST_VALUE, LARGEST_VALUE) for metric in METRICS[kind]]
     return np.array([[row.low for row in limits], [row.high for row in limits]])
 
 
 def explain_implausible_value(metric: Metric, value: float) -> str:
-    """Describe a value beyond the limits, with the unit that it looks like.
+    """Describe a value beyond the limits, with the unit that it seems to have.
 
     >>> explain_implausible_value(METRICS[EntityKind.GPU][find_dcgm_row(EntityKind.GPU, 150) or 0], 131.0)
     'gpu_temp_c = 131 °C: 131 looks like °F: 55 °C'

@@ -1,9 +1,9 @@
 """The rule for names of nodes, which applies to every input.
 
-A name becomes a word of Slurm's commands, a line of files that health checks read, a label, a part of a URL and
-a part of other names. So only characters of real names are allowed: host names (RFC 1123), Slurm's and
-Kubernetes' names, full domain names, addresses with a port (`10.0.0.1:9400`) and IPv6 (`2001:db8::1`,
-`fe80::1%eth0`).
+A name becomes a word of Slurm's commands, a line of files, a label, a part of a URL and a part of
+other names. So only characters of real names are allowed: host names (RFC 1123), Slurm's and
+Kubernetes' names, full domain names, addresses with a port (`10.0.0.1:9400`) and IPv6
+(`2001:db8::1`, `fe80::1%eth0`).
 """
 
 import re
@@ -29,12 +29,15 @@ def is_node_name(text: str) -> bool:
 
 @lru_cache(maxsize=16_384)
 def _is_well_formed(text: str) -> bool:
-    """Match a name. Events repeat the names of nodes, so most answers come from the cache."""
+    """Return whether a name has the form of a node name.
+
+    Events repeat the names of nodes, so most answers come from the cache.
+    """
     return _NODE.fullmatch(text) is not None
 
 
 def explain_node_name_fault(text: str) -> str:
-    """Return why a node cannot have this name, or an empty text if it can."""
+    """Explain why a node cannot have this name. Returns "" if it can."""
     if is_node_name(text):
         return ""
     shown = repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text):,} characters)"

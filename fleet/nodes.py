@@ -42,7 +42,7 @@ MOST_WITHHELD = 16  # reasons of one node and source
 class NodeRecord:
     """The folded events of one node. A later drain or undrain (by time, then sequence) wins.
 
-    withheld: "source|check" -> message, for schedulers that keep the node from other work.
+    withheld: "source|check" -> message, for schedulers that withhold the node from other work.
     """
 
     node: str
@@ -56,7 +56,7 @@ class NodeRecord:
 
     @property
     def state(self) -> NodeState:
-        """Lost wins over drained, and both over withheld."""
+        """The node's state by its events. Lost wins over drained, and both over withheld."""
         if self.lost or self.drained:
             return NodeState.LOST if self.lost else NodeState.DRAINED
         states = {OF_CHECK.get(key.rpartition("|")[2], NodeState.WITHHELD) for key in self.withheld}
@@ -64,11 +64,11 @@ class NodeRecord:
 
     @property
     def withheld_reason(self) -> str:
-        """The reason why schedulers withhold the node from other work, in one line. "" if none does."""
+        """The reasons why schedulers withhold the node from other work, in one line. "" if none does."""
         return "; ".join(dict.fromkeys(said or key.rpartition("|")[2] for key, said in sorted(self.withheld.items())))
 
     def copy(self) -> "NodeRecord":
-        """Return a copy that a thread may read while events go on arriving."""
+        """Return a copy that a thread may read while more events arrive."""
         events, standing = list(self.events), dict(self.standing)
         return NodeRecord(
             self.node, self.drained, self.drain_message, self.lost, events, {}, standing, dict(self.withheld)
@@ -85,7 +85,7 @@ class NodeTable:
         self.position = 0
 
     def has_room(self, event: NodeEvent) -> bool:
-        """Return whether the node knows this source or has room for another one."""
+        """Return whether the event's source is known on its node, or the node has room for another source."""
         return (event.node, event.source) in self._seen or self._sources[event.node] < MAX_SOURCES_PER_NODE
 
     def apply(self, event: NodeEvent) -> NodeRecord | None:
@@ -113,14 +113,14 @@ class NodeTable:
         return record
 
     def dump(self) -> list[tuple[NodeRecord, dict[str, SeenSequences]]]:
-        """Return records with the sequences seen of each source, as a snapshot stores them."""
+        """Return each record with the sequences received from each source, as a snapshot stores them."""
         sources: dict[str, dict[str, SeenSequences]] = {}
         for (node, source), seen in self._seen.items():
             sources.setdefault(node, {})[source] = seen
         return [(record, sources[node]) for node, record in self.nodes.items()]
 
     def load(self, rows: list[tuple[NodeRecord, dict[str, SeenSequences]]]) -> None:
-        """Restore what `dump` returned, into an empty table."""
+        """Restore the result of `dump` into an empty table."""
         for record, sources in rows:
             self.nodes[record.node] = record
             self._seen |= {(record.node, source): seen for source, seen in sources.items()}

@@ -1,8 +1,8 @@
 """The places of running attempts, cached while no attempt starts, ends or moves.
 
 Between two ticks of a large fleet, few jobs change their places, while all of them report steps.
-`RunningPlaces` is the same object as long as the places and submissions of the running attempts do not
-change. So readers use its identity as the key for what they computed from it.
+`RunningPlaces` is the same object as long as the places and submissions of the running attempts do
+not change. So readers use its identity as the key of results that they compute from it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fleetcast.fleet.jobs import JobAttempt
 
 
 class RunningPlaces:
-    """The places of the running attempts at one moment. Index: number of the attempt in `running`."""
+    """The places of the running attempts at one moment. The index of an attempt is that in `running`."""
 
     def __init__(self, running: Sequence[JobAttempt]) -> None:
         self._of = [(row.job, row.attempt, row.ranks, row.nodes, row.submission, _find_origin(row)) for row in running]
@@ -22,11 +22,11 @@ class RunningPlaces:
 
     @classmethod
     def of(cls, running: Sequence[JobAttempt], before: Self | None = None) -> Self:
-        """Return the places of `running`: `before` itself if nothing that they depend on has changed."""
+        """Return the places of `running`, or `before` itself if none of its inputs has changed."""
         return before if before is not None and before.matches_attempts(running) else cls(running)
 
     def matches_attempts(self, running: Sequence[JobAttempt]) -> bool:
-        """Return whether these attempts run, in this order, with the same places and submissions."""
+        """Return whether these are the same attempts, in the same order, with the same places and submissions."""
         return len(running) == len(self._of) and all(
             row.ranks is ranks
             and row.nodes is nodes
@@ -39,12 +39,12 @@ class RunningPlaces:
 
     @cached_property
     def keys(self) -> list[tuple[str, int]]:
-        """The job and attempt number of each attempt."""
+        """The job name and attempt number of each attempt, in order."""
         return [of[:2] for of in self._of]
 
     @cached_property
     def jobs_on(self) -> dict[str, list[int]]:
-        """Node name → numbers of the attempts that run there."""
+        """Node name → indices of the attempts that run there."""
         found: dict[str, list[int]] = {}
         for number, hosts in enumerate(self.hosts):
             for host in dict.fromkeys(hosts):
@@ -53,5 +53,8 @@ class RunningPlaces:
 
 
 def _find_origin(row: JobAttempt) -> str:
-    """Return the origin of an attempt without a submission. Its number of GPUs depends on it."""
+    """Return the origin of an attempt without a submission, because its number of GPUs depends on it.
+
+    Returns "" for an attempt with a submission.
+    """
     return row.source if row.submission is None else ""

@@ -1,4 +1,4 @@
-"""The process environment: the parent process and the API token."""
+"""The process environment: the parent process, the supervisor and the API token."""
 
 import contextlib
 import os
@@ -15,20 +15,20 @@ GRACE_S = 12.0  # wall; for a pipeline's last snapshot
 
 
 def bearer() -> dict[str, str]:
-    """Return the headers with the environment's token for an API. Returns none if no token is set."""
+    """Return the HTTP headers with the API token of the environment. They are empty if no token is set."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def make_child_environment() -> dict[str, str]:
-    """Return the environment of a child, so that its `watch_parent` knows this process."""
+    """Return the environment for a child process, so that its `watch_parent` knows this process."""
     return {**os.environ, PARENT_VARIABLE: str(os.getpid())}
 
 
 def watch_parent() -> None:
-    """End this process when its parent ends: first SIGTERM, and SIGKILL after GRACE_S.
+    """End this process when its parent ends: first by SIGTERM, after GRACE_S by SIGKILL.
 
-    Works only in a child that was started with `make_child_environment`.
+    This works only in a child that was started with `make_child_environment`.
     """
     named = os.environ.pop(PARENT_VARIABLE, "")  # its own children have another parent
     if named.isdecimal():
@@ -39,7 +39,7 @@ def watch_parent() -> None:
 
 
 def report_ready() -> None:
-    """Report to the supervisor that this process is ready. Does nothing without one, or if repeated."""
+    """Report to the supervisor that this process is ready. Do nothing without one, or if repeated."""
     number = os.environ.pop(READY_VARIABLE, "")
     if number.isdecimal():
         with contextlib.suppress(OSError):  # the supervisor is gone, and this process ends soon
@@ -48,7 +48,7 @@ def report_ready() -> None:
 
 
 def _open_process_descriptor(process: int) -> int | None:
-    """Open a descriptor that is readable once the process has ended. Returns None if that is impossible."""
+    """Open a descriptor that is readable once the process has ended, or return None if that is impossible."""
     try:
         return os.pidfd_open(process)
     except (AttributeError, OSError):  # no Linux, an old kernel, or the process is gone

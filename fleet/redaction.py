@@ -1,4 +1,4 @@
-"""Removal of secrets from texts: users in URLs, and the values of URL queries."""
+"""The removal of secrets from texts: users in URLs, and the values of URL queries."""
 
 import re
 

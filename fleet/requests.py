@@ -1,4 +1,7 @@
-"""PlacementRequest and Decision: the public contract of placement (all times ms, durations s, ratios 0..1)."""
+"""PlacementRequest and Decision: the public contract of placement.
+
+All times are in ms, durations in s, ratios 0..1.
+"""
 
 from collections.abc import Collection
 from typing import Literal
@@ -27,7 +30,7 @@ class Gang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TopologyConstraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A constraint on a placement's topology.
 
-    `required` is a hard invariant. `preferred` is widened level by level if it does not fit.
+    `required` is a hard constraint. `preferred` is widened level by level if it cannot be met.
     """
 
     required: LevelName | None = None
@@ -35,7 +38,7 @@ class TopologyConstraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One gang member on one node, with the indices of its GPUs there.
+    """The place of one gang member: a node, with the indices of its GPUs there.
 
     gpu_share: thousandths of its one GPU. Absent if the member has whole GPUs.
     """
@@ -56,8 +59,9 @@ class PlacementRequest(
 ):
     """A request for GPUs. `gang` counts members, and each gets `gpus_per_node` GPUs on one node.
 
-    Two members may share a node unless `spread`. gpu_share: the thousandths of its one GPU that a member
-    gets. No GPUs (0): CPUs or host memory only. gpu_models: any of several models, each like `gpu_model`.
+    Two members may share a node unless `spread`. gpu_share: the thousandths of its one GPU that a
+    member gets. With 0 GPUs, a member gets only CPUs or host memory. gpu_models: the acceptable models,
+    each like `gpu_model`.
     """
 
     request_id: str
@@ -101,7 +105,7 @@ class PlacementRequest(
 
     @property
     def members(self) -> Gang:
-        """The gang in its long form. A number n means exactly n."""
+        """The gang with all its fields. A gang given as a number n means exactly n members."""
         return self.gang if isinstance(self.gang, Gang) else Gang(self.gang, self.gang)
 
     @property
@@ -124,7 +128,7 @@ class PlacementRequest(
 
 
 class RunnerUp(msgspec.Struct, frozen=True):
-    """A placement that was not chosen, with its score."""
+    """A possible placement that was not chosen, with its score."""
 
     nodes: tuple[str, ...]
     score: float
@@ -134,9 +138,9 @@ class RunnerUp(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a PlacementRequest. Law: `nodes == candidates + sum(rejected.values())`.
 
-    `candidates` can host at least one member. `rejected` counts the others by their first reason. If there
-    was no
-    room for a whole gang, `sentence` says so. `ignored`: facts of the request that changed nothing
+    `candidates` can host at least one member. `rejected` counts the other nodes by their first reason.
+    If there was no room for a whole gang, `sentence` says so. `ignored`: facts of the request that
+    changed nothing
     (`list_ignored_facts`).
     """
 
@@ -180,7 +184,7 @@ _FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Placemen
 
 
 def check_request(request: PlacementRequest, with_queues: bool = True) -> None:
-    """Raise RequestError with the field if a request is invalid beyond its types.
+    """Check a request beyond its types. Raises RequestError with the field if it is invalid.
 
     Demands that are NOT_HONOURED_YET are refused as well.
     """
@@ -223,7 +227,7 @@ def _check_times(request: PlacementRequest) -> None:
 
 
 def check_avoided(request: PlacementRequest) -> None:
-    """Raise RequestError if `avoid_nodes` has an invalid node name. For requests as a client wrote them."""
+    """Check the node names in `avoid_nodes` of a client's request. Raises RequestError if one is invalid."""
     bad = next((name for name in request.avoid_nodes if not is_node_name(name)), None)
     if bad is not None:
         raise RequestError(f"avoid_nodes: {explain_node_name_fault(bad)}", "avoid_nodes")
@@ -232,8 +236,8 @@ def check_avoided(request: PlacementRequest) -> None:
 def list_ignored_facts(request: PlacementRequest, used: Collection[str] = ()) -> tuple[str, ...]:
     """Return the JSON keys of stated facts that no decision uses yet, sorted.
 
-    `used`: keys that the answer did use. A default value states nothing, whether written out or not, since the
-    ledger treats both as one request.
+    `used`: keys that the answer did use. A default value does not count as stated, even if it is
+    written out. The ledger treats both as one request.
     """
     return tuple(name for name in FACTS_WITHOUT_EFFECT if name not in used and _is_stated(request, name))
 
@@ -256,9 +260,9 @@ def _check_text(name: str, text: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """Format a value for a message, cut if it is long.
+    """Format a value for a message, and cut it if it is long.
 
-    Python refuses to write numbers of thousands of digits.
+    Python refuses to format numbers of thousands of digits.
     """
     huge = isinstance(value, int) and value.bit_length() > 1000
     text = "a number of hundreds of digits" if huge else repr(value)
@@ -280,7 +284,7 @@ def _check_gang(request: PlacementRequest) -> None:
 
 
 def _check_gpus(request: PlacementRequest) -> None:
-    """Check the number of GPUs, the part of a GPU, and the models that a request asks for."""
+    """Check the number of GPUs, the part of a GPU, and the models of a request. Raises RequestError."""
     each, share = request.gpus_per_node, request.gpu_share
     if not 0 <= each <= MAX_GPUS_PER_NODE:
         raise RequestError(f"gpus_per_node is {_shown(each)}, it must lie in 0..{MAX_GPUS_PER_NODE}", "gpus_per_node")

@@ -1,4 +1,4 @@
-"""SampleBatch: the decoded form of every telemetry source."""
+"""SampleBatch: the decoded form of every telemetry source's samples."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ class SampleBatch:
         return len(self.metric)
 
     def where(self, chosen: NDArray[np.bool_]) -> "SampleBatch":
-        """Return the samples where `chosen`: (n,) is true, in order."""
+        """Return the samples for which `chosen` is true, in order. chosen: (n,) bool."""
         return SampleBatch(
             self.kind, self.metric[chosen], self.entity[chosen], self.time_ms[chosen], self.value[chosen]
         )
 
     @classmethod
     def of(cls, kind: EntityKind, rows: Sequence[tuple[int, int, int, float]]) -> "SampleBatch":
-        """Make a batch of (metric, entity, time_ms, value) tuples: for tests and rare paths."""
+        """Make a batch of (metric, entity, time_ms, value) tuples, for tests and rare paths."""
         metric, entity, time_ms, value = zip(*rows, strict=True) if rows else ((), (), (), ())
         return cls(
             kind,
@@ -73,7 +73,7 @@ class SampleBatch:
 
     @classmethod
     def by_kind(cls, batches: Iterable["SampleBatch"]) -> list["SampleBatch"]:
-        """Return the same samples in one batch per kind, in order, so that a store writes few large batches."""
+        """Join the samples into one batch for each kind, in order, so that a store writes few large batches."""
         found: dict[str, list[SampleBatch]] = {}
         for batch in batches:
             found.setdefault(batch.kind, []).append(batch)

@@ -1,4 +1,4 @@
-"""SeenSequences: which numbers of a stream have arrived, stored compactly."""
+"""SeenSequences: the numbers of a stream that have arrived, stored compactly."""
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
@@ -7,12 +7,15 @@ from typing import Any
 
 @dataclass(slots=True)
 class SeenSequences:
-    """The sequences that have arrived, as sorted disjoint runs [first, last]. One run if none is missing."""
+    """The sequences that have arrived, as sorted disjoint runs [first, last].
+
+    It has a single run if no number in between is missing.
+    """
 
     runs: list[list[int]] = field(default_factory=list)
 
     def add(self, sequence: int) -> bool:
-        """Add a sequence. Return whether it is new."""
+        """Add a sequence number. Return whether it is new."""
         last = self.runs[-1] if self.runs else None
         if last is None or sequence > last[1] + 1:  # records in order need no search
             self.runs.append([sequence, sequence])
@@ -38,7 +41,7 @@ class SeenSequences:
         return True
 
     def close_gaps(self, most: int) -> None:
-        """Reduce the runs to at most `most`. Numbers in gaps between the lowest runs then count as seen.
+        """Reduce the number of runs to `most`. Numbers in gaps between the lowest runs then count as seen.
 
         If they arrive later, they are ignored.
         """
@@ -51,7 +54,7 @@ class SeenSequences:
 
 
 def add_newest_event(newest: list[Any], event: Any, most: int) -> None:
-    """Insert an event into `newest`, sorted by sequence and bounded.
+    """Insert an event into `newest`, which is sorted by sequence and has at most `most` events.
 
     The newest stay, whatever the order of arrival.
     """

@@ -1,4 +1,4 @@
-"""Hazards that the nodes of a gang share: inherited heat, cooling, power, switches.
+"""Hazards that the nodes of a gang share: carried heat, cooling, power, switches.
 
 Forecasts and placements use them.
 """
@@ -19,9 +19,9 @@ SPREADS = 0.1  # of a member's own hazard above the usual, what its domain has i
 
 
 def compute_shared_hazard(level: str, excess: Array, duration_s: float) -> Array:
-    """Return the hazard that domains with two or more members add to a gang.
+    """Return (domain,) the hazard that domains with two or more members add to a gang.
 
-    excess: of the worst member of each domain.
+    excess: (domain,) hazard of the worst member beyond the usual one.
 
     >>> compute_shared_hazard("rack", np.array([0.0, 0.5]), 86_400).tolist()
     [0.0002, 0.0502]
@@ -30,7 +30,7 @@ def compute_shared_hazard(level: str, excess: Array, duration_s: float) -> Array
 
 
 def hazard_of(p: Array) -> Array:
-    """Return the hazard of a probability."""
+    """Convert probabilities to hazards, of the same shape."""
     return np.asarray(-np.log1p(-np.clip(p, 0.0, HIGHEST_P)))
 
 
@@ -52,7 +52,9 @@ def interpolate_hazard(p: Array, horizons_s: Sequence[float], duration_s: float)
 
 
 def compute_carried_heat(gpu_temp_c: Array, duration_s: float) -> Array:
-    """Return (n,) the slow hazard from the previous job's heat, by each node's hottest GPU. NaN adds none.
+    """Return (n,) the hazard of being slow because of heat from the previous job.
+
+    gpu_temp_c: (n,) temperature of each node's hottest GPU. NaN adds no hazard.
 
     >>> compute_carried_heat(np.array([60.0, 90.0, np.nan]), 1e6).tolist()
     [0.0, 0.05, 0.0]

@@ -1,4 +1,4 @@
-"""A search for the name that was meant by a misspelt one."""
+"""A search for the known names that a misspelt name may mean."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -8,7 +8,9 @@ LONGEST_COMPARED = 64  # characters
 
 
 def nearest(name: str, known: Sequence[str], most: int, cutoff: float = 0.6) -> list[str]:
-    """Return names with a similar spelling, the nearest first. Compares a bounded number of short names.
+    """Return the known names with a similar spelling, at most `most`, the nearest first.
+
+    Only a bounded number of short names is compared.
 
     >>> nearest("weigth", ["limit", "weight"], 1), nearest("x" * 1000, ["x" * 1000], 1)
     (['weight'], [])

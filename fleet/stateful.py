@@ -1,4 +1,7 @@
-"""Stateful: how state enters snapshots and follows the clock. `service/pipeline/stateful.py` lists all of it."""
+"""Stateful: the interface of state that snapshots save and that follows the clock.
+
+`service/pipeline/stateful.py` lists all such state.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -9,7 +12,7 @@ Dump = tuple[Any, dict[str, NDArray[Any]]]
 
 
 class Stateful(Protocol):
-    """State that outlives its process."""
+    """A part of the state that outlives its process."""
 
     def dump(self) -> Dump:
         """Return a copy of the state: values that msgpack can encode, and arrays by name."""
@@ -21,5 +24,5 @@ class Stateful(Protocol):
         """
 
     def move(self, by_ms: int) -> None:
-        """Shift observed times with a clock that was set. Times that events state do not change."""
+        """Shift observed times after the clock was set by `by_ms`. Times that events state do not change."""
         return

@@ -1,4 +1,4 @@
-"""The sources of an attempt's facts, and what each can state: job events, labels of exporters, or the training loop."""
+"""The origins of an attempt's facts: job events, labels, the training loop, or our own queue."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -32,7 +32,7 @@ def find_fact_origin(written: Mapping[str, int], submission: Submitted | None) -
 
 
 def update_rank_place(ranks: tuple[RankPlacement, ...], event: Phase | Step) -> tuple[RankPlacement, ...]:
-    """Return the ranks, in order, with the place that one of them reports for itself."""
+    """Return the ranks, in order, with the place that one rank reports for itself."""
     mine = RankPlacement(event.rank or 0, event.node, event.gpus)
     if not event.node or mine in ranks:
         return ranks

@@ -1,6 +1,6 @@
-"""Decode TOML files, with errors that name the line, the key, the value and what was meant.
+"""A decoder of TOML files whose errors name the line, the key, the value and the probable intention.
 
-The parser gives no lines once a file is read, so that they are looked up in its text.
+The parser gives no line numbers, so this module finds them in the text.
 """
 
 import re
@@ -38,9 +38,9 @@ def decode_toml(text: str, kind: type[_Table]) -> _Table:
 
 
 def prepend_line_number(text: str, message: str) -> str:
-    """Put the line before a message that begins with a key of the text.
+    r"""Prepend the line number to a message that begins with a key of the text.
 
-    >>> prepend_line_number("[placer]\\n\\nmax_risk = 5\\n", "placer.max_risk = 5: must lie in (0, 1]")
+    >>> prepend_line_number("[placer]\n\nmax_risk = 5\n", "placer.max_risk = 5: must lie in (0, 1]")
     'line 3: placer.max_risk = 5: must lie in (0, 1]'
     """
     named = NAMED.match(message)
@@ -64,9 +64,11 @@ def parse_key_path(key: str) -> Path:
 
 
 def find_key_lines(text: str) -> dict[Path, int]:
-    """Where tables and their keys begin, counted from 1. The n-th table of a list has n (from 0) in its path.
+    r"""Return the path of each table and key → its line, counted from 1.
 
-    >>> find_key_lines('[a."b/c"]\\nx = 1\\n[[d]]\\n[[d]]\\ny = 2\\n')[("d", 1, "y")]
+    The path of the n-th table of a list contains n, counted from 0.
+
+    >>> find_key_lines('[a."b/c"]\nx = 1\n[[d]]\n[[d]]\ny = 2\n')[("d", 1, "y")]
     5
     """
     found: dict[Path, int] = {}
@@ -87,7 +89,10 @@ def find_key_lines(text: str) -> dict[Path, int]:
 
 
 def _numbered(names: Path, counts: dict[Path, int]) -> Path:
-    """Put the number of its latest table behind each name of a list of tables, but for the last name."""
+    """Insert the index of its latest table after each name of a list of tables.
+
+    The last name gets no index.
+    """
     path: Path = ()
     for place, name in enumerate(names, 1):
         path = (*path, name)
@@ -97,7 +102,10 @@ def _numbered(names: Path, counts: dict[Path, int]) -> Path:
 
 
 def find_nearest_line(lines: dict[Path, int], path: Path) -> int:
-    """Return the line of a path, or of its longest part that has a line. A list has the line of its first table."""
+    """Return the line of a path, or of its longest beginning that has a line.
+
+    The line of a list is that of its first table. Returns 1 if no part has a line.
+    """
     while path:
         found = lines.get(path) or lines.get((*path, 0))
         if found:

@@ -1,8 +1,8 @@
-"""A reader of TOML from people and other programs. A scan first bounds the parser's cost.
+"""A reader of TOML from people and other programs. A scan limits the parser's cost before it runs.
 
-The parser of the standard library needs quadratic time for a long dotted key, and returns integers of any
-length. Every text that `read_toml` accepts is read in time proportional to its length. It holds only 64-bit
-integers, as TOML requires.
+The parser of the standard library needs quadratic time for a long dotted key, and returns integers
+of any length. `read_toml` takes time proportional to the length of each text that it accepts. Its
+documents have only 64-bit integers, as TOML requires.
 """
 
 import re
@@ -28,7 +28,7 @@ _DEEP_KEY = re.compile(rf"(?<![^\s.,=\[\]{{}}]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """Return the document. Raises ValueError with the reason if the text is not TOML or exceeds a bound."""
+    """Parse a TOML text. Raises ValueError with the reason if it is not TOML or exceeds a limit."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"{len(text):,} characters, at most {MOST_CHARACTERS:,} are read")
     bare = _STRING_OR_COMMENT.sub("s", text)
@@ -46,7 +46,7 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def _check_values(document: dict[str, Any]) -> None:
-    """Raise ValueError for an integer beyond 64 bits, and for a document that is nested too deep."""
+    """Check that no integer exceeds 64 bits and no nesting is too deep. Raises ValueError."""
     level: list[Any] = [document]
     for _ in range(DEEPEST + 1):
         inner: list[Any] = []

@@ -1,7 +1,8 @@
 """Topology: each node's NVLink domain, rack, rail group, block and cluster, and its hardware.
 
-Immutable, by dense node row; a change makes a new one with the next `generation`. A node that no file names has domain
--1 at every level ("unplaced"): it is scored and shown, and hosts only what asks for no level above the node.
+A topology is immutable, with columns by node row. A change makes a new one with the next
+`generation`. A node that no source names has domain -1 at every level ("unplaced"). It is scored
+and shown, but only requests without constraints above the node level can be placed on it.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ DOMAIN_LEVELS = tuple(level for level in Level if level is not Level.NODE)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A network adapter."""
+    """A network adapter of a node."""
 
     name: str
     gpus: tuple[int, ...] = ()  # the nearest ones; (): unknown
@@ -41,10 +42,13 @@ class Device:
 class NodeSpec:
     """One node, as a topology source states it. An empty domain name means that the source states none.
 
-    counts_resources: `gpus` is a scheduler's count of a resource, which may count shares of a board. stated_gpus: what
-    the source stated before an exporter counted fewer boards, 0 where it did not or where it counts resources.
-    other_names: host names and addresses of the same machine, under which others report it. lent_gpus: held by nodes of
-    another scheduler, of whose jobs nothing reports. source: the scheduler's source that states it.
+    counts_resources: whether `gpus` is a scheduler's count of a resource, which may count shares of a
+    board.
+    stated_gpus: the number that the source stated, if an exporter has counted fewer boards since.
+    Otherwise 0.
+    other_names: host names and addresses under which other sources report the machine. lent_gpus: GPUs
+    held by nodes of another scheduler, about whose jobs no source reports. source: the scheduler's
+    source that states it.
     """
 
     name: str
@@ -66,7 +70,10 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Columns over n node rows. `domain[level][row]` indexes `domain_names[level]`, -1 is unknown."""
+    """The topology of n nodes as columns over node rows.
+
+    `domain[level][row]` is an index into `domain_names[level]`, -1 if unknown.
+    """
 
     nodes: tuple[NodeSpec, ...]
     placed: NDArray[np.bool_]  # (n,) named by a topology source
@@ -97,7 +104,7 @@ class Topology:
         generation: int = 1,
         hosts: Mapping[str, tuple[Device, ...]] | None = None,
     ) -> "Topology":
-        """Index the specs. Raises ValueError on a repeated node.
+        """Make a topology of node specs. Raises ValueError on a repeated node.
 
         Domains are numbered in order of their first mention.
         """
@@ -125,7 +132,7 @@ class Topology:
         )
 
     def devices(self, row: int) -> tuple[Device, ...]:
-        """Return the adapters of a node: its inner wiring, with what the fabric adds."""
+        """Return the network adapters of a node: those of its inner wiring, with facts from the fabric."""
         node = self.nodes[row]
         keys = (node.name, node.pool, node.gpu_model, "")
         inside = next((self.hosts[key] for key in keys if key in self.hosts), ())
@@ -135,16 +142,17 @@ class Topology:
         )
 
     def add_unplaced_nodes(self, names: Sequence[str]) -> "Topology":
-        """Return the next generation of this topology, with further nodes that no source has placed."""
+        """Return the next generation of this topology, with more nodes that no source has placed."""
         nodes = (*self.nodes, *(NodeSpec(name) for name in names))
         placed = [*self.placed.tolist(), *(False for _ in names)]
         return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
 
     def update_gpu_counts(self, counts: Mapping[str, int], model: Mapping[str, str] | None = None) -> "Topology":
-        """Return the next generation of this topology, with the boards that exporters count, and models where unknown.
+        """Return the next generation of this topology, with the boards that exporters count.
 
-        Fewer boards than stated replace the stated number, since the missing boards cannot be given out. More do not.
-        A count of 0 means that all boards of a node are elsewhere now.
+        model: node → GPU model, for nodes whose model is unknown. Fewer boards than stated replace the
+        stated number, since the missing boards cannot be given out. More boards do not. A count of 0 means
+        that all boards of a node are elsewhere now.
         """
         nodes = [_counted(node, counts.get(node.name), (model or {}).get(node.name, "")) for node in self.nodes]
         placed = self.placed.tolist()
@@ -152,7 +160,10 @@ class Topology:
 
 
 def _counted(node: NodeSpec, boards: int | None, model: str) -> NodeSpec:
-    """Return what is known of a node after an exporter counted its boards, None where none did."""
+    """Return a node's spec with the number of boards that an exporter counted, None if none did.
+
+    model: the GPU model that telemetry shows, used if the spec has none.
+    """
     gpus = node.gpus if boards is None else min(node.gpus or boards, boards)
     missing = gpus < node.gpus and not node.counts_resources
     return replace(
@@ -164,6 +175,6 @@ def _counted(node: NodeSpec, boards: int | None, model: str) -> NodeSpec:
 
 
 def _joined(inside: Device, declared: Device) -> Device:
-    """Merge the facts of one adapter from the node's wiring and from the fabric."""
+    """Merge the facts about one adapter from the node's wiring and from the fabric."""
     rail = inside.rail if inside.rail >= 0 else declared.rail
     return Device(inside.name, inside.gpus or declared.gpus, rail, declared.bytes_per_s or inside.bytes_per_s)

@@ -1,4 +1,4 @@
-"""Types in plain words, for messages about documents that do not fit them."""
+"""Descriptions of types in plain words, for messages about documents that do not fit them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from msgspec import inspect
 
 
 def words_of(kind: inspect.Type, toml: bool = False) -> str:
-    """Return in words which values a type accepts. TOML has tables for objects, and no null."""
+    """Describe which values a type accepts. toml: objects are called tables, and null is left out."""
     match kind:
         case inspect.UnionType(types=types):
             named = [one for one in types if not (toml and isinstance(one, inspect.NoneType))]
@@ -56,7 +56,7 @@ def _pluralise(kind: inspect.Type, toml: bool) -> str:
 
 
 def list_choices(kind: inspect.Type) -> list[str]:
-    """Return the values of an enumeration, or none for another type."""
+    """Return the values of an enumeration or literal type, or none for another type."""
     match kind:
         case inspect.LiteralType(values=values):
             return [str(value) for value in values]

@@ -1,7 +1,7 @@
-"""The kinds of resources that a waiting attempt waits for, machines or a quota, read from its scheduler's reason.
+"""The kind of resource that an attempt waits for, machines or a quota, by its scheduler's reason.
 
-A job that waits for a quota would not start if machines became free. It starts once its own queue, account or user
-holds less. Reasons that this file does not name wait for machines.
+A job that waits for a quota would not start if machines became free. It starts once its own queue,
+account or user holds less. Reasons that this file does not name mean waiting for machines.
 """
 
 import re

@@ -1,7 +1,8 @@
 """XID codes: their meaning for a node, and NVIDIA's advice.
 
-Sources: NVIDIA's XID catalogue (the first action of each code), its decode of NVLink codes, published fleet studies.
-The catalogue's actions are for one GPU; HARD and SOFT decide when a node leaves service.
+Sources: NVIDIA's XID catalogue (the first action of each code), its decode of NVLink codes,
+published fleet studies. The catalogue's actions are for one GPU. HARD and SOFT decide when a node
+leaves service.
 """
 
 from typing import Final
@@ -103,12 +104,12 @@ ACTION_OF: Final = {code: action for action, codes in _CODES.items() for code in
 
 
 def meaning(code: int) -> str:
-    """Return a few words for a code, or "" if the tables lack it."""
+    """Return the meaning of a code in a few words, or "" if the tables lack it."""
     return WORDS.get(code, "")
 
 
 def advice(code: int) -> str:
-    """Return NVIDIA's immediate action in words, empty where the catalogue names none.
+    """Return NVIDIA's immediate action for a code in words, or "" if the catalogue names none.
 
     >>> advice(79), advice(9)
     ('restart the node', '')
@@ -117,7 +118,9 @@ def advice(code: int) -> str:
 
 
 def classify_severity(event: NodeEvent) -> str:
-    """Return fatal, warning or ok for an XID or health event; empty for application errors and other events.
+    """Return "fatal", "warning" or "ok" for an XID or health event.
+
+    Returns "" for an application's error and for any other event.
 
     >>> classify_severity(NodeEvent(node="n1", source="s", sequence=1, time_ms=1, type="xid", code=79))
     'fatal'

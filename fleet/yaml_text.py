@@ -1,4 +1,4 @@
-"""A reader of YAML from people and other programs. Nesting is bounded, and aliases are refused."""
+"""A reader of YAML from people and other programs. Nesting is limited, and aliases are refused."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ MOST_CHARACTERS = 4_194_304
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Return the document, as far as JSON can express it. Raises ValueError with the reason otherwise."""
+    """Parse a YAML text that JSON could express. Raises ValueError with the reason for any other text."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"{len(text):,} characters, at most {MOST_CHARACTERS:,} are read")
     import yaml  # imported late: the service rarely reads YAML

@@ -1,1 +1,1 @@
-"""A weather service for GPU fleets. The packages in here are links to the folders beside it."""
+"""A weather service for GPU fleets. Its subpackages are links to the folders next to this one."""

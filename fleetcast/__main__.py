@@ -1,4 +1,4 @@
-"""Entry point of `python -m fleetcast`, which is the command `fleetcast`."""
+"""The entry point of `python -m fleetcast`, which is the command `fleetcast`."""
 
 from fleetcast.cli.main import main
 

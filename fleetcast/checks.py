@@ -1,4 +1,4 @@
-"""Contract suites of the plugin points: call the one of your kind in a test of yours.
+"""Contract tests for plugins: call the check for your kind of plugin in a test of your own.
 
 from fleetcast.checks import check_source
 def test_mine(tmp_path): check_source(lambda: MySource(tmp_path), batches=3)
@@ -30,10 +30,10 @@ WAIT_LIMIT_S = 60.0
 
 
 def check_source(make: Callable[[], Source], batches: int, *, replays: bool = True) -> None:
-    """`make` opens the same material anew, from its beginning; at least `batches` batches can be taken from it.
+    """Check a source: it continues after a seek and after an error, and loses no record.
 
-    replays: after a seek nothing is skipped, nor after an error. A live source (`replays=False`) has nothing to go
-    back to, but goes on.
+    `make` opens the same records from their beginning, and gives at least `batches` batches. With
+    `replays=False` the source is live: it cannot go back, but must continue after an error.
     """
     source = make()
     check_source_class(type(source), "check_source")
@@ -50,7 +50,7 @@ def check_source(make: Callable[[], Source], batches: int, *, replays: bool = Tr
 
 
 class _Stumbles(Source):
-    """A source that once loses a batch to a bug."""
+    """A source that fails once, after some good batches, and so loses a batch."""
 
     def __init__(self, source: Source, good: int) -> None:
         self.name = source.name
@@ -75,7 +75,10 @@ class _Stumbles(Source):
 
 
 def _check_error(make: Callable[[], Source], good: int, wanted: list[Any]) -> None:
-    """After an error behind `good` batches the source is closed, made anew, sought, and gives what is missing."""
+    """Check that a source recovers from an error after `good` batches.
+
+    It must be closed, made again, moved to its position, and give the missing records.
+    """
 
     async def scenario() -> None:
         source = GuardedSource(_Stumbles(make(), good), make)
@@ -134,10 +137,11 @@ FORECASTER_STEPS = (1, 6, 144)
 
 
 def check_forecaster(make: Callable[[], Forecaster], series: Callable[[int], Panel] | None = None) -> None:
-    """Series short and long, with holes and without any value: the shape, the order of quantiles, and no look ahead.
+    """Check a forecaster: its shapes, the order of its quantiles, and that it reads no later values.
 
-    A forecaster is fitted before it comes here, or needs no fit. series: three of so many bins, the last one without
-    any value, for a forecaster that says nothing of `walks`.
+    The series are short and long, some with holes and one without values. The forecaster must be fitted
+    already, or need no fit. series: returns three series of a number of bins, the last without values.
+    It replaces the default series for a forecaster that knows other series only.
     """
     assert make().name
     for bins in (1, 5, 150, 2000):
@@ -156,7 +160,7 @@ def check_forecaster(make: Callable[[], Forecaster], series: Callable[[int], Pan
 
 
 def walks(bins: int) -> Panel:
-    """Three series that nobody may write into: a walk, another with holes, and one without any value."""
+    """Make three read-only series: a random walk, another one with a hole, and one without values."""
     rng = np.random.default_rng(bins)
     values = 500.0 + np.cumsum(rng.normal(0, 5, (3, bins)), axis=1)
     values[1, bins // 3 : bins // 2] = np.nan
@@ -170,9 +174,10 @@ def walks(bins: int) -> Panel:
 
 
 def check_filter(rejects: Filter, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:
-    """Check a filter: a mask over the nodes, True where one is rejected, or None if the request does not ask for it.
+    """Check a filter, which returns (n,) bool, True for each rejected node.
 
-    The mask is the same for requests that differ in ids and times alone: a pass over the queue asks for one of them.
+    It may return None if the request does not concern it. Requests that differ only in ids and times
+    must have the same mask, because a pass over the queue evaluates only one of them.
     """
     for request, view in ((request, view) for request in requests for view in views):
         mask = _pure(rejects, request, view)
@@ -193,7 +198,7 @@ OTHER_IDS_AND_TIMES: dict[str, Any] = {
 
 
 def check_scorer(score: Scorer, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:
-    """Check a scorer: a score in [0, 1] for every node, higher is better. NaN where it knows nothing."""
+    """Check a scorer. It returns (n,) a score from 0 to 1 for each node, higher is better, NaN if unknown."""
     for request, view in ((request, view) for request in requests for view in views):
         scores = _pure(score, request, view)
         assert scores.shape == (len(view),)
@@ -202,9 +207,9 @@ def check_scorer(score: Scorer, requests: Sequence[PlacementRequest], views: Seq
 
 
 def _pure(function: Callable[..., Any], request: PlacementRequest, view: ClusterView) -> Any:
-    """Return the function's answer, after checking that the function is pure.
+    """Return the function's result, after checking that the function is pure.
 
-    It must give the same answer for the same arguments, and write nothing into the view.
+    It must give the same result for the same arguments, and must not change the view.
     """
     before = copy.deepcopy(view)
     first, second = (function(request, view, Options()) for _ in range(2))
@@ -226,13 +231,15 @@ def check_adapter(
     keeps: frozenset[str] = frozenset(),
     hour: Sequence[Weather] | None = None,
 ) -> None:
-    """Check the laws of a writer, over a fleet's weathers.
+    """Check a writing adapter over the weathers of a fleet.
 
-    It wishes the same twice, nothing more once its wishes are written, and nothing of what others own. Without weather
-    nothing of it stays. Forecasts that waver by 1 % are no news.
+    It must make the same wishes twice, and none once they are written. It must not touch fields of
+    others, nor react to forecasts that vary by 1 %. Without weather it must withdraw everything of its
+    own.
 
-    holds: what the other system holds at first beside a field of another owner for each node. keeps: fields that a
-    withdrawal leaves. hour: `wavering_hour(weathers)`, from a caller that checks several adapters over these weathers.
+    holds: the other system's values at the start. The check adds a field of another owner for each
+    node. keeps: fields that a withdrawal leaves. hour: `wavering_hour(weathers)`, if the caller checks
+    several adapters.
     """
     seen = {key: dict(values) for key, values in (holds or {}).items()}
     theirs = {
@@ -263,7 +270,7 @@ def check_adapter(
 
 
 def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence[Write]) -> None:
-    """Write all of it, as a port does."""
+    """Apply the wishes to `seen`, as a port would."""
     for write in wishes:
         assert write.field in adapter.fields, f"{write.field} is not ours"
         held = seen.setdefault(write.key, {})
@@ -276,14 +283,15 @@ def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence
 
 
 def wavering_hour(weathers: Sequence[Weather]) -> list[Weather]:
-    """Return an hour of boards after the last weather that has nodes. Its forecasts waver by 1 %."""
+    """Make an hour of boards that follow the last weather with nodes. Their forecasts vary by 1 %."""
     return list(_an_hour(next(weather for weather in reversed(weathers) if weather.nodes)))
 
 
 def _an_hour(weather: Weather) -> Iterator[Weather]:
-    """Yield boards of an hour, one every ten seconds, whose forecasts waver by 1 %: around the edges of the bands, too.
+    """Yield the boards of an hour, one every ten seconds, whose forecasts vary by 1 %.
 
-    The first has the highest, so that whatever the noise can enter is entered. No start comes within the hour.
+    Some risks lie at the edges of the bands. The first board has the highest values, so that noise
+    cannot enter a higher band later. No start falls within the hour.
     """
     assert weather.nodes is not None
     nodes, rng, bands = weather.nodes, np.random.default_rng(1), Bands()
@@ -316,7 +324,7 @@ def _job(job: JobOutlook, by: float) -> JobOutlook:
 
 
 def _start(start: StartOutlook, now_ms: int, by: float) -> StartOutlook:
-    """Return a start an hour later than issued, with a wavering wait."""
+    """Return a start that is an hour later, with a wait that differs by the factor `by`."""
     stated = {name: getattr(start, name) for name in ("p10_ms", "p50_ms", "p90_ms")}
     later = {name: at_ms and now_ms + round((at_ms - now_ms + HOUR_MS) * (1 + by)) for name, at_ms in stated.items()}
     return start._replace(**later)

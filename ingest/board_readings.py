@@ -1,8 +1,7 @@
-"""Readings that distinguish boards on DCGM pages whose lines carry no UUID.
+"""Readings that distinguish GPU boards on DCGM pages whose lines carry no UUID.
 
-A board counts its energy since its driver started. So two pages of one board differ at most by what the
-board can use in the time between them. The memory in use changes when work starts or ends. At most other
-times, two machines differ in it.
+A board counts its energy since its driver started. So two pages of one board differ at most by the energy
+that the board can use between them. Two different machines mostly differ in the memory that their GPUs use.
 """
 
 import re
@@ -22,7 +21,7 @@ _LINE = re.compile(
 class BoardReadings:
     """The readings of one page by GPU index.
 
-    energy_j: since the driver started. used_mib: memory in use.
+    energy_j: energy since the driver started. used_mib: memory in use.
     """
 
     time_ms: int = 0
@@ -31,9 +30,9 @@ class BoardReadings:
 
 
 def parse_board_readings(page: bytes, time_ms: int) -> BoardReadings:
-    """Return the readings of a page; without any if it is of another exporter.
+    r"""Return the readings of a DCGM page. They are empty if another exporter wrote the page.
 
-    >>> parse_board_readings(b'DCGM_FI_DEV_FB_USED{gpu="1",Hostname="n1"} 70000\\n', 0).used_mib
+    >>> parse_board_readings(b'DCGM_FI_DEV_FB_USED{gpu="1",Hostname="n1"} 70000\n', 0).used_mib
     {1: 70000.0}
     """
     found = BoardReadings(time_ms)
@@ -50,7 +49,7 @@ def parse_board_readings(page: bytes, time_ms: int) -> BoardReadings:
 
 
 def have_same_boards(first: BoardReadings, second: BoardReadings) -> bool | None:
-    """Return whether two pages count the energy of the same boards. Returns None if they do not say enough.
+    """Return whether two pages count the energy of the same boards, or None if it is too little to tell.
 
     The pages may number the boards in another order, and one may lack some of them.
     """

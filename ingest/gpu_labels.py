@@ -1,16 +1,16 @@
-"""Labels of an exporter's series that name the holder of a GPU: Kubernetes' pods and Slurm's jobs.
+"""Labels of an exporter's series that name the holder of a GPU: Kubernetes pods and Slurm jobs.
 
     pod, namespace, container      Kubernetes mapping; `exported_*` where a Prometheus keeps its own labels
     hpc_job                        HPC mapping: the id of a Slurm job
     job_id, job_user, job_partition   the same of AMD's exporter
 
-Pods of slurmd, Ray nodes and other schedulers' workers are not jobs. They are nodes of these schedulers
-(`host_pod`).
+Pods of slurmd, Ray nodes and other schedulers' workers are not jobs but nodes of these schedulers.
+`host_pod` finds them.
 
 A pod's job is NAMESPACE/OWNER, as in the Kubernetes source. The owner is the pod's name without the parts
-that controllers append: a Deployment's two random parts, a Job's one, and a role with its numbers
-(`train-42-worker-0` → `train-42`). A number alone is not removed: `train-42` may be a name, and jobs that
-share a wrong name would never end.
+that controllers append. A Deployment appends two random parts, and a Job one. A training operator appends a
+role with its numbers (`train-42-worker-0` → `train-42`). A number alone is not removed: `train-42` may be a
+name, and jobs that share a wrong name would never end.
 """
 
 import re
@@ -51,10 +51,10 @@ class JobLabel(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LabelSight(msgspec.Struct, frozen=True, gc=False):
-    """The labels of one page, or of one request.
+    """The job labels of one page or one request.
 
-    gpus: rows of the GPUs on it. jobs: the labels of each GPU that has some. divided: rows of GPUs whose MIG
-    instances have labels. Such labels say nothing about the whole GPU.
+    gpus: rows of all GPUs on it. jobs: the labels of each GPU that has any. divided: rows of GPUs whose MIG
+    instances have labels, which say nothing about the whole GPU.
     """
 
     time_ms: int
@@ -64,7 +64,9 @@ class LabelSight(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_job_label(labels: Mapping[str, str]) -> JobLabel | None:
-    """Return the holder of the GPU. None if the labels name no holder, or the exporter's own pod.
+    """Return the job that holds the GPU.
+
+    Returns None if the labels name no holder, a scheduler's own node, or the exporter's own pod.
 
     >>> parse_job_label({"pod": "train-42-worker-0", "namespace": "ml", "container": "torch"}).job
     'ml/train-42'
@@ -87,7 +89,7 @@ def parse_job_label(labels: Mapping[str, str]) -> JobLabel | None:
 
 
 def host_pod(labels: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the pod and namespace of another scheduler's node that holds the GPU, or None.
+    """Return (pod, namespace) of the pod that is another scheduler's node and holds the GPU, or None.
 
     >>> host_pod({"pod": "worker-0", "namespace": "soperator", "container": "slurmd"})
     ('worker-0', 'soperator')

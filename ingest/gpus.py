@@ -1,4 +1,4 @@
-"""GPUs in the words of exporters of all vendors: short model names, and the GPUs of each node."""
+"""GPU model names and indices from exporters of all vendors, and the known GPUs of each node."""
 
 import re
 from collections import Counter
@@ -39,7 +39,7 @@ def short_model(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """The facts that labels state about a GPU, empty if unstated. model: as `short_model` returns it."""
+    """The facts that labels state about a GPU, empty if unstated. model: a name from `short_model`."""
 
     model: str = ""
     uuid: str = ""
@@ -71,7 +71,7 @@ class GpuInventory:
             self._slots[facts.uuid] = (node, index)
 
     def slot(self, uuid: str) -> tuple[str, int] | None:
-        """Return the (node, index) of a board, or None if no line has named all three."""
+        """Return the (node, index) of the GPU with this UUID, or None if unknown."""
         return self._slots.get(uuid)
 
     def models(self) -> dict[str, str]:
@@ -86,7 +86,7 @@ class GpuInventory:
 
 
 def learn_devices(entities: Entities, node: str, index: int, *devices: str) -> None:
-    """Record the names (PCI address, UUID) of a GPU in kernel logs and health checks.
+    """Record the names of a GPU in kernel logs and health checks: its PCI address and its UUID.
 
     Empty names are skipped.
     """
@@ -96,7 +96,10 @@ def learn_devices(entities: Entities, node: str, index: int, *devices: str) -> N
 
 
 def parse_gpu_index(text: str, label: str) -> int:
-    """Return the index that a label holds. Raises RecordError bad_label."""
+    """Return the GPU index that a label holds.
+
+    Raises RecordError `bad_label` if it is no number below MAX_GPUS_PER_NODE.
+    """
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < MAX_GPUS_PER_NODE):
         raise RecordError("bad_label", f"{label}={text[:40]!r}: expected an index below {MAX_GPUS_PER_NODE}")
     return int(text)

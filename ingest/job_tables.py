@@ -29,9 +29,9 @@ WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "CONFIGURING"})  # s
 
 @dataclass(slots=True)
 class JobColumns:
-    """Columns of equal length.
+    """The columns of a job table, all of equal length.
 
-    `skipped`: lines by the reason why they were skipped. `header`: the source's own comment lines.
+    `skipped`: the number of skipped lines by reason. `header`: the source's own comment lines.
     """
 
     columns: dict[str, list[Any]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def read_history(kind: str, path: Path) -> JobColumns:
 
 
 def read_helios(path: Path) -> JobColumns:
-    """Read `cluster_log.csv` of HeliosData, or the folder that holds it.
+    """Read the `cluster_log.csv` of a Helios log. path: this file, or the folder that holds it.
 
     CPU jobs (gpu_num 0) are skipped as `no GPUs`.
     """
@@ -74,9 +74,9 @@ def read_helios(path: Path) -> JobColumns:
 
 
 def read_gpu_numbers(path: Path) -> JobColumns:
-    """Read `cluster_gpu_number.csv` next to a Helios log, in long form: date, vc, gpus.
+    """Read the GPU counts of virtual clusters from the `cluster_gpu_number.csv` of a Helios log.
 
-    Returns no rows if the file does not exist.
+    Each row holds date, vc and gpus. Returns no rows if the file does not exist.
     """
     history = JobColumns()
     file = path / "cluster_gpu_number.csv" if path.is_dir() else path.with_name("cluster_gpu_number.csv")
@@ -98,7 +98,12 @@ def read_gpu_numbers(path: Path) -> JobColumns:
 
 
 def read_swf(path: Path) -> JobColumns:
-    """Read Standard Workload Format: `;` header lines, then 18 numbers a line. -1 is unknown and stays -1."""
+    """Read a file in Standard Workload Format, with header lines and 18 numbers in each other line.
+
+    Header lines begin with a semicolon.
+
+    Unknown values stay -1.
+    """
     history = JobColumns()
     for line in _lines(path, history.skipped):
         text = line.strip()
@@ -119,10 +124,10 @@ def read_swf(path: Path) -> JobColumns:
 
 
 def read_slurm(path: Path) -> JobColumns:
-    """Read `sacct -P` with a header line. Skips and counts job steps and jobs without a GPU.
+    """Read the output of `sacct -P` with a header line. Job steps and jobs without a GPU are skipped.
 
-    Jobs that run have no end. Jobs that wait, or were cancelled while they waited, have no start. None of these
-    jobs has a run time.
+    Running jobs have no end. Jobs that wait, or were cancelled before they started, have no start. None of
+    these jobs has a run time.
     """
     history, seen = JobColumns(), Counter[str]()
     lines = _lines(path, history.skipped)
@@ -209,9 +214,10 @@ def _parse_slurm_row(row: dict[str, str]) -> dict[str, Any]:
 
 
 def _count_slurm_gpus(row: dict[str, str]) -> int:
-    """Return the GPUs from AllocTRES or ReqTRES (`gres/gpu=8`, of the whole job), else from AllocGRES.
+    """Return the number of GPUs of a job, or 0 if the row states none.
 
-    AllocGRES (`gpu:8`) counts the GPUs of each node.
+    AllocTRES or ReqTRES (`gres/gpu=8`) state the GPUs of the whole job. Without them, AllocGRES (`gpu:8`)
+    counts: it states the GPUs of each node.
     """
     for key in ("AllocTRES", "ReqTRES"):
         parts = dict(part.split("=", 1) for part in row.get(key, "").split(",") if "=" in part)
@@ -229,7 +235,7 @@ def _count_slurm_gpus(row: dict[str, str]) -> int:
 
 
 def _add_arrival_times(history: JobColumns) -> JobColumns:
-    """Add arrival_s, seconds from the first submission."""
+    """Add the column arrival_s: seconds since the first submission."""
     times = history.columns.get("submit_time", [])
     if times:
         first = min(times)
@@ -238,7 +244,7 @@ def _add_arrival_times(history: JobColumns) -> JobColumns:
 
 
 def _lines(path: Path, skipped: Counter[str]) -> Iterator[str]:
-    """Yield lines without their end.
+    """Yield the lines of a file, unpacked if it is a `.gz` file, without their line ends.
 
     Bytes that are not UTF-8 become replacement characters. A truncated gzip file ends early.
     """

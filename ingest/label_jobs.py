@@ -1,6 +1,6 @@
-"""A tracker of jobs that only exporters' labels report. It turns the holders of GPUs into job events.
+"""A tracker of jobs that only exporters' labels report. It converts holders of GPUs to job events.
 
-    pages, remote write ── LabelledGpus: a GPU's holder as its labels say, over lost pages ── LabelHold
+    pages, remote write ── LabelledGpus: each GPU's holder by its labels, despite lost pages ── LabelHold
     holds of all pipelines ── LabelJobs, each tick ── events with sequences below 0, so that every real event wins
 
 A label has ended if it is missing from two pages and for a minute. It has also ended if another label
@@ -37,10 +37,10 @@ SILENT_MS = 1_800_000  # an exporter that is away so long holds nothing any more
 
 
 class LabelHold(msgspec.Struct, array_like=True):
-    """A GPU (NODE/INDEX) and a job that its labels name.
+    """A job that the labels of a GPU name, and the GPU (NODE/INDEX).
 
-    seen_ms: time of the last page with that label. missed: number of pages since. shared: labels of several
-    jobs take turns on the GPU.
+    seen_ms: the time of the last page with that label. missed: the number of pages since then. unseen_start:
+    the label was on the exporter's first page. shared: labels of several jobs take turns on the GPU.
     """
 
     gpu: str
@@ -53,7 +53,7 @@ class LabelHold(msgspec.Struct, array_like=True):
 
 
 class LabelledGpus(Stateful):
-    """The holders of one pipeline's GPUs, by their labels."""
+    """The jobs that hold one pipeline's GPUs, according to the GPUs' labels."""
 
     def __init__(self, entities: Entities) -> None:
         self._entities = entities
@@ -67,7 +67,10 @@ class LabelledGpus(Stateful):
         self._began_ms: int | None = None
 
     def take(self, sight: LabelSight) -> None:
-        """Apply one page or request. A page older than a GPU's last one changes nothing for that GPU."""
+        """Apply the labels of one page or request.
+
+        A page older than a GPU's last one does not change that GPU.
+        """
         if self._restored:
             self._place()
         if sight.divided:
@@ -111,7 +114,7 @@ class LabelledGpus(Stateful):
         return LabelHold(name, label, time_ms, time_ms, 0, gpu not in self._seen, shared)
 
     def _follow(self, gpu: int, holds: dict[JobLabel, LabelHold], label: JobLabel, time_ms: int) -> None:
-        """Record a label that replaces the GPU's holder.
+        """Record a label that replaces the label of the GPU's holder.
 
         If it is the third within a minute, all three share the GPU.
         """
@@ -125,7 +128,7 @@ class LabelledGpus(Stateful):
             holds[label] = self._hold(gpu, label, time_ms)
 
     def _share(self, gpu: int, holds: dict[JobLabel, LabelHold]) -> None:
-        """Let all labels that took turns on a GPU hold it."""
+        """Mark a GPU as shared by all labels that took turns on it."""
         self._shared.add(gpu)
         if (follower := self._next.pop(gpu, None)) is not None:
             holds.setdefault(follower.label, follower)
@@ -133,7 +136,7 @@ class LabelledGpus(Stateful):
             hold.shared = True
 
     def holds(self, now_ms: int) -> list[LabelHold]:
-        """Return all current holds. Drops those of exporters that have been silent for SILENT_MS."""
+        """Return all current holds. Drops the holds of exporters that have been silent for SILENT_MS."""
         if self._restored:
             self._place()
         if self._began_ms is None:
@@ -147,14 +150,14 @@ class LabelledGpus(Stateful):
         return self._all()
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of labelled GPUs, of shared ones among them, and of divided GPUs."""
+        """Return the number of labelled GPUs, of shared GPUs among them, and of divided GPUs."""
         return {"labelled": len(self._holds), "shared": len(self._shared), "divided": len(self._divided)}
 
     def _all(self) -> list[LabelHold]:
         return [hold for holds in self._holds.values() for hold in holds.values()]
 
     def _place(self) -> None:
-        """Find the GPU rows of restored holds."""
+        """Find the GPU rows of holds that were restored from a snapshot. Holds of unknown GPUs are dropped."""
         rows = {name: row for row, name in enumerate(self._entities[EntityKind.GPU].names)}
         for hold in self._restored:
             if hold.gpu in rows:
@@ -187,7 +190,7 @@ def _order(label: JobLabel) -> tuple[str, str]:
 
 
 class LabelledJob(msgspec.Struct, array_like=True):
-    """A job that only labels report: its current attempt, its place, and when it was last seen."""
+    """A job that only labels report: its current attempt, its GPUs, and when it was last seen."""
 
     attempt: int
     ranks: tuple[RankPlacement, ...]
@@ -196,7 +199,7 @@ class LabelledJob(msgspec.Struct, array_like=True):
 
 
 class LabelJobs(Stateful):
-    """Jobs that the labels of all pipelines name. A job that real events report is left to them."""
+    """The jobs that the labels of all pipelines name, without the jobs that real events report."""
 
     def __init__(self) -> None:
         self._tracks: dict[str, LabelledJob] = {}
@@ -225,7 +228,7 @@ class LabelJobs(Stateful):
         return events
 
     def _give_way(self, job: str, jobs: JobTable, now_ms: int) -> Iterator[JobEvent]:
-        """End our attempt of a job that real events report now, unless they name the same attempt."""
+        """End our own attempt of a job that real events now report, unless they report the same attempt."""
         track = self._tracks.pop(job, None)
         if track is not None and not _is_reported(jobs.get(job, track.attempt)):
             yield Preempted(**_about(job, track.attempt, ENDED, now_ms), by="events", reason="told of by job events")
@@ -273,7 +276,7 @@ def _begin(
 
 
 def _about(job: str, attempt: int, sequence: int, time_ms: int) -> dict[str, Any]:
-    """Return the identity of an event made from labels.
+    """Return the fields that identify an event made from labels.
 
     The same fact always has the same identity, and every real event has a later sequence.
     """
@@ -281,7 +284,7 @@ def _about(job: str, attempt: int, sequence: int, time_ms: int) -> dict[str, Any
 
 
 def _ranks(members: Iterable[LabelHold]) -> tuple[RankPlacement, ...]:
-    """Return one rank for each node, in order of node names."""
+    """Return one rank for each node, in the order of node names."""
     gpus: dict[str, list[int]] = defaultdict(list)
     for hold in members:
         node, _, index = hold.gpu.rpartition("/")
@@ -296,7 +299,7 @@ def _is_reported(attempt: JobAttempt | None) -> bool:
 
 
 def _find_reported_jobs(jobs: JobTable) -> dict[str, list[str]]:
-    """Node → jobs that run there by real events."""
+    """Return node → the jobs that run there according to real events."""
     found: dict[str, list[str]] = defaultdict(list)
     for attempt in jobs.running():
         for node in attempt.hosts if attempt.source == "events" else ():
@@ -307,9 +310,10 @@ def _find_reported_jobs(jobs: JobTable) -> dict[str, list[str]]:
 def _is_covered_by_events(
     job: str, members: Sequence[LabelHold], jobs: JobTable, real: Mapping[str, Sequence[str]]
 ) -> bool:
-    """Return whether real events report the job, or a job on its nodes whose name its pods' names extend.
+    """Return whether real events report the job, or a job of which it is a part.
 
-    For example, a JobSet's `set-workers` is a part of `set`.
+    It is a part if its pods' names begin with the name of a job on its nodes. For example, a JobSet's
+    `set-workers` is a part of `set`.
     """
     if _is_reported(jobs.get(job)):
         return True

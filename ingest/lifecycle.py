@@ -1,8 +1,8 @@
-"""Sequence numbers of job events, by the kind of event and not by its reporter.
+"""Sequence numbers of job events. The kind of an event decides its number, and not its reporter.
 
-So a start that two sources report is one event. An end that only one record explains (an epilog's comment)
-has two numbers, and the fold uses the greater one, in any order. A training loop that reports itself
-(`fleetcast-client`) counts from `RANK << 32`, a block for each rank.
+So a start that two sources report is one event. An end has two numbers: a record that explains it (an
+epilog's comment) has the greater one, which wins in any order. A training loop that reports itself
+(`fleetcast-client`) counts from `RANK << 32`, with a block for each rank.
 """
 
 from typing import Final
@@ -37,12 +37,12 @@ def compute_submitted_sequence(submitted_ms: int, now_ms: int) -> int:
 
 
 def _count_tenths(submitted_ms: int, now_ms: int) -> int:
-    """Return the tenths of seconds since the submission, at most 1.7 years."""
+    """Return the tenths of a second since the submission, limited to 1.7 years."""
     return min(max(0, now_ms - submitted_ms) // 100, QUEUED_LATER - 1)
 
 
 def compute_first_sequence(rank: int) -> int:
-    """Return the first sequence of a rank.
+    """Return the first sequence number of events that a rank itself reports.
 
     >>> compute_first_sequence(0) > ENDED
     True

@@ -1,10 +1,10 @@
 """The machine that a page of GPUs describes. Names repeat and change, but a board's UUID does neither.
 
-    label says nothing      localhost, an exporter's pod, a container id: the target's own name counts
+    generic label           localhost, an exporter's pod, a container id: the target's own name counts
     one name, two machines  two live targets name different boards in one slot, or kernels that started at different
-                            times: each gets its target's name. Boards without UUID: see `compare`
+                            times: each gets its target's name. Boards without UUID: see `MachineNames`
     two names, one machine  two live targets name the same board: the first name counts for both
-    a machine was renamed   a board is seen under another name: its old slot is emptied
+    renamed machine         a board appears under another name: its old slot is emptied
 
 A target is live while its last page is younger than LIVE_MS. A name that the configuration fixes never
 changes.
@@ -50,13 +50,13 @@ class Target:
     """The origin of a page.
 
     `node`: owns series that name no node, or all series if `fixed`. `address`: its process' host:port. own: its
-    name before a page gave it another. renamed: label → the node that it stands for on this target's pages.
+    name before a page gave it another. renamed: label → the node that it means on this target's pages.
     heard_ms: time of its last page, 0 for never. pages: number of decoded pages, 0 if samples arrive without
-    pages. named: node → time of the first page with a board of it. forgets: its decoder must resolve all series
-    again. whole_page: the last page on which it did so. whole_since: the first of a run of such pages.
-    unproven: node → GPUs of it that its pages list without a UUID. readings: of its last page, while these GPUs
-    are in doubt. is_listed: the operator lists the target. listed: names on its pages, to which therefore no
-    bound applies.
+    pages. named: node → time of the first page with one of its boards. forgets: the decoder must resolve all
+    series again. whole_page: the last page on which it did so. whole_since: the first of a run of such pages.
+    unproven: node → its GPUs that the pages list without a UUID. readings: the readings of its last page, while
+    these GPUs are in doubt. is_listed: the operator lists the target. listed: names on its pages to which
+    therefore no limit applies.
     """
 
     node: str
@@ -76,7 +76,7 @@ class Target:
     listed: set[str] = field(default_factory=set)
 
     def register(self, name: str, entities: Entities) -> str:
-        """Return the fleet's name of a node on this target's pages (`node_name`). Raises RecordError."""
+        """Return the fleet's name for a node on this target's pages (`node_name`). Raises RecordError."""
         is_listed = self.is_listed and (name in self.listed or len(self.listed) < MOST_LISTED)
         found = node_name(name, entities, is_listed=is_listed)
         if is_listed:
@@ -90,7 +90,7 @@ class Target:
         self.whole_page, self.forgets = self.pages, False
 
     def rename(self, stated: str, node: str) -> None:
-        """Read `stated` as `node` from now on, also for series that are already known."""
+        """Map the name `stated` to `node` from now on, also for series that are already known."""
         if not self.fixed and self.renamed.get(stated) != node:
             self.renamed[stated], self.forgets = node, True
 
@@ -112,9 +112,9 @@ def is_local_name(name: str) -> bool:
 
 
 def resolve_node_name(label: str, target: Target) -> str:
-    """Return the name of a line's machine: its label, or the target's name.
+    """Return the name of the machine that a line describes: its label, or the target's name.
 
-    The target's name is used if the label says nothing or the target's name is fixed.
+    The target's name counts if the label is generic or if the target's name is fixed.
     """
     if target.fixed or not label:
         return target.node
@@ -129,9 +129,9 @@ def resolve_node_name(label: str, target: Target) -> str:
 
 @dataclass(slots=True)
 class _Slot:
-    """The board that a target last named in a slot.
+    """The board that a target last named in a GPU slot.
 
-    page: the last page on which one of its lines was resolved. rivals: other boards that the same page has in
+    page: the last page on which one of its lines was resolved. rivals: other boards that the same page names in
     this slot.
     """
 
@@ -143,9 +143,9 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Kernel:
-    """The running kernel of a named machine, as a target reported it.
+    """The running kernel of a machine, as a target reported it.
 
-    started_s: Unix s. doubted_ms: when another target first named a kernel with another start, 0 for never.
+    started_s: its start in Unix s. doubted_ms: when another target first reported another start, 0 for never.
     """
 
     started_s: float
@@ -171,9 +171,9 @@ class MachineNames:
         self._doubts: dict[tuple[int, int], int] = {}  # ids of two targets → when they first looked like two machines
 
     def place(self, node: str, index: int, uuid: str, target: Target) -> str:
-        """Record that a target's page has this board in this slot. Returns the node that it really is on.
+        """Record that a page names a board in a GPU slot, and return the node that the board is really in.
 
-        Raises RecordError two_boards if a page has several boards in one slot.
+        Raises RecordError `two_boards` if a page names several boards in one slot.
         """
         uuid = uuid.casefold().removeprefix("gpu-")
         if self._is_repeated_line(node, index, uuid, target):
@@ -234,11 +234,12 @@ class MachineNames:
             targets[:] = [*[other for other in targets if _is_target_live(other, target)][-MOST_SHARING:], target]
 
     def compare(self, page: bytes, target: Target) -> None:
-        """Separate two targets that list the same GPUs without UUIDs, if they are two machines.
+        """Separate targets that list the same GPUs without UUIDs, if they are different machines.
 
-        Targets on two hosts are two machines unless their boards count the same energy. Targets on one host are one
-        machine unless most of its GPUs count other energy, or hold other memory, for LIVE_MS. Two targets are
-        separated only after both sent another page: an exporter that moved only sends from its new address.
+        page: the target's last page. Targets on two hosts are two machines unless their boards count the same energy.
+        Targets on one host are one machine unless most of its GPUs count other energy, or hold other memory, for
+        LIVE_MS. They are separated only after both sent another page: a moved exporter sends only from its new
+        address.
         """
         for node, gpus in list(target.unproven.items()):
             others = [
@@ -255,7 +256,7 @@ class MachineNames:
                     self._disown_gpus(node)
 
     def _sharing(self, node: str, gpus: set[int]) -> list[Target]:
-        """Return the targets that list some of these GPUs of a node, with or without UUIDs."""
+        """Return the targets that list any of these GPUs of a node, with or without UUIDs."""
         proven = {id(slot.target): slot.target for index, slot in self._slots.get(node, {}).items() if index in gpus}
         unproven = {
             id(other): other for other in self._unproven.get(node, ()) if other.unproven.get(node, set()) & gpus
@@ -263,7 +264,10 @@ class MachineNames:
         return list({**proven, **unproven}.values())
 
     def _are_two_machines(self, other: Target, target: Target) -> bool:
-        """Return whether two targets look like two machines, and still do after another page of both."""
+        """Return whether two targets look like two machines, and still do after another page of both.
+
+        The first call that finds a difference makes both decoders resolve their series again.
+        """
         pair = (min(id(other), id(target)), max(id(other), id(target)))
         same, is_one_host = have_same_boards(other.readings, target.readings), self._are_one_host(other, target)
         has_other_work = have_different_memory_use(other.readings, target.readings)
@@ -277,13 +281,13 @@ class MachineNames:
         return other.heard_ms > since_ms and target.heard_ms - since_ms >= (LIVE_MS if is_one_host else 0)
 
     def _are_one_host(self, first: Target, second: Target) -> bool:
-        """Return whether two targets are on one host, by their addresses and the schedulers' names."""
+        """Return whether two targets are on one host, by their addresses and the names that schedulers report."""
         nodes = self._entities[EntityKind.NODE]
         hosts = {known_name(host, nodes) for target in (first, second) if (host := _host(target))}
         return len(hosts) < 2
 
     def _disown_gpus(self, node: str) -> None:
-        """Remove the GPUs of a name that neither machine uses any more."""
+        """Remove the GPUs of a name after both machines that shared it got other names."""
         self._unproven.pop(node, None)
         if not self._slots.get(node):
             self._entities.remove_node_devices(node)
@@ -292,8 +296,8 @@ class MachineNames:
         """Name a target after its kernel's host name, unless two machines share that name.
 
         Two live targets with one name are two machines if their kernels started at different times. They are
-        separated only if they still disagree after the other target's next page, because a machine with two targets
-        may restart between their pages. started_s: Unix s, 0 if the page does not state it.
+        separated only if they still disagree after the other target's next page. A machine with two targets may
+        restart between their pages. started_s: Unix s, 0 if the page does not state it.
         """
         known = self._kernels.get(name)
         if name in self.clashes:
@@ -314,7 +318,7 @@ class MachineNames:
             target.node, target.forgets = name, True
 
     def _part(self, name: str, first: Target, second: Target) -> None:
-        """Give two machines whose kernels share a name the names of their targets."""
+        """Reset two targets whose kernels share a name to their own names, and record the clash."""
         self.clashes[name] = (first.address or first.own, second.address or second.own)
         self.noted["node_clash"] += 1
         logger.warning("%s and %s both name their machine %r: two machines", *self.clashes[name], name)
@@ -326,14 +330,17 @@ class MachineNames:
             self._entities.remove_node_devices(name)
 
     def _restore_own_name(self, target: Target) -> None:
-        """Reset a target to its own name, or to its address if that name clashes, too."""
+        """Reset a target to its own name, or to its address if that name clashes as well."""
         own = target.own or target.node
         own = target.address if own in self.clashes else own
         if own and target.node != own:
             target.node, target.forgets = own, True
 
     def _rename_clashing_targets(self, name: str, first: Target, second: Target) -> str:
-        """Give two machines that share a name the names of their targets. Returns the second's name."""
+        """Give two machines that share a name the names of their targets, and record the clash.
+
+        Returns the name of the second machine.
+        """
         self.clashes[name] = (first.address or first.node, second.address or second.node)
         self.noted["node_clash"] += 1
         logger.warning("%s and %s both name their machine %r: two machines", *self.clashes[name], name)
@@ -343,7 +350,10 @@ class MachineNames:
         return self._rename_to_own_name(name, second)
 
     def _rename_to_own_name(self, name: str, target: Target) -> str:
-        """Return the name of a target whose label clashes: its host's, or its address if that clashes, too."""
+        """Map a clashing name to the target's own name, or to its address if that name clashes as well.
+
+        Returns that name. If the target's name is fixed, it changes nothing and returns `name`.
+        """
         own = target.address if target.node in self.clashes else target.node
         if target.fixed or not own:
             return name
@@ -351,7 +361,7 @@ class MachineNames:
         return own
 
     def _empty(self, slot: tuple[str, int], target: Target) -> None:
-        """Empty a slot whose board is now elsewhere."""
+        """Clear a GPU slot whose board is now in another slot. target: the target that names the board now."""
         node, index = slot
         old = self._slots[node].pop(index)
         old.target.forgets = True
@@ -362,11 +372,11 @@ class MachineNames:
 
 
 def _refuse_second_board(held: _Slot, uuid: str, slot: str, target: Target) -> None:
-    """Raise RecordError if a page has a second board in a slot.
+    """Raise RecordError if a page names a second board in a GPU slot.
 
     A page of several machines with one name has such boards. The second board gets the slot once no line of a
     wholly resolved page names the first one. The second board's lines may precede those of the first, so only
-    the page before can show this.
+    the previous page can show this.
     """
     if held.page == target.pages > 0:
         held.rivals.add(uuid)
@@ -381,7 +391,7 @@ def _refuse_second_board(held: _Slot, uuid: str, slot: str, target: Target) -> N
 
 
 def _host(target: Target) -> str:
-    """Return the host of a target's address without its port, or the target's name if it has no address."""
+    """Return the host in a target's address, without its port, or the target's name if it has none."""
     address = target.address or target.own or target.node
     return address.rpartition(":")[0] if re.search(r":\d{1,5}$", address) else address
 
@@ -391,5 +401,5 @@ def _is_target_live(other: Target, target: Target) -> bool:
 
 
 def _has_named_node(node: str, target: Target) -> bool:
-    """Return whether an earlier page of a target had a board of this node."""
+    """Return whether an earlier page of a target named a board of this node."""
     return target.named.get(node, target.heard_ms) < target.heard_ms

@@ -1,4 +1,4 @@
-"""Names of nodes: Slurm's lists (`n[001-019,021],login1`), and several spellings of one machine."""
+"""Names of nodes: Slurm's node lists (`n[001-019,021],login1`), and several spellings of one machine."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Expand a node list to names in the order written. Raises ConfigError that quotes the wrong part.
+    """Expand a node list into names, in the order written. Raises ConfigError that quotes the wrong part.
 
     >>> expand_nodes("n[08-10],login1")
     ['n08', 'n09', 'n10', 'login1']
@@ -34,12 +34,12 @@ def too_many(text: str) -> ConfigError:
 
 
 def _cut(text: str) -> str:
-    """Return a text in quotes. Only the first 80 characters of a long one are shown."""
+    """Return a text in quotes for an error message, shortened to 80 characters if it is longer."""
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text):,} characters)"
 
 
 def split_name_list(text: str) -> list[str]:
-    """Split a list of names at its outer commas.
+    """Split a list of names at the commas outside brackets. Raises ConfigError if a bracket is wrong.
 
     >>> split_name_list("a[1,2],b")
     ['a[1,2]', 'b']
@@ -83,7 +83,7 @@ def _expand_entry(entry: str) -> Iterator[str]:
 
 
 def _numbers(span: str, entry: str) -> Iterator[str]:
-    """Yield the numbers of one span, padded with zeros to the width of its first."""
+    """Yield the numbers of a range such as 001-019, padded with zeros to the width of the first."""
     match = _SPAN.fullmatch(span)
     if match is None:
         raise ConfigError(f"node range {_cut(entry)}: {_cut(span)} is neither a number nor first-last")
@@ -100,10 +100,10 @@ _IP = re.compile(r"[\d.]+|.*:.*")
 
 
 def node_name(stated: str, entities: Entities, *, is_listed: bool = False) -> str:
-    """Return the fleet's name of `stated`, as `known_name` finds it, or register a new node.
+    """Return the fleet's name for `stated`, as `known_name` finds it, and register an unknown node.
 
-    is_listed: the operator lists the node, so no bound applies to it. Raises RecordError: bad_label (invalid
-    name), unknown_nodes (too many).
+    is_listed: the operator lists the node, so no limit applies to it. Raises RecordError `bad_label` if the name
+    is invalid, or `unknown_nodes` if there are too many nodes.
 
     >>> fleet = Entities()
     >>> _ = fleet.node("n1")
@@ -127,11 +127,12 @@ def node_name(stated: str, entities: Entities, *, is_listed: bool = False) -> st
 
 
 def known_name(stated: str, nodes: EntityTable) -> str:
-    """Return `stated`, its first part, or the only full name that begins with it: whichever is known.
+    """Return the known node name that `stated` means, or `stated` unchanged if there is none.
 
-    Registers nothing. Exporters print what `hostname` says, which is short on one machine and full on the
-    next. If a scheduler reports another name for a node, that one has priority. Case does not matter:
-    Kubernetes writes hosts in small letters.
+    The known name may be `stated`, its first part, or the only full name that begins with it. Registers nothing.
+    Exporters print what `hostname` says, which is short on one machine and full on the next. A name that a
+    scheduler reports for a node has priority. Case does not matter, because Kubernetes writes hosts in small
+    letters.
     """
     stated = nodes.machine(stated)
     if stated in nodes or _IP.fullmatch(stated):

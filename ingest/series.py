@@ -1,4 +1,4 @@
-"""Series that lines of exporter pages stand for, and the conversion of raw numbers to our units."""
+"""The series behind lines of exporter pages, and the conversion of raw numbers to our units."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _RATIO_SLACK = 1.05
 
 
 class Form(IntEnum):
-    """The ways to read a raw number, beyond `scale`."""
+    """How to read a raw number, in addition to `scale`."""
 
     PLAIN = 0
     DCGM = 1  # blanks mean missing
@@ -42,7 +42,7 @@ class Form(IntEnum):
 
 
 class Fold(IntEnum):
-    """The ways in which several lines make one sample. See `fleetcast.ingest.pages.parts`."""
+    """How several lines make one sample. See `fleetcast.ingest.pages.parts`."""
 
     WHOLE = 0  # they do not: a line is a sample, and a second one of the same series is dropped
     SUM = 1
@@ -51,13 +51,13 @@ class Fold(IntEnum):
 
 
 class Series(msgspec.Struct, frozen=True, gc=False):
-    """A series of the catalogue.
+    """A series of the catalogue, and how to convert the numbers of its lines: value = raw * scale.
 
-    `device`: row of its GPU or port. For a MIG instance, that of its GPU. `node`: -1 for none.
-    value = raw * scale. A raw number equal to `ceiling` (saturated, NaN: never) is missing. A series with a
-    `fold` is a part of a sample. label: the holder of the GPU, or of the MIG instance if it is `divided`, if
-    labels name it. part: number of the device, CPU or rank (`part_of`) that this part covers. A second series
-    with the same number is a repeat. 0: each series is a part.
+    `device`: row of its GPU or port. A MIG instance has the row of its GPU. `node`: -1 for none. A raw number
+    equal to `ceiling` (saturated) is missing. NaN means that there is no ceiling. A series with a `fold` is a
+    part of a sample. label: the job that labels name as the holder of the GPU, or of the MIG instance if it is
+    `divided`. part: the number of the device, CPU or rank (`part_of`) that this part covers. A second series with
+    the same number is a repeat. If it is 0, each series is a part.
     """
 
     kind: EntityKind
@@ -75,16 +75,16 @@ class Series(msgspec.Struct, frozen=True, gc=False):
 
 
 def part_of(*words: str) -> int:
-    """Return the number of a sum's part, from the names and labels that split the sum.
+    """Return a number for a part of a sum: a 64-bit hash of the names and labels that split the sum.
 
-    Labels that a sender adds must not be among them.
+    The words must not include labels that a sender adds.
     """
     return int.from_bytes(blake2b("\0".join(words).encode(), digest_size=8).digest(), "little", signed=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The conversion columns of n series. See `Series`.
+    """The columns of n series that convert raw numbers. See `Series`.
 
     Targets with the same series in the same order share one object.
     """
@@ -100,7 +100,7 @@ class Conversion:
 
     @classmethod
     def of(cls, scale: Sequence[float], form: Sequence[Form], ceiling: Sequence[float]) -> "Conversion":
-        """Return the Conversion of n series, by these fields of each."""
+        """Return the conversion of n series from their fields. Equal fields give the same object."""
         columns = np.array(scale, np.float64), np.array(ceiling, np.float64)
         return _make_conversion(columns[0].tobytes(), bytes(form), columns[1].tobytes())
 
@@ -108,7 +108,7 @@ class Conversion:
     def of_columns(
         cls, scale: NDArray[np.float64], form: NDArray[np.int8], ceiling: NDArray[np.float64]
     ) -> "Conversion":
-        """Build a Conversion from columns (n,) with the meaning of the fields of `Series`."""
+        """Build a conversion from (n,) columns of the fields of `Series`."""
         return cls(
             scale,
             form,
@@ -121,12 +121,15 @@ class Conversion:
         )
 
     def columns(self) -> tuple[list[float], list[Form], list[float]]:
-        """Return the scale, the form and the ceiling of each series."""
+        """Return the lists of scales, forms and ceilings of the series."""
         forms = tuple(Form)
         return self.scale.tolist(), [forms[form] for form in self.form.tolist()], self.ceiling.tolist()
 
     def missing(self, raw: NDArray[np.float64]) -> NDArray[np.intp]:
-        """Return the rows whose number means "no data". No exporter measures a GPU value below 0."""
+        """Return the rows of `raw` (n,) whose number means "no data".
+
+        Negative numbers are among them, because no exporter measures a GPU value below 0.
+        """
         missing = np.flatnonzero(raw.view(np.uint64) >= _BLANK_BITS)  # as bits, what is below 0 is the largest
         if len(missing):
             blank = np.searchsorted(_BLANK_EDGES, raw[missing], "right") & 1 == 0
@@ -139,7 +142,7 @@ class Conversion:
         return missing
 
     def values(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return (n,) values in our units. They are meaningless in the rows of `missing`."""
+        """Return (n,) float64 values in our units. They are meaningless in rows without data."""
         value = raw * self.scale
         if self.percent.size:
             part = raw[self.percent]
@@ -155,7 +158,7 @@ class Conversion:
 
 @lru_cache(1024)
 def _make_conversion(scale: bytes, form: bytes, ceiling: bytes) -> Conversion:
-    """Build a Conversion from the bytes of its columns: scale float64, form int8, ceiling float64."""
+    """Build a conversion from the bytes of its columns: scale float64, form int8, ceiling float64."""
     return Conversion.of_columns(
         np.frombuffer(scale, np.float64), np.frombuffer(form, np.int8), np.frombuffer(ceiling, np.float64)
     )

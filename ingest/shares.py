@@ -1,7 +1,7 @@
-"""Shares: the division of nodes among several pipelines.
+"""The division of nodes among several pipelines.
 
-Blocks are sorted by name and dealt out in turn, and a node follows its block. A node without a block is
-dealt out by a checksum of its short name. So all pipelines agree.
+Blocks are sorted by name and assigned in turn, and a node follows its block. A node without a block is
+assigned by a checksum of its short name. So all pipelines agree.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ from fleetcast.ingest.pages.target_spec import TargetSpec
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The nodes of pipeline `instance` of `instances`. blocks: node -> number of its block."""
+    """The nodes that belong to pipeline `instance` of `instances`. blocks: node → number of its block."""
 
     instance: int = 0
     instances: int = 1
@@ -28,7 +28,10 @@ class Share:
 
     @classmethod
     def of(cls, instance: int, instances: int, topology: Topology) -> "Share":
-        """Build a share. Blocks are numbered by name, so the order in a file does not matter."""
+        """Build the share of a pipeline.
+
+        Blocks are numbered by name, so their order in the topology does not matter.
+        """
         names = topology.domain_names[Level.BLOCK]
         place = {name: number for number, name in enumerate(sorted(names))}
         rows = topology.domain[Level.BLOCK].tolist()
@@ -37,7 +40,7 @@ class Share:
 
     @property
     def first(self) -> bool:
-        """Return whether this is the pipeline that folds events and scores the fleet."""
+        """Whether this is the pipeline that applies events and scores the fleet."""
         return self.instance == 0
 
     def owns(self, node: str) -> bool:
@@ -51,7 +54,7 @@ class Share:
     def scrapes(self, target: TargetSpec) -> bool:
         """Return whether this pipeline scrapes a target.
 
-        A target follows its node if it names one, else its host. Targets on this machine are dealt out one by one.
+        A target follows its node if it names one, else its host. Targets on this machine are assigned one by one.
         """
         if self.instances == 1:
             return True
@@ -73,7 +76,7 @@ WHOLE = Share()
 
 
 class OwnRows:
-    """A filter that keeps the rows of a share's nodes. Rows that no node owns go to the first pipeline."""
+    """A filter of samples for the nodes of a share. Samples without a node belong to the first pipeline."""
 
     def __init__(self, share: Share, entities: Entities) -> None:
         self._share = share
@@ -81,7 +84,7 @@ class OwnRows:
         self._own = np.zeros(0, bool)  # (node,)
 
     def own(self) -> NDArray[np.bool_]:
-        """Return (node,) whether the share receives the data of each node of the table."""
+        """Return (node,) whether each node of the table belongs to the share."""
         names = self._entities[EntityKind.NODE].names
         more = [self._share.owns(name) for name in names[len(self._own) :]]
         if more:

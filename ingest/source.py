@@ -1,4 +1,4 @@
-"""The base class of all sources: they deliver batches and resume after a restart.
+"""The base class of all sources, which deliver batches and resume after a restart.
 
 The rules are in `ingest/README.md`.
 """
@@ -37,13 +37,13 @@ def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Op
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The good records of a source. `bad` records are counted by reason and skipped.
+    """The good records that a source delivers at once. `bad` records are counted by reason and skipped.
 
-    labels: the holders of GPUs. tally: what became of each record that was read. None: each is a good or a bad
-    record of this batch.
+    labels: job labels of GPUs. tally: what happened to each record that was read. None means that each is a good
+    or a bad record of this batch.
 
-    is_acknowledged: the api has accepted the events within its limits. No other bound drops them, so that every
-    acknowledged event is folded, however often it is read again.
+    is_acknowledged: the api has accepted the events within its limits. No other limit drops them, so every
+    acknowledged event is applied, however often it is read again.
     """
 
     samples: tuple[SampleBatch, ...] = ()
@@ -59,7 +59,7 @@ class Batch:
         return sum(len(batch) for batch in self.samples) + len(self.events) + len(self.node_events)
 
     def counted(self) -> RecordTally:
-        """Return the tally of the batch."""
+        """Return the tally of the batch, made from its records if `tally` is None."""
         return RecordTally(len(self), len(self.bad)) if self.tally is None else self.tally
 
     @classmethod
@@ -81,7 +81,7 @@ class Batch:
 class Source(ABC):
     """The base class of every source of batches. `ingest/README.md` has the rules.
 
-    Only one task calls `next`. `position` is read between two of its calls.
+    Only one task calls `next`. The pipeline calls `position` between two calls of `next`.
     """
 
     name: str = ""
@@ -99,7 +99,10 @@ class Source(ABC):
 
     @abstractmethod
     def position(self) -> dict[str, Any]:
-        """Return a JSON-able position after every batch that `next` has returned. The snapshot stores it."""
+        """Return the position after every batch that `next` has returned, as JSON types.
+
+        The snapshot stores it.
+        """
 
     @abstractmethod
     def seek(self, position: dict[str, Any]) -> None:
@@ -114,18 +117,18 @@ class Source(ABC):
         return []
 
     def models(self) -> dict[str, str]:
-        """Return node → GPU model, for nodes that the source has read about."""
+        """Return node → GPU model, for the nodes in the records read so far."""
         return {}
 
     def nodes(self) -> Mapping[str, NodeSpec]:
-        """Return node → a scheduler's facts: GPUs, model, domains. Nodes that left the cluster are omitted."""
+        """Return node → the facts that a scheduler reports: GPUs, model, domains. Nodes that left are omitted."""
         return {}
 
     def bound(self) -> Mapping[str, Mapping[str, int]]:
-        """Return job → node → GPUs held there, for jobs that have not started as a whole.
+        """Return job → node → number of GPUs held there, for jobs that have not started as a whole.
 
-        Scheduled parts hold GPUs while their images are pulled, while they crash in a loop, and while others of their
-        gang are missing.
+        Scheduled parts of a job hold GPUs while their images are pulled or while they crash in a loop. They also hold
+        them while other parts are missing.
         """
         return {}
 
@@ -138,7 +141,7 @@ class Source(ABC):
         return True
 
     def prune(self, position: dict[str, Any]) -> object:
-        """Delete the records before `position`, which two snapshots hold. The return value is ignored."""
+        """Delete the records before `position`, which two snapshots contain. The return value is ignored."""
         return None
 
 
@@ -161,8 +164,8 @@ ALIKE = 0.7  # of difflib: `prun`, `health_row`, `backlog`
 def check_source_class(kind: object, where: str) -> type[Source]:
     """Return `kind` as a source class. Raises ConfigError if it is no complete source.
 
-    A misspelt optional method is an error, too. where: the setting that names the class. A class with the
-    methods that does not derive from `Source` gets the defaults.
+    A misspelt optional method is an error as well. where: the setting that names the class. A class that has the
+    methods but does not derive from `Source` gets its defaults.
     """
     if not isinstance(kind, type):
         raise ConfigError(
@@ -180,7 +183,7 @@ def check_source_class(kind: object, where: str) -> type[Source]:
 
 
 class MemorySource(Source):
-    """A source of batches in memory, for tests and examples. After the last it waits, unless `ends`."""
+    """A source of batches in memory, for tests and examples. After the last batch it waits, unless `ends`."""
 
     def __init__(self, batches: Iterable[Batch] = (), *, name: str = "memory", ends: bool = False) -> None:
         self.name = name

@@ -1,8 +1,8 @@
-"""The tally of a batch: what became of each record that a source read.
+"""The tally of a batch: what happened to each record that a source read.
 
-A page's records are its sample lines. The law: read + refused + ignored + unread = all. *Read* became a
-sample or an event, or a part of one. *Refused* is a bad record, counted by reason elsewhere. *Ignored* was
-understood, and a `SkipRule` skips it. *Unread* is the rest.
+A page's records are its sample lines. The law: read + refused + ignored + unread = all. A *read* record
+became a sample or an event, or a part of one. A *refused* one is bad, and its reason is counted elsewhere. An
+*ignored* one was understood, and a `SkipRule` skips it. An *unread* one is any other.
 """
 
 from collections import Counter
@@ -18,9 +18,9 @@ MAX_UNREAD_NAMES = 20
 
 
 class SkipRule(IntEnum):
-    """The rules that skip a record although it is understood.
+    """A rule that skips a record although it is understood.
 
-    Roles of lines (`fleetcast.ingest.pages.page_shape`) have lower numbers.
+    The numbers of line roles (`fleetcast.ingest.pages.page_shape`) are lower.
     """
 
     REPEATED = 16  # another record says the same: one GPU under several pods, an aggregate, a storm of one error
@@ -35,9 +35,9 @@ class SkipRule(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordTally:
-    """Counts of records by what became of them.
+    """Counts of records by what happened to them.
 
-    names: the first unread names, each once. unknown_fields: fields within read records that are not used.
+    names: the first unread names, each once. unknown_fields: the number of unused fields in read records.
     """
 
     read: int = 0
@@ -69,7 +69,7 @@ def _list_field_names(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def unknown_fields(record: bytes, kind: type[msgspec.Struct]) -> int:
-    """Count the fields of a JSON object that its struct does not have; 0 for what is no object.
+    """Return the number of fields of a JSON object that its struct does not have, or 0 if it is no object.
 
     >>> class Job(msgspec.Struct):
     ...     id: int
@@ -109,7 +109,7 @@ class RunningTally:
     def document(self, pending: RecordTally | None = None) -> dict[str, Any]:
         """Return the sum, including `pending`, as `/v1/ingestion` shows it.
 
-        `all` is the sum of the other counts.
+        `all` is the total of the counts.
         """
         tally = self.tally() if pending is None else RecordTally.sum((self.tally(), pending))
         return {

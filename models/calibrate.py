@@ -1,4 +1,4 @@
-"""Calibration of probabilities by isotonic steps, and of quantiles by their outcomes, online."""
+"""Calibration of forecasts: probabilities by isotonic steps, and quantiles online by their outcomes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,28 +53,33 @@ class QuantileTracker:
         )
 
     def apply(self, quantiles: Array, chosen: NDArray[np.intp]) -> Array:
-        """Pick the chosen candidates, shift their quantiles, and sort them so that they do not cross.
+        """Pick the chosen candidates and shift their quantiles by the offsets.
 
-        quantiles: (candidate, quantile, step, series). chosen: (step, series). Returns (quantile, step, series).
+        quantiles: (candidate, quantile, step, series). chosen: (step, series) candidate. Returns (quantile,
+        step, series), sorted so that quantiles do not cross.
         """
         taken, offset = (np.take_along_axis(rows, chosen[None, None], axis=0)[0] for rows in (quantiles, self.offset))
         return np.sort(taken + offset * self.trust(), axis=0)
 
     def apply_step(self, quantiles: Array, step: int) -> Array:
-        """Shift and sort all candidates of one step, (candidate, quantile, series)."""
+        """Shift the quantiles of all candidates at one step by the offsets, and sort them.
+
+        quantiles: (candidate, quantile, series), as is the result.
+        """
         return np.sort(quantiles + self.offset[:, :, step] * self.trust()[step], axis=1)
 
     def trust(self) -> Array:
-        """Return (step, series) the share of each offset that is applied.
+        """Return (step, series) the share of each offset that is applied, from 0 to 1.
 
-        It starts at 0 and grows with the outcomes, because those of a few days say little about the next days.
+        It starts at 0 and grows with the outcomes, because those of a few days say little about the next
+        days.
         """
         return np.asarray(self.seen / (self.seen + HALF_TRUST * self.overlap[:, None]))
 
     def learn(self, step: int, quantiles: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
-        """Learn from a matured forecast.
+        """Update the offsets of one step with the outcome of a forecast.
 
-        quantiles: (candidate, quantile, series) before `apply`. outcome and known: (series,).
+        quantiles: (candidate, quantile, series) before `apply`. outcome, known: (series,).
         """
         self.seen[step] += known
         rate = np.maximum(1 / np.maximum(self.seen[step], 1.0), SIZE_RATE) * known
@@ -88,6 +93,6 @@ class QuantileTracker:
         self.offset[:, :, step] += eta * (self.levels[:, None] - hit)
 
     def eta(self, step: int) -> Array:
-        """Return (series,) the current learning rate of this step."""
+        """Return (series,) the present learning rate of the offsets of this step."""
         overlap = self.overlap[step]
         return np.asarray(np.maximum(ETA_FLOOR / overlap**0.25, ETA_START / (ETA_HALF * overlap + self.seen[step])))

@@ -13,11 +13,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Regular series of one target, forecast together. Bin b ends at first_ms + (b + 1) * bin_s * 1000.
+    """Regular series of one target that are forecast together.
 
-    values: (series, bin), NaN if unknown. capacity: (series,), the ceiling in the same unit, NaN for none.
-    covariates: name -> (series, bin), each known at the end of its bin: running, queued, arriving, started,
-    ended, …
+    Bin b ends at first_ms + (b + 1) * bin_s * 1000. values: (series, bin), NaN if unknown. capacity:
+    (series,), the ceiling in the same unit, NaN for none. covariates: name -> (series, bin), each known
+    at the end of its bin: running, queued, arriving, started, ended, …
     """
 
     target: str
@@ -33,23 +33,26 @@ class Panel:
         return int(self.values.shape[1])
 
     def until(self, bins: int) -> "Panel":
-        """Return what was known at the end of bin `bins` - 1: a view without copying."""
+        """Return a view of the first `bins` bins: what was known at the end of the last of them."""
         known = {name: rows[:, :bins] for name, rows in self.covariates.items()}
         return replace(self, values=self.values[:, :bins], covariates=known)
 
     def end_ms(self, bin: int) -> int:
-        """Return when a bin ends. A forecast with this origin may be issued then."""
+        """Return when a bin ends, in Unix ms. A forecast with this origin may be issued then."""
         return self.first_ms + (bin + 1) * self.bin_s * 1000
 
 
 class Forecaster(Protocol):
-    """A method that forecasts the series of a panel. Between calls it keeps only what it was fitted on."""
+    """A method that forecasts the series of a panel.
+
+    Its only state between calls is what it was fitted on.
+    """
 
     name: str
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
         """Return (quantile, step, origin, series): QUANTILES of the value at bin origin + step.
 
-        NaN where the forecaster cannot forecast. It reads no bin after an origin. Quantiles do not decrease. The
-        gate clips and calibrates them.
+        They are NaN where the forecaster cannot forecast. It reads no bin after an origin. Quantiles do not
+        decrease. The gate clips and calibrates them.
         """

@@ -1,4 +1,4 @@
-"""A forecast of how busy each node's GPUs and host are over the next minutes.
+"""Forecast of how busy each node's GPUs and host are over the next minutes.
 
 It uses what they do now and which jobs hold them:
 
@@ -8,8 +8,8 @@ one held since lately    at least what held GPUs of the fleet usually do: its jo
 a free one               the newest reading. The placer that places work there knows best what comes
 spread                   that of the last half hour, as if the GPUs of a node moved together
 
-The ends of jobs are left out. Even if known exactly, they make the median worse, because other jobs take
-their place within minutes. `fleetcast evaluate node_load` compares this with the last value.
+The ends of jobs are left out. Even if known exactly, they make the median worse, because other jobs
+take their place within minutes. `fleetcast evaluate node_load` compares this with the last value.
 """
 
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ Z_90 = 1.2816  # standard deviations of a normal distribution from its median to
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """The use of each node's GPUs: (n, g) shares of time at work, NaN if unknown.
+    """The use of each node's GPUs: (n, g) shares of time in which they work, NaN if unknown.
 
-    held_s: (n, g) seconds since the holder got the GPU, NaN if the GPU is free.
+    held_s: (n, g) seconds since the present job got the GPU, NaN if the GPU is free.
     """
 
     newest: Array
@@ -60,7 +60,7 @@ class GpuUse:
     def forecast(self) -> Array:
         """Forecast the GPU use of each node: (level, n) at LEVELS, from 0 to 1.
 
-        A node is NaN if none of its GPUs reports its use.
+        It is NaN for a node if none of its GPUs reports its use.
         """
         recent = np.fmax(self.newest, self.mean_2m)
         held = np.isfinite(self.held_s)
@@ -75,9 +75,9 @@ class GpuUse:
 
 
 def forecast_host_shares(frame: FeatureFrame, n: int) -> Array:
-    """Return (cpu or memory, n) the shares in use by the newest readings, NaN if unknown.
+    """Return (2, n) the shares of CPU and of memory in use by the newest readings, NaN if unknown.
 
-    No history of a host's use is stored.
+    They are the forecast, because no history of a host's use is stored.
     """
     idle, free, total = (
         _padded(frame.column(name), n) for name in ("cpu_idle_share", "memory_available_bytes", "memory_total_bytes")
@@ -88,7 +88,7 @@ def forecast_host_shares(frame: FeatureFrame, n: int) -> Array:
 
 
 def compute_node_loads(gpus: GpuUse, hosts: FeatureFrame) -> NDArray[np.float32]:
-    """Return (level, load, n) at LEVELS and for LOADS, NaN if unknown.
+    """Return (level, load, n) the forecast loads of each node at LEVELS and for LOADS, NaN if unknown.
 
     A host's p90 is its median, because its spread is not known.
     """
@@ -98,7 +98,7 @@ def compute_node_loads(gpus: GpuUse, hosts: FeatureFrame) -> NDArray[np.float32]
 
 
 def _placed(frame: FeatureFrame, name: str, rows: NDArray[np.int32]) -> Array:
-    """Return (n, g) the values of a column by row, NaN where there is no row."""
+    """Return (n, g) the values of the frame's column `name`, NaN where `rows` is -1. rows: (n, g)."""
     known = (rows >= 0) & (rows < len(frame.values))
     if not known.any():
         return np.full(rows.shape, np.nan)
@@ -112,7 +112,7 @@ def _padded(column: NDArray[np.float32], n: int) -> Array:
 
 
 def _mean(values: Array) -> Array:
-    """Return (n,) the mean of the known values of each row, NaN if there are none."""
+    """Return (n,) the mean of the known values of each row, NaN if there are none. values: (n, g)."""
     known = np.isfinite(values)
     count = known.sum(axis=1)
     total = np.where(known, values, 0.0).sum(axis=1)

@@ -17,8 +17,8 @@ FEW_VALUES = 8
 class Groups:
     """Groups of peers, laid out as a table with one row per group.
 
-    So medians need no loop, and no sort of all members. of: (n,) the group of each member, -1 for none.
-    count: the number of groups. The caller leaves `of` unchanged.
+    With a table, medians need no loop, and no sort of all members. of: (n,) the group of each member,
+    -1 for none. count: the number of groups. The caller must not change `of`.
     """
 
     def __init__(self, of: Rows, count: int) -> None:
@@ -32,7 +32,7 @@ class Groups:
         self._cells = self._find_table_cells(members, sizes) if self._has_table else None
 
     def _find_table_cells(self, members: Rows, sizes: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return (member,) its cell in the table, by row and by order of members.
+        """Return (member,) the cell of each member in the table, by group and by order of members.
 
         Returns None if the members fill the table in order.
         """
@@ -84,20 +84,20 @@ class Groups:
         return middles
 
     def spread(self, figure: Array) -> Array:
-        """Return (n,) for each member its group's figure, NaN for members of no group. figure: (group,)."""
+        """Return (n,) each member's group's value in `figure` (group,), NaN for members of no group."""
         if self._inside is None:
             return figure[self.of]
         return np.where(self.of >= 0, figure[np.maximum(self.of, 0)] if len(figure) else np.nan, np.nan)
 
     def middle(self, values: NDArray[np.floating]) -> Array:
-        """Return (n,) for each member the median of its group's finite `values`, NaN if there is none."""
+        """Return (n,) for each member the median of its group's finite `values` (n,), NaN if there is none."""
         return self.spread(self.median(values)[0])
 
 
 def _compute_median_by_sorting(values: Array, group: Rows, count: NDArray[np.int64]) -> Array:
-    """Return (group,) medians of finite `values`.
+    """Return (group,) medians of finite `values`, computed by a sort.
 
-    It is for few large groups, which would leave most of a table empty.
+    It is for few large groups, for which most of a table would be empty.
     """
     ordered = values[np.lexsort((values, group))]
     start = np.cumsum(count) - count
@@ -108,9 +108,9 @@ def _compute_median_by_sorting(values: Array, group: Rows, count: NDArray[np.int
 
 
 def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Give groups of equal keys the numbers 0, 1, ... in order of their keys. Key -1 stays -1.
+    """Assign numbers 0, 1, ... to the groups of equal keys, in order of their keys. Key -1 stays -1.
 
-    Returns (n,) numbers, and how many there are.
+    Returns (n,) numbers, and how many groups there are.
 
     >>> numbered(np.array([70, -1, 7, 70]))
     (array([ 1, -1,  0,  1]), 2)
@@ -135,10 +135,10 @@ def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 
 def codes(values: Array) -> tuple[Array, NDArray[np.int64]]:
-    """Return the distinct `values` in order, and (n,) the place of each value among them.
+    """Return the distinct `values` in order, and (n,) the index of each value among them.
 
-    It does the same as np.unique. values: (n,). Few distinct values, such as speeds and models, need no sort.
-    NaN, which equals nothing, falls back to np.unique.
+    It returns the same as np.unique. values: (n,). Few distinct values, such as speeds and models, need
+    no sort. If there is NaN, which equals nothing, it calls np.unique.
     """
     distinct = list[float]()
     rest = values
@@ -153,11 +153,12 @@ def codes(values: Array) -> tuple[Array, NDArray[np.int64]]:
 
 
 def compute_robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Array, Array]:
-    """Return (n,) the deviation from the group's median in robust sigmas, and (n,) that median.
+    """Return (n,) each value's deviation from its group's median in robust sigmas, and (n,) that median.
 
     Both are NaN where the value or the group is unknown.
 
-    z = (x - median) / (1.4826 MAD + FLOOR * |median|): the floor keeps near-equal members from being outliers.
+    z = (x - median) / (1.4826 MAD + FLOOR * |median|): the floor prevents outliers among nearly equal
+    members.
     """
     median = groups.middle(values)
     deviation = values - median
@@ -180,7 +181,7 @@ def compute_p90(counts: NDArray[np.floating]) -> float:
 
 
 def middle(values: NDArray[np.floating]) -> float:
-    """Return the median of (n,) finite numbers, n >= 1.
+    """Return the median of (n,) finite numbers. There must be at least one.
 
     For some hundreds of numbers it takes a tenth of numpy's time.
 

@@ -1,16 +1,17 @@
-"""AnsweredRequests: the start times that were issued for requests, and how often they held.
+"""AnsweredRequests: the start times that were issued for requests, and how often they proved right.
 
-A request's start time is recorded when the placer first issues it, and again at the ages LOOKS_S. Each
-level of such a note counts once its own issued time has passed, whether or not the request has started by
-then. If an early start counted at once and a late one only after its p90, the record of a queue would
-always hold too many early starts. A withdrawn request counts at the levels whose time had passed before.
+A request's start time is recorded when the placer first issues it, and again at the ages LOOKS_S.
+Each level of such a recorded answer counts once its own issued time has passed, whether or not the
+request has started by then. If an early start counted at once and a late one only after its p90,
+the record of a queue would always hold too many early starts. A withdrawn request counts at the
+levels whose time had passed before.
 
-For the same reason a request leaves the record by its issued times alone, never because it has started.
-Once the record is full, a new request replaces the one whose first p90 passed longest ago. While none has
-passed, new requests are not recorded.
+For the same reason a request leaves the record by its issued times alone, never because it has
+started. Once the record is full, a new request replaces the one whose first p90 passed longest ago.
+While none has passed, new requests are not recorded.
 
-Later answers are easier, because they know more. So each age is judged separately. Users plan by the
-first answer.
+Later answers are easier, because they know more. So each age is evaluated separately. Users plan by
+the first answer.
 """
 
 import heapq
@@ -30,10 +31,10 @@ Times = tuple[int, int, int]  # Unix ms at LEVELS
 
 
 class StartShares(NamedTuple):
-    """The share of requests that started by each level, and the number of those without an answer.
+    """The share of requests that had started by the time of each level, and those without an answer.
 
-    requests: (level,) how many were judged. shares: (level,), NaN where `requests` is 0. unanswered: requests
-    that started and had no start time.
+    requests: (level,) how many were evaluated. shares: (level,), NaN where `requests` is 0. unanswered:
+    the number of requests that started without a known start time.
     """
 
     requests: NDArray[np.int64]
@@ -42,9 +43,10 @@ class StartShares(NamedTuple):
 
 
 class StartJudgement(NamedTuple):
-    """The shares over the answers at all ages, with weight one per request, and at each age of LOOKS_S.
+    """The accuracy of issued start times: over all ages of an answer, and at each age of LOOKS_S.
 
-    Age 0 is the first answer. since_ms: when the first judged answer was issued, None if none was judged.
+    Over all ages, each request has the weight one. Age 0 is the first answer. since_ms: when the first
+    evaluated answer was issued, None without any.
     """
 
     all_ages: StartShares
@@ -54,10 +56,10 @@ class StartJudgement(NamedTuple):
 
 @dataclass(slots=True)
 class AnsweredRequest:
-    """A request and its answers. first_ms: when the first answer was issued.
+    """A request and its answers. first_ms: when its first answer was issued, in Unix ms.
 
-    notes: the start time issued at each age, in the order of LOOKS_S, None if none was known. until_ms: when
-    its wait ended, None while it waits.
+    notes: the start time issued at each age, in the order of LOOKS_S, None if none was known. until_ms:
+    when its wait ended, None while it waits.
     """
 
     first_ms: int
@@ -66,12 +68,12 @@ class AnsweredRequest:
     has_started: bool = False
 
     def record(self, issued_ms: Times | None, now_ms: int) -> None:
-        """Record the start time issued now if an age is due."""
+        """Record the start time issued now, if an answer of the next age is due."""
         if len(self.notes) < len(LOOKS_S) and now_ms - self.first_ms >= 1000 * LOOKS_S[len(self.notes)]:
             self.notes.append(issued_ms)
 
     def end(self, time_ms: int, has_started: bool) -> None:
-        """End the wait with a start or without one."""
+        """Record that the wait ended at `time_ms`, with or without a start."""
         self.until_ms, self.has_started = time_ms, has_started
 
     @property
@@ -81,14 +83,14 @@ class AnsweredRequest:
 
 
 class AnsweredRequests:
-    """At most MAX_REQUESTS requests, including those that no longer wait."""
+    """The recorded requests and their answers: at most MAX_REQUESTS, including ones that no longer wait."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, AnsweredRequest]] = []  # (`expires_ms`, number, request), soonest first
         self._added = 0
 
     def add(self, issued_ms: Times | None, now_ms: int) -> AnsweredRequest | None:
-        """Add a request with its first answer. Returns None if there is no room for one."""
+        """Add a request with its first answer. Returns None if there is no room for it."""
         if len(self._heap) < MAX_REQUESTS:
             return self._push(AnsweredRequest(now_ms, [issued_ms]))
         if self._heap[0][0] >= now_ms:
@@ -106,7 +108,7 @@ class AnsweredRequests:
         return [one for _, _, one in self._heap]
 
     def judge(self, now_ms: int) -> StartJudgement:
-        """Judge the answers whose issued times have passed."""
+        """Evaluate the answers whose issued times have passed."""
         requests = self._requests
         issued_ms = _issued(requests)
         started_ms = np.array([one.until_ms if one.has_started else np.inf for one in requests], np.float64)
@@ -123,11 +125,11 @@ class AnsweredRequests:
         return StartJudgement(_shares(np.asarray(judged.any(axis=1)), mean, 0), tuple(ages), since_ms)
 
     def _count_unanswered_requests(self, age: int) -> int:
-        """Count the requests that started and had no start time at this age."""
+        """Count the requests that started and had no known start time at this age."""
         return sum(one.has_started and one.notes[age : age + 1] == [None] for one in self._requests)
 
     def place_of(self) -> dict[int, int]:
-        """Return the place of each request in a dump, by its `id`."""
+        """Return the `id` of each request object -> its place in a dump."""
         return {id(one): at for at, one in enumerate(self._requests)}
 
     def at(self, place: int) -> AnsweredRequest:
@@ -139,7 +141,7 @@ class AnsweredRequests:
         return [[one.first_ms, one.notes, one.until_ms, one.has_started] for one in self._requests]
 
     def load(self, rows: Any) -> None:
-        """Load a dump. Raises ValueError or TypeError for anything else."""
+        """Restore what `dump` returned. Raises ValueError or TypeError if it is not a dump."""
         for first_ms, notes, until_ms, has_started in rows:
             until_ms = None if until_ms is None else int(until_ms)
             one = AnsweredRequest(
@@ -149,12 +151,12 @@ class AnsweredRequests:
 
 
 def _find_last_known_ms(one: AnsweredRequest, now_ms: int) -> int:
-    """Return the time up to which the request's outcome is known."""
+    """Return the time up to which it is known whether the request started, in Unix ms."""
     return now_ms if one.until_ms is None or one.has_started else one.until_ms
 
 
 def _issued(requests: Sequence[AnsweredRequest]) -> Array:
-    """Return (request, age, level) the issued times in Unix ms, NaN where there is none."""
+    """Return (request, age, level) the issued start times in Unix ms, NaN where there is none."""
     found = np.full((len(requests), len(LOOKS_S), len(LEVELS)), np.nan)
     notes = [(at, age, times) for at, one in enumerate(requests) for age, times in enumerate(one.notes) if times]
     if notes:
@@ -164,9 +166,10 @@ def _issued(requests: Sequence[AnsweredRequest]) -> Array:
 
 
 def _shares(judged: NDArray[np.bool_], hits: NDArray[Any], unanswered: int) -> StartShares:
-    """Return the shares of these requests.
+    """Return the share of these requests that started in time, at each level.
 
-    judged: (request, level) whether it counts. hits: (request, level) the share of its answers that held.
+    judged: (request, level) whether it counts. hits: (request, level) the share of its answers that
+    proved right.
     """
     requests = judged.sum(axis=0).astype(np.int64)
     with np.errstate(invalid="ignore"):

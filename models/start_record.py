@@ -1,17 +1,18 @@
-"""StartRecord: whether the start times shown to users held, and how the next ones are corrected.
+"""StartRecord: whether start times shown to users proved right, and how the next ones are corrected.
 
-`models/start_answers.py` explains how the record judges them.
+`models/start_answers.py` explains how the record evaluates them.
 
     issued = exp(log(wait + ROUND_S) + offset) - ROUND_S          at each level
 
-The offset of a level is that level's quantile of the residuals of first answers, times
-n^2 / (n^2 + PRIOR^2) for n that started. A residual is log(waited + ROUND_S) - log(wait + ROUND_S), before
-any correction. A request that still waits is right-censored (Kaplan-Meier), because the requests that
-started first are the ones with short waits. If many requests arrive while one waits, the newest of those
-that started have short waits too. If their curve does not come down to the level, a longer window is read.
+The offset of a level is that level's quantile of the residuals of first answers, times n^2 / (n^2 +
+PRIOR^2) for n that started. A residual is log(waited + ROUND_S) - log(wait + ROUND_S), before any
+correction. A request that still waits is right-censored (Kaplan-Meier), because the requests that
+started first are the ones with short waits. If many requests arrive while one waits, the newest of
+those that started have short waits too. If their curve does not come down to the level, a longer
+window is read.
 
-An offset that follows how often corrected answers held would go on moving until the first corrected
-requests start, hours later, and swing from too late to too early.
+An offset could instead follow how often corrected answers proved right. It would go on moving until
+the first corrected requests start, hours later, and swing from too late to too early.
 
 A request that was to start at once and did not has a Pareto tail: it may well wait as long again.
 """
@@ -50,11 +51,11 @@ Array = NDArray[np.float64]
 
 @dataclass(slots=True)
 class FollowedRequest:
-    """A request that waits. first_ms: when its first answer was issued.
+    """A request that waits, and what was issued for it. first_ms: when its first answer was issued.
 
-    answers: the part that the record judges, None if it does not. since_ms: since when it should start at
-    once, None while it should not. sampled_s: the waits of its first answer at LEVELS, before any correction,
-    None if it had no answer.
+    answers: the answers that the record evaluates, None if it does not. since_ms: since when it should
+    start at once, None while it should not. sampled_s: the waits of its first answer at LEVELS, before
+    any correction, None if it had no answer.
     """
 
     first_ms: int
@@ -66,7 +67,8 @@ class FollowedRequest:
 class StartRecord:
     """The record of issued start times, with one writer.
 
-    `issue` corrects and records them, `started` and `withdrawn` end a wait, and `advance` moves the time.
+    `issue` corrects and records them, `started` and `withdrawn` end a wait, and `advance` moves the
+    time.
     """
 
     def __init__(self) -> None:
@@ -79,13 +81,14 @@ class StartRecord:
 
     @property
     def waiting(self) -> Iterable[str]:
-        """The requests that are followed."""
+        """The ids of the requests that wait."""
         return self._open.keys()
 
     def issue(self, starts_ms: Mapping[str, Times], now_ms: int, unknown: Collection[str] = ()) -> dict[str, Times]:
-        """Correct the start times of requests that wait, as of `now_ms`, and record them when an age is due.
+        """Correct the start times of waiting requests, and record those of which an answer is due.
 
-        unknown: requests that wait and have no known start time. Their answer is recorded as missing.
+        starts_ms: request id -> sampled start times. unknown: requests that wait and have no known start
+        time. Their answer is recorded as missing.
         """
         self.offset = self._learnt(now_ms)
         for name in unknown:
@@ -102,7 +105,7 @@ class StartRecord:
         return found
 
     def corrected(self, start_ms: Times, now_ms: int) -> Times:
-        """Correct the start times of a request that does not wait yet."""
+        """Return the corrected start times of a request that does not wait yet. Records nothing."""
         wait_s = np.maximum(0.0, (np.array(start_ms, np.float64) - now_ms) / 1000)
         low, middle, high = (now_ms + np.round(1000 * np.sort(self._correct_wait_s(wait_s))).astype(np.int64)).tolist()
         return low, middle, high
@@ -111,7 +114,7 @@ class StartRecord:
         return np.asarray(np.maximum((wait_s + ROUND_S) * np.exp(self.offset) - ROUND_S, 0.0))
 
     def _update_overdue_s(self, ids: list[str], wait_s: Array, now_ms: int) -> Array:
-        """Return (request,) the seconds for which each request has been about to start."""
+        """Return (request,) for how many seconds each request should have started at once, 0 if it should not."""
         found = np.zeros(len(ids))
         for at, (name, soon) in enumerate(zip(ids, (wait_s[:, 1] < ROUND_S).tolist(), strict=True)):
             one = self._open.get(name)
@@ -145,7 +148,7 @@ class StartRecord:
             self._end(one, time_ms, has_started=True)
 
     def withdrawn(self, name: str, time_ms: int) -> None:
-        """Record that a request was withdrawn before it started. time_ms: until when it certainly waited."""
+        """Record that a request was withdrawn before it started. time_ms: up to when it surely waited."""
         one = self._open.pop(name, None)
         if one is not None:
             self._end(one, time_ms, has_started=False)
@@ -156,11 +159,11 @@ class StartRecord:
             one.answers.end(time_ms, has_started)
 
     def advance(self, now_ms: int) -> None:
-        """Set the time up to which `judge` judges answers."""
+        """Set the time up to which `judge` evaluates answers."""
         self._now_ms = now_ms
 
     def _learnt(self, now_ms: int) -> Array:
-        """Return (level,) the offsets, from the residuals of requests that started and of those that wait."""
+        """Return (level,) the offsets, computed from the residuals of requests that started or wait."""
         n = len(self._residuals)
         if n == 0:
             return np.zeros(len(LEVELS))
@@ -174,7 +177,7 @@ class StartRecord:
         return np.array(found).clip(-FARTHEST, FARTHEST)
 
     def judge(self) -> StartJudgement:
-        """Judge the answers whose issued times had passed at the last `advance`."""
+        """Evaluate the answers whose issued times had passed at the last `advance`."""
         return self._answers.judge(self._now_ms)
 
     def dump(self) -> dict[str, Any]:
@@ -194,11 +197,11 @@ class StartRecord:
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Load a dump into a new record.
+        """Restore what `dump` returned, into a new record.
 
-        Raises ValueError, KeyError, IndexError or TypeError for anything else. A dump of version 2 judged early
-        starts before late ones. Its offsets are used, and the record does not judge the requests that waited
-        then. A dump of version 1 mixes the ages, so only its cursor is used.
+        Raises ValueError, KeyError, IndexError or TypeError if it is not a dump. A dump of version 2
+        evaluated early starts before late ones. Its offsets are used, and the record does not evaluate the
+        requests that waited then. A dump of version 1 mixes the ages, so only its cursor is used.
         """
         offset, self.cursor = _levels(saved["offset"]), int(saved["cursor"])
         version = saved.get("version")
@@ -217,18 +220,20 @@ class StartRecord:
 
 
 def _residuals(first_ms: Sequence[int], sampled_s: Sequence[tuple[float, ...]], time_ms: int) -> Array:
-    """Return (request, level) the log of the wait until `time_ms`, less that of the first answer.
+    """Return (request, level) the log of the wait until `time_ms`, less that of the predicted wait.
 
-    The first answer is taken before its correction.
+    The prediction is taken before its correction. first_ms: when it was issued. sampled_s: the
+    predicted waits.
     """
     waited_s = np.maximum(0.0, (time_ms - np.array(first_ms, np.float64)) / 1000)
     return np.asarray(np.log(waited_s + ROUND_S)[:, None] - np.log(np.array(sampled_s, np.float64) + ROUND_S))
 
 
 def _offset(values: Array, first_ms: NDArray[np.int64], n: int, level: float) -> float:
-    """Return the level's quantile of the residuals, shrunk towards 0 if few requests have started.
+    """Return the quantile of the residuals at a level, shrunk towards 0 if few requests have started.
 
-    values: (request,) residuals, the first n of requests that started, in the order of first_ms.
+    values: (request,) residuals. The first n are those of requests that started, in the order of
+    first_ms.
     """
     value, count = 0.0, 0
     for size in WINDOWS:
@@ -242,10 +247,10 @@ def _offset(values: Array, first_ms: NDArray[np.int64], n: int, level: float) ->
 
 
 def _quantile(values: Array, n: int, level: float) -> tuple[float, bool]:
-    """Return the quantile by Kaplan-Meier, and whether the curve comes down that far.
+    """Return the quantile by Kaplan-Meier, and whether the curve comes down to the level.
 
-    If it does not, the quantile is the largest value. values: the first n are of requests that started, the
-    rest of requests that wait.
+    If it does not, the quantile is the largest value. values: (request,) the first n are those of
+    requests that started, the rest those of requests that wait.
     """
     has_started = np.arange(len(values)) < n
     order = np.lexsort((~has_started, values))

@@ -1,4 +1,4 @@
-"""Functions that format numbers and times for people, with no more digits than are known."""
+"""Formatting of numbers and times for people, with no more digits than are known."""
 
 from datetime import UTC, datetime
 from math import isfinite
@@ -7,7 +7,7 @@ DAY_MS = 86_400_000
 
 
 def number(value: float) -> str:
-    """Format a number with at most four significant digits, and thousands separated.
+    """Format a number with at most four significant digits and a thousands separator.
 
     A small number has two digits. A number that is not finite is "unknown".
 
@@ -25,7 +25,7 @@ def number(value: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return a duration in its natural unit.
+    """Format a duration in the unit that suits it.
 
     >>> age(45), age(95), age(7300)
     ('45 s', '95 s', '2 h')
@@ -37,7 +37,7 @@ def age(seconds: float) -> str:
 
 
 def format_clock_time(time_ms: int, now_ms: int) -> str:
-    """Return hour and minute in UTC, with the day if the time is not within the last 24 hours.
+    """Format a time as hour and minute in UTC, with the day if it is not within the last 24 hours.
 
     >>> format_clock_time(50_520_000, 50_520_000)
     '14:02 UTC'
@@ -48,7 +48,7 @@ def format_clock_time(time_ms: int, now_ms: int) -> str:
 
 
 def rate(bytes_per_s: float) -> str:
-    """Return a rate in its natural unit.
+    """Format a rate in the unit that suits it.
 
     >>> rate(25.2e9), rate(3.1e6)
     ('25.2 GB/s', '3.10 MB/s')

@@ -1,1 +1,1 @@
-"""The placement engine: takes a view and a request, and returns a decision. It uses no models."""
+"""The placement engine, which decides about a request on a view of the cluster. It uses no models."""

@@ -1,4 +1,4 @@
-"""The order and the runs of k rows, computed in fewer steps than numpy's general functions need."""
+"""Functions that sort rows, find runs of equal rows and compute medians faster than numpy's own."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def in_order(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return (k,) rows sorted by keys of 0 or more. The last key counts most.
+    """Return (k,) int64 row indices, sorted by keys of 0 or more. The last key counts most.
 
     Among equal rows the first comes first. numpy sorts numbers of 16 bits by radix, many times as fast as
     longer ones.
@@ -54,7 +54,7 @@ def median(values: NDArray[np.float64]) -> float:
 
 
 def sort_rows_descending(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return (k,) rows sorted by values of 0 or more, the highest first.
+    """Return (k,) int64 row indices, sorted by values of 0 or more, the highest first.
 
     Among equal values the first comes first. The bits of such numbers have the same order as the numbers.
 

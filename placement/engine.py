@@ -82,9 +82,10 @@ def _fits(
 def claimed(
     request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return what `decide` would give: (n, g) GPUs, whole or in part, and (n,) members.
+    """Return the GPUs and the members that `decide` would place, without a decision.
 
-    Both are empty if it refuses.
+    Returns (n, g) bool, the GPUs that it would use whole or in part, and (n,) int64 members per node. Both are
+    all zero if it would refuse.
     """
     gpus, members = np.zeros(view.free.shape, bool), np.zeros(len(view), np.int64)
     _, fits = _fits(request, view, options, screen(request, view, options))

@@ -1,1 +1,1 @@
-"""Adapters for other schedulers, one file each. They only translate."""
+"""Adapters to other schedulers, one file each. They translate, and do nothing else."""

@@ -1,9 +1,10 @@
-"""The one protocol between Fleetcast and outside schedulers and autoscalers.
+"""The protocol between Fleetcast and outside schedulers and autoscalers.
 
     board → Weather → Adapter.wishes → limits → Port.write      we write   (fleetcast.service.adapters)
     question → Verb.answer, or Verb.stale                       we answer  (fleetcast.service.api.answerers)
 
-An adapter translates and does nothing else: no clock, no socket, no file. Whatever has one is the host's or the port's.
+An adapter translates and does nothing else: it has no clock, socket or file. Its host and its port
+have those.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,13 +19,14 @@ Seen = Mapping[str, Mapping[str, str]]  # key → field → value: what the othe
 
 
 class NotKnown(FleetcastError):
-    """The error that the weather lacks what an answer needs. The caller gets the stale answer."""
+    """The error for weather that lacks data which the answer needs. The caller gets the stale answer."""
 
 
 class Verb(NamedTuple):
-    """A question that others ask. `answer` may raise NotKnown, or RequestError for another shape.
+    """A kind of question that other systems ask.
 
-    `stale` is the neutral answer without fresh weather, or None where the caller is better served by an error at once.
+    `answer` may raise NotKnown, or RequestError for a question of another shape. `stale` returns the
+    neutral answer without fresh weather, or None if an immediate error is better for the caller.
     """
 
     answer: Callable[[Weather, bytes], bytes]
@@ -32,10 +34,10 @@ class Verb(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A wish about one field of the other system. value None: withdraw ours.
+    """A wish to change one field of the other system. value: None withdraws our value.
 
-    `seen` is the field's value when the wish was made. A port never overwrites any other value. When a limit is
-    reached, withdrawals go first, then the wishes whose omission costs most.
+    `seen` is the field's value when the wish was made. A port never overwrites any other value. When a
+    limit is reached, withdrawals go first, then the wishes whose omission costs most.
     """
 
     key: str
@@ -47,7 +49,7 @@ class Write(NamedTuple):
 
 
 class WriteOutcome(StrEnum):
-    """The outcome of a write. OBSERVED: nothing was written, since the adapter only observes."""
+    """The outcome of a write. OBSERVED: nothing was written, because the adapter only observes."""
 
     DONE = "done"
     CONFLICT = "conflict"
@@ -57,24 +59,27 @@ class WriteOutcome(StrEnum):
 
 
 class Adapter(Protocol):
-    """The language of another system. A pure answerer has no wishes, and a pure writer has no verbs."""
+    """An adapter: the translation to and from another system.
+
+    An adapter that only answers has no wishes. An adapter that only writes has no verbs.
+    """
 
     @property
     def verbs(self) -> Mapping[str, Verb]: ...
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields that are ours. No other field is ever written."""
+        """The fields that the adapter owns. It never writes any other field."""
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
-        """Return the changes that the adapter asks for. Without weather, it withdraws everything of ours.
+        """Return the changes that the adapter wants. Without weather, it withdraws everything that it wrote.
 
-        If a part of the weather is None, it withdraws restrictions.
+        If the part of the weather that it needs is None, it withdraws restrictions.
         """
 
 
 class Port(Protocol):
-    """The only input and output of an outside system.
+    """The connection to an outside system. All input and output goes through it.
 
     Methods raise SourceError or OSError while the system does not answer.
     """
@@ -109,7 +114,10 @@ class Door(NamedTuple):
 def withdraw_fields(
     seen: Seen, fields: Iterable[str], why: str, costs: Mapping[str, int] = MappingProxyType({})
 ) -> Iterator[Write]:
-    """Yield a withdrawal of each of these fields that is present. costs: field → cost of leaving it."""
+    """Yield a withdrawal of each of these fields that is present.
+
+    costs: field → cost of not withdrawing it.
+    """
     ours = frozenset(fields)
     for key, values in seen.items():
         for field in sorted(ours & values.keys()):

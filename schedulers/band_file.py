@@ -1,4 +1,4 @@
-"""Node risk bands for a file (`fleetcast.service.ports.band_file`): each node and its band."""
+"""The adapter that writes each node and its risk band to a file (`fleetcast.service.ports.band_file`)."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +13,7 @@ BAND = "band"
 
 
 class BandFile:
-    """Adapter `band_file`. A key is a node, and its one field is the band.
+    """The adapter `band_file`. A key is a node, and its one field is the band.
 
     Nodes of unknown risk keep their band.
     """

@@ -16,10 +16,10 @@ Levels = NDArray[np.int8]  # rows of LEVELS
 
 @dataclass(frozen=True, slots=True)
 class BandRule:
-    """The rule of the bands. A score enters a band at `elevated` or `high`.
+    """The rule that assigns nodes to bands. A score enters a band at `elevated` or `high`.
 
-    It leaves the band downwards only below `leave_ratio` of that. At most `max_share` of a pool's nodes are
-    high at once, but one always may be.
+    It leaves the band downwards only below `leave_ratio` times that bound. At most `max_share` of a
+    pool's nodes are high at once, but at least one may be.
     """
 
     elevated: float = 0.05
@@ -29,7 +29,9 @@ class BandRule:
 
 
 class Bands:
-    """The bands of a fleet's nodes from one board to the next. `held`: those of an earlier process, by name.
+    """The bands of a fleet's nodes, carried from one board to the next.
+
+    `held`: node → band from an earlier process.
 
     >>> bands = Bands(BandRule(elevated=0.1, high=0.5))
     >>> bands.step({"a": 0, "b": 1}, np.array([0.6, 0.01])).tolist()
@@ -47,15 +49,15 @@ class Bands:
 
     @property
     def marked(self) -> dict[str, str]:
-        """The band of each node that is not low."""
+        """Node → band, for the nodes whose band is not low."""
         return {name: LEVELS[self._levels[row]] for name, row in self._rows.items() if self._levels[row]}
 
     def step(
         self, rows: Mapping[str, int], scores: NDArray[np.float64], pool: NDArray[np.integer] | None = None
     ) -> Levels:
-        """Return (n,) the bands for the newest scores. A NaN score changes nothing.
+        """Return (n,) the bands for the newest scores, as rows of LEVELS. A NaN score changes nothing.
 
-        pool: a number for the pool of each node.
+        pool: (n,) the number of each node's pool.
         """
         if rows is not self._rows:
             held = [self._levels[self._rows[name]] if name in self._rows else 0 for name in rows]
@@ -68,7 +70,9 @@ class Bands:
 
 
 def compute_next_levels(held: Levels, scores: NDArray[np.float64], rule: BandRule) -> Levels:
-    """(n,) the next rows of LEVELS of nodes at those of `held`; a NaN score changes nothing.
+    """Return (n,) the next rows of LEVELS for nodes whose present rows are `held`.
+
+    A NaN score changes nothing.
 
     >>> compute_next_levels(np.array([2, 0], np.int8), np.array([0.25, 0.25]), BandRule()).tolist()
     [2, 1]

@@ -1,12 +1,12 @@
-"""Capacity ahead of demand: the pods for which a CapacityBuffer (autoscaling.x-k8s.io) holds room.
+"""Capacity ahead of demand: how many pods a CapacityBuffer (autoscaling.x-k8s.io) reserves room for.
 
     replicas = (largest p90 of wanted GPUs until the horizon - GPUs wanted now) / GPUs of a pod, rounded up
 
-The reader of a buffer puts its pods into free room first, and makes machines for the rest. So free GPUs
-are not subtracted here: a buffer that shrank with them would undo what it has achieved.
+The autoscaler first fits a buffer's pods into free room, and adds machines for the rest. So free
+GPUs are not subtracted here: a buffer that shrank with them would undo what it has achieved.
 
-Replicas above the user's minimum are ours. They cost money, so they are removed when the forecast is old,
-gone or withdrawn.
+Replicas above the user's minimum are ours. They cost money, so they are removed if the forecast is
+old or missing, or if the adapter withdraws.
 """
 
 import math
@@ -30,7 +30,10 @@ REPLICAS_MAX = 2**31 - 1
 
 
 class BufferAsk(NamedTuple):
-    """The request that a buffer's annotations state. gpus: of one pod. least, most: replicas."""
+    """The settings in a buffer's annotations. gpus: the GPUs of one pod.
+
+    least, most: bounds on the replicas.
+    """
 
     queue: str
     class_: str
@@ -48,7 +51,7 @@ class BufferAsk(NamedTuple):
 
 
 def asked(values: Mapping[str, str]) -> BufferAsk | None:
-    """Read the annotations of a buffer. Returns None where it names neither a queue nor a pool.
+    """Read the annotations of a buffer. Returns None if they name neither a queue nor a pool.
 
     Raises RequestError that names the annotation and its value.
     """
@@ -72,7 +75,9 @@ def asked(values: Mapping[str, str]) -> BufferAsk | None:
 
 
 def least(values: Mapping[str, str]) -> int:
-    """Return the user's minimum, also of a buffer that no longer opts in. Returns 0 if it is unreadable.
+    """Return the user's minimum of replicas, or 0 if it is unreadable.
+
+    It is also needed for a buffer that no longer opts in.
 
     >>> least({"fleetcast.io/min": "2"}), least({}), least({"fleetcast.io/min": "two"})
     (2, 0, 0)
@@ -103,7 +108,10 @@ class CapacityBuffers:
 
 
 def _compute_wanted_replicas(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, int | None, int]:
-    """Return the reason in words, the replicas (None for the minimum), and the GPUs wanted above the present demand."""
+    """Return the reason in words, the replicas, and the GPUs wanted above the present demand.
+
+    The replicas are None for the user's minimum.
+    """
     try:
         ask = asked(values)
     except RequestError as error:
@@ -125,11 +133,10 @@ def _compute_wanted_replicas(weather: Weather | None, values: Mapping[str, str])
 
 
 def _peak(row: DemandRow, ask: BufferAsk) -> float | None:
-    """Return the largest forecast up to the horizon, of the lowest quantile that is high enough.
+    """Return the largest forecast up to the horizon in GPUs, or None if there is none.
 
-    None if there is none.
-
-    The nearest forecast counts too: a burst that is about to arrive must still find its room.
+    It uses the lowest quantile that is at least the requested one. The nearest forecast counts too,
+    because room is also needed for a burst that is about to arrive.
     """
     level = next((at for at, level in enumerate(row.quantiles) if level >= ask.quantile), len(row.quantiles) - 1)
     values = row.values[level]
@@ -138,7 +145,7 @@ def _peak(row: DemandRow, ask: BufferAsk) -> float | None:
 
 
 def _pods(gpus: float, ask: BufferAsk) -> int:
-    """Return the pods for an amount of GPUs, within the bounds.
+    """Return how many pods an amount of GPUs needs, within the bounds.
 
     >>> ask = BufferAsk("serve", "all", 8, least=1, most=9, quantile=0.9, horizon_s=600.0)
     >>> _pods(17.0, ask), _pods(-4.0, ask), _pods(99.0, ask)

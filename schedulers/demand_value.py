@@ -1,4 +1,4 @@
-"""One number of a demand forecast, for KEDA and an HPA. The SDK uses the same rule for Ray."""
+"""One number of a demand forecast, for KEDA and an HPA. The SDK has the same rule for Ray."""
 
 import math
 from bisect import bisect_left
@@ -13,10 +13,10 @@ OLDEST_S = 600.0  # of a forecast; one is made a minute
 
 
 def row_of(weather: Weather, key: DemandKey) -> DemandRow:
-    """Return a fresh forecast. Raises UnknownEntity for an unknown series, NotKnown if there is none now.
+    """Return the forecast of a series.
 
-    A pool that is in no inventory is searched for among the queues, since `pool` named a queue in earlier
-    versions.
+    Raises UnknownEntity for an unknown series, NotKnown without a fresh forecast. If no pool has the
+    name, the queue of that name is used, because `pool` named a queue in earlier versions.
     """
     if weather.demand is None:
         raise NotKnown("there is no forecast of demand now")
@@ -36,8 +36,9 @@ def row_of(weather: Weather, key: DemandKey) -> DemandRow:
 def value_of(row: DemandRow, quantile: float, horizon_s: float, now_ms: int) -> float:
     """Return the quantile of demand `horizon_s` from now, in the unit of its target: GPUs, or requests/s.
 
-    Interpolates linearly between two horizons or quantiles, and between now and the first horizon. A forecast's age
-    counts towards the horizon. Raises RequestError if there is no such forecast, and NotKnown if it has no number yet.
+    Interpolates linearly between two horizons or quantiles, and between now and the first horizon. The
+    forecast's age is added to the horizon. Raises RequestError if there is no such forecast, and
+    NotKnown if it has no number yet.
     """
     least, most = row.quantiles[0], row.quantiles[-1]
     if not least <= quantile <= most:
@@ -60,7 +61,10 @@ def _age_s(row: DemandRow, now_ms: int) -> float:
 
 
 def _along(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Interpolate linearly between the two nearest places. At a place, return exactly its value."""
+    """Return the value at `at`, interpolated linearly between the two nearest places.
+
+    At a place, return exactly its value.
+    """
     after = bisect_left(places, at)
     if places[after] == at:
         return values[after]
@@ -69,7 +73,10 @@ def _along(places: Sequence[float], values: Sequence[float], at: float) -> float
 
 
 def _numbers(row: DemandRow, place: int) -> list[float]:
-    """Return the value of each quantile now (place 0), or at the horizon before `place`. NaN: none yet."""
+    """Return each quantile's value: now (place 0), or at the horizon with index `place - 1`.
+
+    NaN if unknown.
+    """
     if not place:
         return [row.now] * len(row.quantiles)
     return [math.nan if (value := values[place - 1]) is None else value for values in row.values]

@@ -1,8 +1,9 @@
-"""The cluster-autoscaler's gRPC expander: node groups that would do -> those whose nodes are least likely to fail.
+"""The cluster-autoscaler's gRPC expander: chooses the node groups that are least likely to fail.
 
-A group is the pool of the fleet that its template's label `fleetcast.io/pool` names, else the pool of its own name.
-Its risk is the mean of the pool's nodes within a day, times the nodes to add: as many are expected to fail. A group of
-which nothing is known stays, and so does a quiet pool: the autoscaler's next expander chooses among those left.
+A group belongs to the pool that its template's label `fleetcast.io/pool` names, else to the pool of
+its own name. Its risk is the mean risk of the pool's nodes within a day, times the number of nodes
+to add. That is the expected number of failures. Groups of unknown risk and quiet pools always stay.
+The autoscaler's next expander chooses among the groups that are left.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ QUIET = BandRule().elevated  # a pool below it is never left out
 
 
 class GroupOption(msgspec.Struct, rename="camel"):
-    """A node group that could be grown by so many nodes. labels: of its template node."""
+    """A node group that could grow by a number of nodes. labels: those of its template node."""
 
     id: str
     node_count: int = 1
@@ -44,7 +45,10 @@ _decode = msgspec.json.Decoder(ExpanderQuestion).decode
 
 
 class ExpanderAdapter:
-    """Adapter `expander`: returns some of the options, in order, never none. Without fresh weather, all."""
+    """The adapter `expander`. It returns at least one of the options, in order.
+
+    Without fresh weather, it returns all.
+    """
 
     fields: frozenset[str] = frozenset()
 
@@ -66,7 +70,7 @@ class ExpanderAdapter:
 
 
 def compute_pool_risks(outlook: Outlook) -> dict[str, float]:
-    """Return the mean risk within a day of each pool's nodes. Pools of unknown risk are left out."""
+    """Return pool → mean risk of its nodes within a day. Pools of unknown risk are left out."""
     risk, found = outlook.risk[DAY], {}
     for code, pool in enumerate(outlook.pools):
         known = risk[(outlook.pool == code) & np.isfinite(risk)]
@@ -76,7 +80,10 @@ def compute_pool_risks(outlook: Outlook) -> dict[str, float]:
 
 
 def best(options: Sequence[GroupOption], pools: Mapping[str, float]) -> list[str]:
-    """Return the ids of the options with the least risk, and of those whose risk is unknown."""
+    """Return the ids of the options with the least risk, a low risk, or an unknown risk.
+
+    pools: pool → risk of a node.
+    """
     risks = [pools.get(option.labels.get(LABEL, option.id)) for option in options]
     costs = [None if p is None else p * max(1, option.node_count) for p, option in zip(risks, options, strict=True)]
     least = min((cost for cost in costs if cost is not None), default=0.0)

@@ -1,8 +1,9 @@
-"""Kubernetes' external metrics: one metric, whose label selector says which number of which forecast of demand.
+"""Kubernetes' external metrics: one metric, whose label selector chooses a demand forecast.
 
     GET …/namespaces/NAMESPACE/fleetcast_demand?labelSelector=queue=serve,target=request_rate,horizon_s=600
 
-A stale forecast is an error: an autoscaler then keeps its replicas, and says that it cannot see.
+A stale forecast is an error. An autoscaler then keeps its replicas, and reports that the metric is
+missing.
 """
 
 import math
@@ -43,10 +44,10 @@ class MetricQuestion(msgspec.Struct):
 
 
 class ExternalMetrics:
-    """Adapter `external_metrics`: an ExternalMetricValueList with one value, in GPUs or requests/s.
+    """The adapter `external_metrics`: an ExternalMetricValueList with one value, in GPUs or requests/s.
 
-    Raises UnknownEntity for a metric or series that is not there, RequestError for a selector that means none, NotKnown
-    without a forecast.
+    Raises UnknownEntity for an unknown metric or series, RequestError for an invalid selector, and
+    NotKnown without a forecast.
     """
 
     fields: frozenset[str] = frozenset()
@@ -78,7 +79,7 @@ def _answer(weather: Weather, body: bytes) -> bytes:
 
 
 def add_selector_defaults(selector: str) -> dict[str, str]:
-    """Return the labels that a selector asks for, with the defaults of the others. Raises RequestError.
+    """Return the labels of a selector, with defaults for the missing ones. Raises RequestError.
 
     >>> add_selector_defaults("queue=serve,quantile in (0.5)")["queue"], add_selector_defaults("")["quantile"]
     ('serve', '0.9')
@@ -105,7 +106,7 @@ def _asked(selector: str) -> dict[str, str]:
 
 
 def quantity(value: float) -> str:
-    """Return a Kubernetes quantity, in thousandths if it is no whole number. Rounds up, so that it never says less.
+    """Format a number as a Kubernetes quantity, rounded up to thousandths.
 
     >>> quantity(12.5), quantity(7.0), quantity(0.0001)
     ('12500m', '7', '1m')
@@ -122,7 +123,7 @@ def _number(labels: Mapping[str, str], name: str) -> float:
 
 
 def make_api_resource_list() -> dict[str, Any]:
-    """Return the APIResourceList.
+    """Return the APIResourceList, for discovery.
 
     Its only verb is `get`, so that no client lists, watches or deletes here.
     """
@@ -142,6 +143,6 @@ def make_api_group() -> dict[str, Any]:
 
 
 def failure(code: int, reason: str, message: str) -> dict[str, Any]:
-    """Return a Status of Kubernetes, the form of every error."""
+    """Return a Kubernetes Status, the body of every error."""
     status_body = {"status": "Failure", "message": message, "reason": reason, "code": code}
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, **status_body}

@@ -1,7 +1,8 @@
-"""KEDA's external scaler: the metadata of a trigger and the demand that is forecast -> a metric for its autoscaler.
+"""KEDA's external scaler: turns a trigger's metadata and the demand forecast into a metric.
 
-The metric is a quantile of demand at the moment when a replica that is asked for now would be warm. KEDA divides it by
-`targetPerReplica`. Its own fallback begins where we refuse to answer, so nothing is answered of an old forecast.
+The metric is a quantile of demand at the moment when a replica that is requested now would be warm.
+KEDA divides it by `targetPerReplica`. Without a fresh forecast the adapter refuses to answer, so
+that KEDA uses its own fallback.
 """
 
 import math
@@ -30,7 +31,7 @@ LONGEST_S = 259_200.0
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """The request of a trigger. horizon_s: None for the cold start that the pipeline measured."""
+    """The settings of a trigger. horizon_s: None to use the cold start that the pipeline measured."""
 
     series: DemandKey
     quantile: float
@@ -44,7 +45,7 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class ScalerQuestion(msgspec.Struct, rename="camel"):
-    """A question of any verb. metric_name: as `metric_spec` named it, or empty."""
+    """The question of any verb. metric_name: the name in the answered ScalerSpec, or empty."""
 
     metadata: dict[str, str] = {}
     metric_name: str = ""
@@ -69,7 +70,10 @@ _decode = msgspec.json.Decoder(ScalerQuestion).decode
 
 
 class KedaAdapter:
-    """Adapter `keda`. The specification needs no weather; the others raise NotKnown where the demand is not known."""
+    """The adapter `keda`. The metric's specification needs no weather.
+
+    Other verbs raise NotKnown without a forecast.
+    """
 
     fields: frozenset[str] = frozenset()
 
@@ -85,26 +89,26 @@ class KedaAdapter:
 
 
 def metric_spec(body: bytes) -> bytes:
-    """Return the ScalerSpec of a trigger."""
+    """Return the encoded ScalerSpec of a trigger."""
     trigger = read_trigger(_asked(body).metadata)
     return _encode(ScalerSpec(trigger.metric, trigger.per_replica))
 
 
 def metrics(weather: Weather, body: bytes) -> bytes:
-    """Return the ScalerValue of a trigger."""
+    """Return the encoded ScalerValue of a trigger."""
     asked = _asked(body)
     trigger = read_trigger(asked.metadata)
     return _encode(ScalerValue(asked.metric_name or trigger.metric, wanted(weather, trigger)))
 
 
 def is_active(weather: Weather, body: bytes) -> bytes:
-    """Return the ScalerActivity: whether more is wanted than `activation`."""
+    """Return the encoded ScalerActivity: whether the demand is above `activation`."""
     trigger = read_trigger(_asked(body).metadata)
     return _encode(ScalerActivity(wanted(weather, trigger) > trigger.activation))
 
 
 def _refuse(body: bytes) -> None:
-    """Give no answer from an old forecast. Raises RequestError for a trigger that is invalid anyway."""
+    """Return None, because an old forecast gives no answer. Raises RequestError for an invalid trigger."""
     read_trigger(_asked(body).metadata)
 
 
@@ -118,7 +122,7 @@ def _asked(body: bytes) -> ScalerQuestion:
 def wanted(weather: Weather, trigger: Trigger) -> float:
     """Return the quantile of demand at the time when a replica that is requested now would be warm.
 
-    Raises NotKnown, or RequestError if the forecast does not reach so far.
+    Raises NotKnown, or RequestError if the forecast's horizon is too short.
     """
     try:
         row = row_of(weather, trigger.series)
@@ -138,7 +142,7 @@ def _find_cold_start_s(row: DemandRow) -> float:
 
 
 def read_trigger(metadata: Mapping[str, str]) -> Trigger:
-    """Read the trigger of a ScaledObject. Raises RequestError that names key, value and fix."""
+    """Parse the trigger of a ScaledObject. Raises RequestError that names key, value and fix."""
     for key in metadata:
         if key not in KEYS and key not in OF_KEDA:
             raise _bad(key, metadata[key], f"no such key; known are {', '.join(KEYS)}")

@@ -1,7 +1,8 @@
 """kube-scheduler's HTTP extender (k8s.io/kube-scheduler/extender/v1): filter, prioritize, preempt.
 
-Keys come in any case, as in Go. With `nodeCacheCapable: true` nodes come and go as names, else whole. All answers fail
-open: an unknown node passes with the neutral score; without fresh data nothing changes; no node or victim is invented.
+Keys may come in any case, as in Go. With `nodeCacheCapable: true`, nodes come and go as names, else
+as whole objects. All answers fail open. An unknown node passes with the neutral score. Without
+fresh data nothing changes. No answer contains a node or victim that the question lacks.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +30,9 @@ Args = TypeVar("Args", bound=msgspec.Struct)
 
 
 class Pieces:
-    """n values as JSON, each padded with spaces to the longest one and ended by a comma: (n, width) bytes.
+    """JSON values as an array of bytes, from which lists are assembled fast: (n, width) uint8.
+
+    Each value is padded with spaces to the longest one, and ends with a comma.
 
     >>> Pieces([b'"a"', b"[1,2]"]).join(np.array([1, 0]))
     b'[[1,2],"a"  ]'
@@ -41,7 +44,10 @@ class Pieces:
         self._bytes = np.frombuffer(text, np.uint8).reshape(len(values), width + 1)
 
     def replace_numbers(self, numbers: NDArray[np.int64], at: int) -> "Pieces":
-        """Return the same pieces with a whole number from 0 to 99 in the two bytes from `at` on."""
+        """Return a copy with the numbers, each from 0 to 99, in the two bytes from index `at` on.
+
+        numbers: (n,) one for each value.
+        """
         made = Pieces(())
         made._bytes = self._bytes.copy()
         tens, units = np.divmod(numbers, 10)
@@ -64,7 +70,7 @@ class _RawNodeList(msgspec.Struct):
 
 
 class _RawArgs(msgspec.Struct, rename="pascal"):
-    """ExtenderArgs with whole nodes as the bytes that they are, since they go back as they came, and so the names."""
+    """ExtenderArgs in which whole nodes and names stay as bytes, because they are returned unchanged."""
 
     pod: KubePod | None = None
     nodes: _RawNodeList | None = None
@@ -79,7 +85,7 @@ class _RawArgs(msgspec.Struct, rename="pascal"):
         return self.nodes is not None and self.names_json == b"null"
 
     def names(self) -> list[str] | None:
-        """Return the names, whether they arrived as strings or in whole nodes. None if neither arrived."""
+        """Return the node names, whether they came as strings or in whole nodes. None if there are neither."""
         try:
             names = _read_names.decode(self.node_names)
         except msgspec.ValidationError as error:
@@ -97,9 +103,10 @@ _read_names = msgspec.json.Decoder(list[str] | None)
 
 
 class KubeExtender:
-    """Bodies in, bodies out, put together from pieces made once a board.
+    """The extender's verbs, from request body to answer body.
 
-    Raises RequestError for another shape; msgspec.DecodeError, UnicodeDecodeError or RecursionError for no JSON.
+    Answers are assembled from pieces made once a board. Raises RequestError for a body of another
+    shape, and msgspec.DecodeError, UnicodeDecodeError or RecursionError for a body that is not JSON.
     """
 
     def __init__(self) -> None:
@@ -109,7 +116,7 @@ class KubeExtender:
         self._scored: dict[int, Pieces] = {}
 
     def update(self, outlook: Outlook) -> None:
-        """Use this outlook for all further answers."""
+        """Use this outlook for all later answers."""
         if outlook.rows is not self.ratings.outlook.rows:
             names = [_encode(name) for name in outlook.rows]
             self._index = NameIndex(tuple(outlook.rows))
@@ -119,7 +126,10 @@ class KubeExtender:
         self._scored = {}
 
     def filter(self, body: bytes) -> bytes:
-        """Return a FilterResult. Preempting others cannot help on nodes that are known to be unusable."""
+        """Return a FilterResult without the nodes that the pod cannot use.
+
+        Refused nodes count as unresolvable, because preempting jobs there would not help.
+        """
         args = _asked(body)
         refusals = self.ratings.unusable(args.pod.limit_s if args.pod else None)
         if args.is_whole:
@@ -135,7 +145,7 @@ class KubeExtender:
         return _encode_filter_result(self._names.join(rows[~refused]), failed)
 
     def prioritize(self, body: bytes) -> bytes:
-        """Return a list of HostPriority, one for every node asked about, in that order."""
+        """Return a list of HostPriority, one for every node of the request, in that order."""
         args = _asked(body)
         gpus = self.ratings.alike(args.pod.gpus if args.pod else 0)
         rows = self._index.rows(args.names_json)
@@ -171,7 +181,7 @@ REPLIES: Mapping[str, Callable[[KubeExtender, bytes], bytes]] = {
 
 
 class KubeAdapter:
-    """Adapter `kube`: an extender for the newest weather, and one that has seen nothing for when there is none."""
+    """The adapter `kube`: one extender for the newest weather, and one without data for stale answers."""
 
     fields: frozenset[str] = frozenset()
 
@@ -216,7 +226,7 @@ def _filter_node_objects(nodes: _RawNodeList | None, why: Mapping[str, str]) -> 
 
 
 def _encode_filter_result(names: bytes, failed: Mapping[str, str], nodes: bytes = b"null") -> bytes:
-    """FilterResult as JSON; names and nodes are JSON already."""
+    """Return a FilterResult as JSON. names, nodes: JSON already."""
     return (b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":{},"FailedAndUnresolvableNodes":%b,"Error":""}') % (
         nodes,
         names,
@@ -232,9 +242,9 @@ def _name(node: msgspec.Raw) -> str:
 
 
 def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
-    """Decode the struct, whatever the case of its keys.
+    """Decode the body, whatever the case of its keys.
 
-    Raises RequestError, or msgspec's error if the body is no JSON.
+    Raises RequestError, or msgspec's error if the body is not JSON.
     """
     try:
         args = decoder.decode(body)

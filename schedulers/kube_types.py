@@ -1,4 +1,8 @@
-"""The parts we read of Kubernetes' pods and nodes (camelCase), and the extender's bodies (PascalCase: no JSON tags)."""
+"""The fields that we read of Kubernetes' pods and nodes, and the extender's bodies.
+
+Pods and nodes have keys in camelCase, bodies in PascalCase. The extender's Go structs have no JSON
+tags.
+"""
 
 from math import ceil
 
@@ -41,9 +45,10 @@ class KubePod(msgspec.Struct):
 
     @property
     def gpus(self) -> int:
-        """Return the whole GPUs of the pod: of all containers together, or of the greediest that runs before them.
+        """The GPUs that the pod needs, rounded up to whole ones.
 
-        MIG instances count as the GPUs that their slices fill.
+        MIG instances count as the GPU slices that they fill. This is the sum over its containers, or the
+        largest of its init containers if that is more.
         """
         if self.spec is None:
             return 0
@@ -52,7 +57,7 @@ class KubePod(msgspec.Struct):
 
     @property
     def limit_s(self) -> float | None:
-        """Return how long the pod may run: its annotation, or else its deadline. None if neither says."""
+        """How long the pod may run, in seconds: its annotation, or else its deadline. None if it has neither."""
         said = ((self.metadata and self.metadata.annotations) or {}).get(LIMIT, "")
         if said.isdecimal():
             return float(said[:12])
@@ -74,7 +79,7 @@ class NodeList(msgspec.Struct):
 
 
 class ExtenderArgs(msgspec.Struct, rename="pascal"):
-    """The question of filter and prioritize: a pod, and nodes by name or whole."""
+    """The question of filter and prioritize: a pod, and nodes by name or as whole objects."""
 
     pod: KubePod | None = None
     nodes: NodeList | None = None
@@ -82,7 +87,7 @@ class ExtenderArgs(msgspec.Struct, rename="pascal"):
 
 
 class FilterResult(msgspec.Struct, rename="pascal"):
-    """Nodes that pass, in the form that they came in, and why each other one does not."""
+    """The nodes that pass, in the form in which they came, and the reason why each other node does not."""
 
     nodes: NodeList | None
     node_names: list[str] | None
@@ -115,7 +120,7 @@ class Victims(msgspec.Struct, rename="pascal"):
 
 
 class PreemptionArgs(msgspec.Struct, rename="pascal"):
-    """The question of preempt: on which nodes room could be made for a pod, and at whose cost."""
+    """The question of preempt: the nodes on which room could be made for a pod, and the victims there."""
 
     pod: KubePod | None = None
     node_name_to_victims: dict[str, Victims] | None = None
@@ -127,7 +132,7 @@ class PreemptionResult(msgspec.Struct, rename="pascal"):
 
 
 def _slices(container: KubeContainer) -> int:
-    """Return the GPUs of a container in sevenths."""
+    """Return the GPUs that a container requests, in sevenths of a GPU."""
     resources = container.resources
     if resources is None:
         return 0
@@ -137,7 +142,9 @@ def _slices(container: KubeContainer) -> int:
 
 
 def _size(resource: str) -> int:
-    """Sevenths of a GPU that one of it is; 0: it is no GPU. A MIG profile that nobody knows counts as a whole one.
+    """Return how many sevenths of a GPU one unit of a resource is, 0 if it is no GPU.
+
+    An unknown MIG profile counts as a whole GPU.
 
     >>> _size("nvidia.com/gpu"), _size("nvidia.com/mig-3g.40gb"), _size("nvidia.com/mig-half"), _size("cpu")
     (7, 3, 7, 0)
@@ -149,7 +156,7 @@ def _size(resource: str) -> int:
 
 
 def _count(quantity: str | int | float) -> int:
-    """Whole units; GPUs come in no others.
+    """Parse a quantity of GPUs, which are always whole units. Returns 0 for any other text.
 
     >>> _count("8"), _count(2), _count("500m")
     (8, 2, 0)

@@ -1,10 +1,13 @@
-"""Kueue's admission check: whether a workload that has its quota may start, with what is forecast as the message.
+"""Kueue's admission check: decides whether a workload with its quota may start.
 
-    hold       a workload that waits for us: taken back, the check is Ready; "Retry S" gives its quota back for S s
+The message of the check is the forecast.
+
+    hold       a workload that waits for us: withdrawn, the check is Ready; "Retry S" returns its quota for S seconds
     note       the message for a workload that waits for quota
     condition  Active of the AdmissionCheck, without which Kueue admits nothing
 
-Without the gate nothing is ever held. With it, a workload is held while every block is too risky, `hold_s` at most.
+Without the gate no workload is held. With it, a workload is held while every block is too risky,
+`hold_s` at most.
 """
 
 import re
@@ -29,7 +32,7 @@ _NO_FORECAST = "there is no forecast now"
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """When a workload is held. `prefix`: that of job names in the source `kubernetes`."""
+    """The rule for holding workloads. `prefix`: the prefix of job names in the source `kubernetes`."""
 
     gate: bool = False
     max_risk: float = 0.5  # of a gang, within 1 h
@@ -40,7 +43,7 @@ class GateRule:
 
 
 class WorkloadChecks:
-    """Adapter `kueue`: the answers to admission checks of workloads.
+    """The adapter `kueue`, which answers admission checks of workloads.
 
     A key is a workload (namespace/name) that our check must admit, or one of our checks.
     """
@@ -53,9 +56,9 @@ class WorkloadChecks:
         self._rooms: tuple[Outlook | None, SafeRooms] = (None, SafeRooms(Outlook.nothing(), rule.level))
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
-        """Return the changes that the checks ask for.
+        """Return the changes that the checks need.
 
-        In a withdrawal, a check stays Active: without it its queues would stop.
+        In a withdrawal a check stays Active, because its queues would stop otherwise.
         """
         nodes = weather.nodes if weather else None
         for key, values in seen.items():
@@ -87,7 +90,10 @@ class WorkloadChecks:
         return self._rooms[1].safest(gpus)
 
     def _update_start_message(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
-        """Nothing while start times are not known: what stands there names its own times."""
+        """Yield the write of a message with the expected start, if it differs enough from the present one.
+
+        Yields nothing while start times are unknown, because the present message states its own times.
+        """
         held = int(values.get(HELD, "0")) if self._rule.gate else 0
         if weather.starts is None and not held:
             return
@@ -126,7 +132,7 @@ def _joined(*texts: str) -> str:
 
 
 def _stamp(time_ms: int) -> str:
-    """Return a time as users read it, in UTC.
+    """Format a time in UTC for users, to the minute.
 
     >>> _stamp(1_760_000_000_000)
     '2025-10-09T08:53Z'
@@ -135,7 +141,7 @@ def _stamp(time_ms: int) -> str:
 
 
 def _has_similar_times(new: str, old: str, now_ms: int) -> bool:
-    """Return whether two notes differ only in their times, and only by little."""
+    """Return whether two messages differ only in their times, and only by a little."""
     if _STAMP.sub("", new) != _STAMP.sub("", old):
         return False
     times = zip(_STAMP.findall(new), _STAMP.findall(old), strict=True)

@@ -1,8 +1,9 @@
-"""Look up rows of thousands of names at once, straight from the JSON they come in.
+"""Look-up of the rows of thousands of names at once, directly from the JSON in which they come.
 
-5,000 strings and dict look-ups would take half a millisecond, mostly waiting for memory. So each name stays bytes, cut
-into zero-padded words of eight. Their hash finds the row in an open-addressing table, and the words confirm it. Every
-step is one numpy call over all names (`np.take`: four times as fast as indexing).
+5,000 strings and dict look-ups would take half a millisecond, mostly waiting for memory. So each
+name stays bytes, cut into zero-padded words of eight. Their hash finds the row in an
+open-addressing table, and the words confirm it. Every step is one numpy call over all names
+(`np.take`: four times as fast as indexing).
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ Rows = NDArray[np.intp]
 
 
 class NameIndex:
-    """The rows of `names`, by name. Leaves out names that cannot be cut out of JSON as they are."""
+    """An index from names to their rows in `names`. Names that JSON would escape are left out."""
 
     def __init__(self, names: Sequence[str]) -> None:
         known = [(row, name.encode()) for row, name in enumerate(names)]
@@ -41,7 +42,7 @@ class NameIndex:
         self._steps = self._fill(hashes)
 
     def _fill(self, hashes: Hashes) -> int:
-        """Give every name a place. Returns the most places that a look-up must search."""
+        """Give every name a place in the table. Returns how many places a look-up must search at most."""
         left, at, steps = np.arange(len(hashes)), self._places(hashes), 0
         while len(left):
             free = np.flatnonzero(self._table[at] == len(hashes))
@@ -62,13 +63,13 @@ class NameIndex:
         return mixed * MIX
 
     def _places(self, hashes: Hashes) -> Rows:
-        """Return (name,) the first place in the table to search for each name."""
+        """Return (name,) the place in the table at which the search for each hash begins."""
         return (hashes >> np.uint64(64 - self._bits)).astype(np.intp)
 
     def rows(self, array: bytes) -> Rows | None:
         """Return the row of each name in a JSON array without spaces.
 
-        None for other JSON, no names or an unknown name.
+        Returns None for any other JSON, for an empty array, or for an unknown name.
 
         >>> NameIndex(["n1", "n2"]).rows(b'["n2","n1","n2"]').tolist()
         [1, 0, 1]
@@ -89,7 +90,7 @@ class NameIndex:
         return np.take(self._rows, found)
 
     def _cut(self, array: bytes, starts: Rows) -> Words:
-        """Return (name, word) the bytes from each start on, including those after the name's end."""
+        """Return (name, word) uint64, the bytes from each start on, including bytes after the name's end."""
         width = self._words_each * WORD
         windows = np.ndarray(len(array), f"V{width}", array + bytes(width), strides=(1,))
         return windows[starts].view(np.uint64).reshape(-1, self._words_each)

@@ -1,11 +1,12 @@
-"""Marks on Kubernetes nodes: a condition, a label and, where asked for, a taint.
+"""Marks on Kubernetes nodes: a condition, a label and, if configured, a taint and a feature for Slurm.
 
     condition GpuFailureExpected      True in the band high, else False; the cause is its reason
     label     fleetcast.io/risk       the band
-    taint     fleetcast.io/risk=high  in the band high alone, with the effect that is configured
-    annotation features.slinky.slurm.net/spec   where asked for: the band as a feature for slurm-operator
+    taint     fleetcast.io/risk=high  only in the band high, with the configured effect
+    annotation features.slinky.slurm.net/spec   if configured: the band as a feature for slurm-operator
 
-A condition is written when its status changes, not when its reason does: others measure their patience from then.
+A condition is written when its status changes, not when only its reason does, because other
+programs measure their patience from the last write.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,9 +28,10 @@ EFFECTS = ("", "PreferNoSchedule", "NoSchedule")
 
 
 class NodeMarks:
-    """Adapter `nodes`: the key is a node of the cluster.
+    """The adapter `nodes`, whose key is a node of the cluster.
 
-    `effect`: of the taint, empty: none. `slinky`: whether slurm-operator gets the band, too.
+    `effect`: the effect of the taint, "" for no taint. `slinky`: whether slurm-operator gets the band,
+    too.
     """
 
     verbs: Mapping[str, Verb] = {}
@@ -74,7 +76,7 @@ class NodeMarks:
 def _make_wish(
     name: str, values: Mapping[str, str], field: str, value: str | None, why: str, cost: int
 ) -> Iterator[Write]:
-    """Yield at most one write. Yields none if the field has the value or belongs to another system."""
+    """Yield at most one write: none if the field has the value already, or belongs to another system."""
     held = values.get(field)
     is_so = _status(held) == _status(value) if field == CONDITION else held == value
     if not is_so and THEIRS + field not in values:
@@ -86,7 +88,7 @@ def _status(condition: str | None) -> str | None:
 
 
 def _format_reason(cause: str) -> str:
-    """Return a cause as the reason of a condition.
+    """Format a cause as the reason of a condition.
 
     >>> _format_reason("sm_clock_mhz"), _format_reason("high_risk"), _format_reason("79 xid")
     ('SmClockMhz', 'HighRisk', 'Xid')

@@ -1,12 +1,13 @@
-"""Rate nodes for an outside scheduler: why one cannot be used, or a score from 0 to 10.
+"""Ratings of nodes for an outside scheduler: why a node cannot be used, or a score from 0 to 10.
 
     0       unusable
     0, 1    its risk within an hour is high      in bands with hysteresis: noise at an edge flips no node
     2..4    elevated
-    5       nothing is known of it: neither worst nor best
+    5       unknown risk: neither worst nor best
     6..10   low
 
-Within a band the fit decides, 1 - GPUs left free / GPUs: small pods fill broken nodes, a pod without GPUs full ones.
+Within a band the fit decides, 1 - GPUs left free / GPUs. So small pods fill up partly used nodes,
+and pods without GPUs go to full ones.
 """
 
 from collections.abc import Mapping
@@ -25,9 +26,9 @@ FLOOR, SPAN = np.array([6, 2, 0]), np.array([4, 2, 1])  # by band: low, elevated
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Nodes that cannot be used.
+    """The nodes that cannot be used.
 
-    why: by name, also for nodes without a row. mask: (n,) whether each node with a row is among them.
+    why: node → reason, also for nodes without a row. mask: (n,) True for each row that cannot be used.
     """
 
     why: Mapping[str, str]
@@ -35,7 +36,7 @@ class Refusals:
 
 
 class Ratings:
-    """The scores of the newest outlook. Before the first outlook, nothing is known."""
+    """The ratings of nodes for the newest outlook. There are none before the first outlook."""
 
     def __init__(self) -> None:
         self.outlook = Outlook.nothing()
@@ -50,9 +51,9 @@ class Ratings:
         self._refusals, self._scores = {}, {}
 
     def unusable(self, limit_s: float | None = None) -> Refusals:
-        """Return the unusable nodes for a pod that runs for `limit_s`. Callers must not change the answer.
+        """Return the nodes that a pod which runs for `limit_s` cannot use. Callers must not change the result.
 
-        limit_s: None is unknown, and then counts as an hour.
+        limit_s: None if unknown. Then the horizon of an hour counts.
         """
         horizon = next((row for row, most_s in enumerate(RISK_HORIZONS_S) if (limit_s or 0) <= most_s), -1)
         if horizon not in self._refusals:
@@ -75,11 +76,14 @@ class Ratings:
         return refused | dict(outlook.urgent)
 
     def alike(self, gpus: int) -> int:
-        """Return the smallest count with the same score as `gpus`: all counts that fit on no node are alike."""
+        """Return the smallest number of GPUs with the same score as `gpus`.
+
+        All numbers that fit on no node have the same score.
+        """
         return min(gpus, int(self.outlook.gpus.max(initial=0)) + 1)
 
     def scores(self, gpus: int) -> NDArray[np.int64]:
-        """Return (n,) scores 0..10 for a pod with `gpus` GPUs. Callers must not change the array.
+        """Return (n,) int64 scores from 0 to 10 for a pod with `gpus` GPUs. Callers must not change the array.
 
         It is the same array until the next outlook.
         """
@@ -102,7 +106,7 @@ def _rows(mask: NDArray[np.bool_]) -> list[int]:
 
 
 def _describe_risk(p: float, horizon: int) -> str:
-    """Return a risk in words.
+    """Describe a risk with its horizon. horizon: an index of RISK_HORIZONS_S.
 
     >>> _describe_risk(0.934, 2)
     'risk 93 % within 1 d'

@@ -1,4 +1,4 @@
-"""SafeRoom: in which block of a fleet a gang would have the least risk, and how much that is."""
+"""SafeRooms: the block of a fleet in which a gang would have the least risk, and that risk."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from fleetcast.schedulers.weather import Outlook
 class SafeRoom(NamedTuple):
     """A block with room for a gang.
 
-    `risk`: that any of the nodes that the gang would use fails or slows down within 1 h.
+    `risk`: the probability that any of the nodes for the gang fails or slows down within 1 h.
     """
 
     block: str
@@ -19,10 +19,10 @@ class SafeRoom(NamedTuple):
 
 
 class SafeRooms:
-    """The blocks of one outlook, each with its nodes that have free GPUs, least risk first.
+    """The blocks of one outlook, each with its nodes that have free GPUs, the least risk first.
 
-    Unknown risk counts as none.
-    level: what a block is; without that level in the topology the whole fleet is one block.
+    Unknown risk counts as zero. level: the level of the topology whose domains are the blocks. If the
+    topology lacks it, the whole fleet is one block.
     """
 
     def __init__(self, nodes: Outlook, level: str) -> None:
@@ -41,7 +41,7 @@ class SafeRooms:
         self._found: dict[int, SafeRoom | None] = {}  # by GPUs
 
     def safest(self, gpus: int) -> SafeRoom | None:
-        """Return the block where enough free GPUs have the least risk. None if no block has enough."""
+        """Return the block in which `gpus` free GPUs have the least risk. None if no block has enough."""
         if gpus not in self._found:
             rooms = [
                 SafeRoom(name, float(risk[at]))

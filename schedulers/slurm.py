@@ -1,10 +1,10 @@
-"""Adapter `slurm`: marks nodes by risk and jobs by start, and requeues jobs that a bad node slows.
+"""The adapter `slurm`: marks nodes by risk and jobs by start, and requeues jobs that a bad node slows.
 
-    drain     a node in the band high. Only a fresh low band or a human lifts it
-    feature   risk_low, risk_elevated or risk_high, added to the features that others set
+    drain     a node in the band high. Only a fresh low band or an operator lifts it
+    feature   risk_low, risk_elevated or risk_high, in addition to features of others
     extra     "risk_level" 0, 1 or 2 in the JSON of Extra, for `--extra "risk_level<2"` (from Slurm 23.11 on)
     comment   the expected start of a job that waits
-    requeue   a running job, once, off the node that slows it down, after a checkpoint since the slowdown
+    requeue   a running job, once, away from the node that slows it, after a checkpoint since the slowdown
     hold      a job that is being requeued, until its node is excluded and never longer
 
 A drain, a comment and a requeue mark are ours if they begin with `[fleetcast]`.
@@ -33,7 +33,7 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
 
 
 class SlurmAims(NamedTuple):
-    """The settings of a site. prefix: of job ids in Fleetcast. zone: of the times in comments."""
+    """The settings of a site. prefix: the prefix of job ids in Fleetcast. zone: the time zone of comments."""
 
     drain: bool = True
     features: bool = True
@@ -48,7 +48,7 @@ COSTS = {HOLD: 1000, DRAIN: 900}  # of leaving it there: a job that waits for us
 
 
 class SlurmMarks:
-    """Adapter `slurm`: a key is a node, or `job ` and an id, that Slurm has."""
+    """The adapter `slurm`. A key is a node of Slurm, or `job ` and the id of a job."""
 
     verbs: Mapping[str, Verb] = {}
     fields = frozenset({DRAIN, FEATURE, EXTRA, COMMENT, REQUEUE, HOLD})
@@ -111,7 +111,7 @@ class SlurmMarks:
         return datetime.fromtimestamp(time_ms // 60_000 * 60, self._aims.zone).strftime("%Y-%m-%dT%H:%M")
 
     def _is_news(self, held: str, comment: str, now_ms: int) -> bool:
-        """Return whether a time moved by more than a share of the remaining wait."""
+        """Return whether a time in the comment has moved by more than a share of the remaining wait."""
         before, after = self._times(held), self._times(comment)
         if len(before) != len(after):
             return True
@@ -124,14 +124,17 @@ class SlurmMarks:
 
 
 def _is_worth_a_requeue(job: JobOutlook) -> bool:
-    """Return whether the first run of a job would lose nothing if it ended now, and one of its nodes is to blame."""
+    """Return whether a requeue would lose no work and would leave the node that slows the job.
+
+    Only the first attempt of a job counts.
+    """
     if job.state != "running" or job.attempt != 1 or job.culprit not in job.nodes:
         return False
     return job.slow_since_ms is not None and job.checkpoint_ms is not None and job.checkpoint_ms > job.slow_since_ms
 
 
 def _format_cause(cause: str) -> str:
-    r"""Return a cause as one word that Slurm takes.
+    r"""Format a cause as one word that Slurm accepts.
 
     >>> _format_cause("sm_clock_mhz"), _format_cause("a b\n"), _format_cause("é")
     ('sm_clock_mhz', 'a_b', 'high_risk')

@@ -1,10 +1,11 @@
-"""Run times of jobs of a user and a name, for Slurm's job_submit plugin: p50 and p90 in minutes.
+"""Run times of jobs by user and name, for Slurm's job_submit plugin: p50 and p90 in minutes.
 
-They are the forecast that the newest job of that user and name got at its submission, from the run-time model. The
-model uses ended jobs of the same user and name before all others. A forecast that its own limit cut short says nothing.
+They are the run-time model's forecast for the newest job of that user and name, made at its
+submission. The model prefers ended jobs of the same user and name to all others. A forecast that
+the job's limit cut short is not used.
 
     key USER NAME   field minutes   p50, p90, and the day (since 1970) on which such a job was last seen
-    key ""          field until     Unix seconds: from then on the rows say nothing
+    key ""          field until     Unix seconds: from then on the rows are invalid
 """
 
 import math
@@ -23,7 +24,7 @@ CAPPED = 0.99
 
 
 class JobDurations:
-    """Adapter `slurm_durations`. Without fresh jobs the rows stay, and say nothing."""
+    """The adapter `slurm_durations`. Without fresh jobs the rows stay, but become invalid."""
 
     verbs: Mapping[str, Verb] = {}
     fields = frozenset({MINUTES, UNTIL})
@@ -45,7 +46,7 @@ def _extend_validity(held: str | None, now_s: int) -> Iterator[Write]:
 
 
 def _find_newest_forecasts(jobs: Mapping[str, JobOutlook]) -> dict[str, tuple[int, int]]:
-    """Return p50 and p90 in minutes by user and name, for the job that started last or waits."""
+    """Return "USER NAME" → (p50, p90) in minutes, from the job that started last or waits."""
     order = sorted(jobs.values(), key=lambda job: job.started_ms or math.inf)
     return {f"{job.user} {job.name}": minutes for job in order if (minutes := _read_run_minutes(job)) is not None}
 
@@ -74,7 +75,7 @@ def _rows(minutes: Mapping[str, tuple[int, int]], seen: Seen, today: int) -> Ite
 
 
 def _is_news(held: str | None, p50: int, p90: int, today: int) -> bool:
-    """Return whether new run times differ enough from the written ones to write them.
+    """Return whether new run times differ enough from the written ones, or those are old.
 
     >>> [_is_news("60 90 100", *new) for new in ((60, 90, 101), (70, 100, 101), (80, 90, 101), (60, 90, 107))]
     [False, False, True, True]

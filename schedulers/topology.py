@@ -1,4 +1,4 @@
-"""Labels on Kubernetes nodes that say where each stands in our topology: levels for a Kueue `Topology` to name."""
+"""Labels on Kubernetes nodes with their place in our topology, as levels for a Kueue `Topology`."""
 
 import re
 import zlib
@@ -14,21 +14,21 @@ LONGEST = 63  # characters of a label's value
 
 
 def field_of(key: str) -> str:
-    """Return the field of a label."""
+    """Return the field name for the key of a label."""
     return f"label {key}"
 
 
 class TopologyLabels:
     """The adapter `topology`, which labels the cluster's nodes with their place in the topology.
 
-    A key is the name of a node that the cluster has. A field is the label of one level of the topology. Labels
-    restrict nothing, so they stay if there is no forecast, and on nodes that Fleetcast does not know.
+    A key is a node of the cluster. A field is the label of one level of the topology. Labels restrict
+    nothing, so they stay if there is no forecast, and on nodes that Fleetcast does not know.
     """
 
     verbs: Mapping[str, Verb] = {}
 
     def __init__(self, labels: Mapping[str, str] = LABELS) -> None:
-        """labels: level of the topology → key of its label."""
+        """Create the adapter. labels: level of the topology → key of its label."""
         self._fields = {level: field_of(key) for level, key in labels.items()}
         self.fields = frozenset(self._fields.values())
 
@@ -53,7 +53,9 @@ class TopologyLabels:
 
 @lru_cache(maxsize=100_000)
 def make_label_value(name: str) -> str:
-    """Return a name as the value of a label. A name that cannot be one gets its checksum, so that no two become one.
+    """Return a name as a valid value of a label.
+
+    An invalid name is changed, and gets its checksum, so that two names stay different.
 
     >>> make_label_value("rack-7"), make_label_value("row 3/rack 7")
     ('rack-7', 'row-3-rack-7-76cbb5e5')

@@ -1,10 +1,12 @@
-"""Trimaran's load watcher (scheduler-plugins; paypal/load-watcher 0.2): `GET …/watcher` tells how busy each node is.
+"""Trimaran's load watcher: `GET …/watcher` returns the load of nodes.
 
-Trimaran keeps an answer until the next good one, for ever, and gives a node that is missing the worst score. So each
-node that was asked about is in every answer once, and without a forecast all of them are alike.
+The protocol is that of scheduler-plugins (paypal/load-watcher 0.2). Trimaran uses an answer until
+the next good one, without limit, and gives a missing node the worst score. So every answer contains
+each requested node once, and without a forecast all of them have the same load.
 
-The series CPU is the load of the node's GPUs, or of its CPUs where no GPU tells; Memory is that of the host, if known.
-AVG is the median of the next minutes, STD the standard deviation that the p90 stands for, both in percent.
+The series CPU is the load of the node's GPUs, or of its CPUs if its GPUs report none. Memory is the
+load of host memory, if known. AVG is the median over the next minutes, and STD the standard
+deviation that matches the p90. Both are in percent.
 """
 
 import math
@@ -26,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class WatcherMetric(msgspec.Struct):
-    """One number: type CPU or Memory, operator AVG or STD, value in percent."""
+    """One number in percent. type: CPU or Memory. operator: AVG or STD."""
 
     name: str
     type: str
@@ -50,7 +52,10 @@ class WatcherData(msgspec.Struct, rename={"nodes": "NodeMetricsMap"}):
 
 
 class WatcherWindow(msgspec.Struct):
-    """Unix seconds. Trimaran adds the pods that it placed after `end` by itself."""
+    """The time span of the answer, in Unix seconds.
+
+    Trimaran itself adds the pods that it placed after `end`.
+    """
 
     duration: str
     start: int
@@ -58,7 +63,7 @@ class WatcherWindow(msgspec.Struct):
 
 
 class WatcherMetrics(msgspec.Struct):
-    """The answer. Trimaran's decoder minds the case of every key."""
+    """The answer of the load watcher. Trimaran's decoder distinguishes upper and lower case in keys."""
 
     timestamp: int
     window: WatcherWindow
@@ -67,7 +72,7 @@ class WatcherMetrics(msgspec.Struct):
 
 
 class TrimaranAdapter:
-    """Adapter `trimaran`. The question is the names of all nodes, one a line; its answer is made once a board."""
+    """The adapter `trimaran`. The question lists all nodes, one a line. The answer is made once a board."""
 
     fields: frozenset[str] = frozenset()
 
@@ -93,7 +98,7 @@ def _series(type: str) -> list[WatcherMetric]:
 
 
 def _template(*types: str) -> bytes:
-    """Return a node as JSON with a place for each number: filling in five thousand is faster than encoding them."""
+    """Return a node's JSON with a `%.1f` for each number. Filling it in is faster than encoding each node."""
     metrics = [metric for type in types for metric in _series(type)]
     return _encode(WatchedNode(metrics)).replace(b"0.0", b"%.1f")
 
@@ -120,7 +125,7 @@ def _body(nodes: Mapping[str, bytes], at_s: int) -> bytes:
 
 
 def _nodes(load: Load, names: list[str]) -> Iterator[bytes]:
-    """Yield the JSON of each named node."""
+    """Yield the JSON of each named node, with its load."""
     rows = np.array([load.rows.get(name, load.gpu.shape[1]) for name in names], np.intp)
     gpu, cpu, memory = (
         100 * np.pad(kind, ((0, 0), (0, 1)), constant_values=np.nan)[:, rows]

@@ -1,10 +1,11 @@
 """Volcano's `extender` plugin (pkg/scheduler/plugins/extender): prioritize and enqueueable.
 
-Structs of Volcano's scheduler have their Go names; a pod in them is a v1.Pod. Of both only what is needed is read.
+Structs of Volcano's scheduler have their Go names. A pod in them is a v1.Pod. We read only the
+fields that we need.
 
-prioritize    a score from 0 to 100 for every node asked about: that of kube-scheduler's extender, times ten
-enqueueable   reject a gang that no node of ours could ever take together, abstain from all others: a permit would
-              overrule the plugins of later tiers, and a job held back for want of room could not preempt any
+prioritize    a score from 0 to 100 for every node of the request: ten times that of kube-scheduler's extender
+enqueueable   reject a gang that no set of our nodes could ever hold, and abstain otherwise. A permit would overrule
+              the plugins of later tiers. A job that is held back for lack of room could not preempt others
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,7 +43,7 @@ class PrioritizeArgs(msgspec.Struct):
 
 
 class VolcanoScores(msgspec.Struct, rename="camel"):
-    """The answer of prioritize. Without `nodeScore` it would be an error."""
+    """The answer of prioritize. Volcano treats an answer without `nodeScore` as an error."""
 
     node_score: dict[str, float]
     error_message: str = ""
@@ -57,7 +58,7 @@ class VolcanoGroup(msgspec.Struct, rename="pascal"):
 
 
 class VolcanoJob(msgspec.Struct, rename="pascal"):
-    """The fields of a JobInfo that we read: the least that its gang takes together."""
+    """The fields of a JobInfo that we read: the minimal resources of its gang."""
 
     pod_group: VolcanoGroup | None = None
 
@@ -73,7 +74,7 @@ class EnqueueableArgs(msgspec.Struct):
 
 
 class EnqueueableAnswer(msgspec.Struct):
-    """status: 1 permit, 0 abstain, -1 reject."""
+    """The answer of enqueueable. status: 1 permit, 0 abstain, -1 reject."""
 
     status: int
 
@@ -85,7 +86,7 @@ _read_enqueueable = msgspec.json.Decoder(EnqueueableArgs)
 
 
 class VolcanoAdapter:
-    """Adapter `volcano`, for the newest weather. Bodies of another shape raise RequestError."""
+    """The adapter `volcano`, for the newest weather. Raises RequestError for bodies of another shape."""
 
     fields: frozenset[str] = frozenset()
 
@@ -114,7 +115,7 @@ class VolcanoAdapter:
         return _encode(EnqueueableAnswer(REJECT if gpus > could else ABSTAIN))
 
     def _of(self, weather: Weather) -> Ratings:
-        """Return the ratings of this weather. Raises NotKnown."""
+        """Return the ratings for this weather. Raises NotKnown if it has no nodes."""
         if weather.nodes is None:
             raise NotKnown("the board has no scores yet")
         if weather is not self._weather:

@@ -1,7 +1,7 @@
-"""Weather: what an adapter may know of the fleet, made once for each board (`fleetcast.service.weather`).
+"""Weather: the data about the fleet that adapters may use, made once for each board.
 
-It must not be changed. A part that is missing or too old is None, so no adapter ever receives a stale
-part. The mappings decode a row only when it is read.
+`fleetcast.service.weather` makes it. It must not be changed. A part that is missing or too old is
+None, so no adapter ever receives a stale part. The mappings decode a row only when it is read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from fleetcast.models.risk.scores import RISK_HORIZONS_S
 
 
 class Domains(NamedTuple):
-    """The domains of one level of the topology."""
+    """The domains of one level of the topology, and the domain of each node."""
 
     names: tuple[str, ...]
     of: NDArray[np.int32]  # (n,) row of `names` of each node, -1 unknown
@@ -24,7 +24,7 @@ class Domains(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The nodes of a fleet at one moment, n of them."""
+    """The nodes of a fleet at one moment. n is the number of nodes."""
 
     rows: Mapping[str, int]  # by name; the same object while the names stay the same
     risk: NDArray[np.float64]  # (horizon, n) probability that a pod fails or slows down, NaN unknown
@@ -52,7 +52,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of nodes over the next minutes, each (2, n) p50 and p90: shares from 0 to 1, NaN unknown."""
+    """The load of nodes over the next minutes: (2, n) p50 and p90, as shares from 0 to 1, NaN if unknown."""
 
     rows: Mapping[str, int]  # by name
     gpu: NDArray[np.float64]
@@ -61,7 +61,10 @@ class Load:
 
 
 class DemandKey(NamedTuple):
-    """One series of demand, as in a row of `/v1/demand`: of a queue, or of a pool of machines."""
+    """The key of one demand series, as in a row of `/v1/demand`.
+
+    It belongs to a queue, or to a pool of machines.
+    """
 
     queue: str
     class_: str
@@ -71,7 +74,7 @@ class DemandKey(NamedTuple):
 
 
 class JobOutlook(NamedTuple):
-    """A job that runs or waits. Times are seconds from the board's time, None unknown."""
+    """A job that runs or waits. Moments are Unix ms (`_ms`), durations seconds (`_s`), None if unknown."""
 
     state: str  # queued | running
     attempt: int
@@ -93,7 +96,7 @@ class JobOutlook(NamedTuple):
 
 
 class StartOutlook(NamedTuple):
-    """The expected start of a waiting request or job in Unix milliseconds. None if unknown."""
+    """The expected start of a waiting request or job, in Unix ms. Unknown times are None."""
 
     p10_ms: int | None
     p50_ms: int | None
@@ -104,9 +107,10 @@ class StartOutlook(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """One board for adapters. `now_ms`: when it was made of the board of `as_of_ms`.
+    """The data of one board for adapters. `now_ms`: when this object was made.
 
-    demand: the newest forecasts. jobs: by name. starts: by request id and by job, of the placer's queue.
+    `as_of_ms`: the time of the board. demand: the newest forecasts. jobs: by name. starts: by request
+    id and by job, from the placer's queue.
     """
 
     sequence: int

@@ -1,1 +1,1 @@
-"""Processes and wiring: pipeline, api, placer, adapters."""
+"""The service: its processes (pipeline, api, placer, adapters) and their wiring."""

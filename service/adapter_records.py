@@ -23,10 +23,10 @@ MARK = ".withdrawn"
 
 
 class AdapterAuditLine(msgspec.Struct, kw_only=True):
-    """One write of an adapter.
+    """One write of an adapter, as a line of the audit.
 
-    `decision` is unique among them. seen: the field's value before. value: its new value. Both are null if
-    there is none.
+    `decision`: unique among all lines. seen: the field's value before the write, null if it had none.
+    value: the new value, null if the write removes the value.
     """
 
     time_ms: int
@@ -43,10 +43,10 @@ class AdapterAuditLine(msgspec.Struct, kw_only=True):
 
 
 class AdapterStatus(msgspec.Struct, kw_only=True):
-    """The state of one adapter. Its counts are those of this process.
+    """The state of one adapter, with counts since this process started.
 
-    seen_ms: when its system was last read. last: the newest write of this process. error: why its step is
-    tried again.
+    seen_ms: when the adapter's system was last read. last: the newest write of this process. error: why
+    the adapter will repeat its step.
     """
 
     name: str
@@ -67,10 +67,10 @@ class AdapterStatus(msgspec.Struct, kw_only=True):
 
 
 class AdaptersStatus(msgspec.Struct):
-    """The document `status`.
+    """The JSON document in the file state/adapters/status.
 
-    `bands`: those of nodes that are not low. `held_down`: the number of nodes that would be high without
-    max_share.
+    `bands`: node -> band, for nodes whose band is not low. `held_down`: the number of nodes that would
+    be high without max_share.
     """
 
     as_of_ms: int = 0
@@ -88,19 +88,19 @@ class AdapterRecords:
         self._segment_bytes = 0
 
     def status(self) -> AdaptersStatus:
-        """Return the status. It is empty before the first one, or if it is unreadable."""
+        """Return the recorded status. It is empty before the first one, or if the file is unreadable."""
         try:
             return msgspec.json.decode((self.folder / "status").read_bytes(), type=AdaptersStatus)
         except (OSError, msgspec.DecodeError):
             return AdaptersStatus()
 
     def keep(self, status: AdaptersStatus) -> None:
-        """Replace the status. After a power cut, the previous one may be back."""
+        """Replace the status file. After a power cut, the previous status may be back."""
         self.folder.mkdir(parents=True, exist_ok=True)
         files.replace_file(self.folder / "status", [msgspec.json.encode(status)], AREA, sync=False)
 
     def append(self, lines: Sequence[AdapterAuditLine]) -> None:
-        """Add lines to the audit. Beyond SEGMENTS, its oldest segment is dropped."""
+        """Append lines to the audit. At most SEGMENTS files remain: a new one replaces the oldest."""
         if self._segment is None or self._segment_bytes > SEGMENT_BYTES:
             self._begin(lines[0].time_ms)
         assert self._segment is not None

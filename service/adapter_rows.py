@@ -6,9 +6,9 @@ from fleetcast.service.doors import ANSWERERS
 
 
 def adapter_rows(config: Config) -> list[AdapterStatus]:
-    """Return the adapters that answer, then the configured writers.
+    """Return the status of each answering adapter, then of each configured writer.
 
-    Each writer has the status that the adapters role last recorded.
+    The status of a writer is the one that the adapters role last recorded.
     """
     known = {row.name: row for row in AdapterRecords(config.folder).status().adapters}
     closed = {

@@ -1,6 +1,6 @@
 """AdapterWriter: sends one adapter's wishes to its port, within its limits.
 
-Each write is counted and recorded.
+It counts and records each write.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ MINUTE_MS = 60_000
 
 
 class ObservedPort:
-    """A port that only reads. Later readings show what would have been written.
+    """A port that reads and never writes. Its readings show the values that it would have written.
 
-    left: the number of keys that really hold what an earlier mode wrote in these fields.
+    left: the number of keys that still hold a value which an earlier mode wrote.
     """
 
     def __init__(self, port: Port, fields: frozenset[str]) -> None:
@@ -54,9 +54,9 @@ class ObservedPort:
 
 
 class ChangeLimit:
-    """A limit on how many keys change in a minute.
+    """A limit on how many keys an adapter changes in a minute.
 
-    Keys that hold nothing of ours yet do not count, nor do withdrawals.
+    It counts neither withdrawals nor keys that hold no value of ours yet.
     """
 
     def __init__(self, per_minute: int) -> None:
@@ -65,7 +65,10 @@ class ChangeLimit:
         self._limited: set[str] = set()
 
     def within(self, wishes: Iterable[Write], marked: frozenset[str], now_ms: int) -> list[Write]:
-        """Return the writes to make now: withdrawals, then those that cost most if they are left undone."""
+        """Return the writes to make now: withdrawals first, then those with the highest cost of waiting.
+
+        marked: the keys that hold a value of ours.
+        """
         while self._spent_ms and self._spent_ms[0] <= now_ms - MINUTE_MS:
             self._spent_ms.popleft()
         wanted = sorted(wishes, key=lambda one: (one.value is not None, -one.cost, one.key))
@@ -76,9 +79,9 @@ class ChangeLimit:
         return [write for write in wanted if write.value is None or write.key not in waits]
 
     def count_limited_writes(self, batch: Iterable[Write], now_ms: int) -> None:
-        """Count the limited writes of this batch, which are made now.
+        """Count the keys of a batch against the limit, as the batch is written now.
 
-        Only writes that the last call of `within` returned count.
+        Only keys that were limited in the last selection of writes count.
         """
         keys = {write.key for write in batch} & self._limited
         self._limited -= keys
@@ -86,7 +89,7 @@ class ChangeLimit:
 
 
 class AdapterWriter:
-    """A writer that changes the other system towards what the adapter wishes, one step at a time."""
+    """A writer that changes another system, step by step, until it matches the adapter's wishes."""
 
     def __init__(self, opened: ConfiguredDoor, per_minute: int, records: AdapterRecords, clock: Clock) -> None:
         self.status = AdapterStatus(name=opened.name, use=opened.row.use, mode=opened.row.mode)
@@ -101,8 +104,8 @@ class AdapterWriter:
     async def step(self, weather: Weather | None, is_over: Callable[[bool], bool] = lambda begun: False) -> bool:
         """Write what this weather requires. Returns whether nothing is left to do.
 
-        Without weather, withdraw all that was written, whatever the mode. is_over: called before each batch with
-        whether one is written already. The step ends if it returns True.
+        Without weather, withdraw everything that was written, in every mode. is_over: called before each
+        batch with True if a batch has been written already. The step ends if it returns True.
         """
         is_observed = weather is not None and self.status.mode != "write"
         port, takes_back = self._observed if is_observed else self._port, _is_withdrawal(weather)
@@ -192,7 +195,7 @@ class AdapterWriter:
         self.status.error = error
 
     def _report_leftover_keys(self, left: int) -> None:
-        """Report the number of keys that stay written while the adapter only observes."""
+        """Report how many keys still hold a written value while the adapter only observes."""
         error = f"{left} still hold what it wrote before it observed" if left else ""
         self._report(error, f"`fleetcast adapters withdraw {self.status.name}` takes it back")
 

@@ -4,9 +4,9 @@ Each adapter has one writer.
 
     latest board → Weather (bands, share of a pool) → wishes → limit → port → audit, counts
 
-Without a fresh board nothing is written. After `adapters.withdraw_after_s`, restrictions are withdrawn
-until there is a fresh board. If the other system waits for our writes, this happens at once. `fleetcast
-adapters withdraw` withdraws everything. An adapter that hangs delays no other.
+Adapters write nothing without a fresh board. After `adapters.withdraw_after_s` they withdraw
+restrictions until there is a fresh board. If the other system waits for our writes, this happens at
+once. `fleetcast adapters withdraw` withdraws everything. An adapter that hangs delays no other.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ ENDS_S = 5.0  # wall; for the steps that run at the end
 
 
 class AdapterHost:
-    """All writers of a configuration.
+    """The writers of all configured adapters.
 
     The caller must hold the lock of the role, because two hosts would undo each other's writes.
     """
@@ -69,7 +69,7 @@ class AdapterHost:
         await self.changes.wait(self._most_s)
 
     def poll(self, board: Board | None) -> None:
-        """Begin the steps that are due, each as its own task."""
+        """Begin the steps that are due. Each runs as its own task."""
         fresh = self._station.fresh(board, self._starts.latest if self._starts else None)
         for writer in self.writers:
             self._steps[writer.status.name].begin(writer, *self._wanted(writer, fresh, board))
@@ -77,7 +77,7 @@ class AdapterHost:
     def _wanted(
         self, writer: AdapterWriter, fresh: Weather | None, board: Board | None
     ) -> tuple[object, Weather | None]:
-        """Return the reason why a step is due, and its weather. The reason is None if none is due."""
+        """Return why a step is due, and the weather for it. Returns (None, None) if none is due."""
         if self.records.is_withdrawn(writer.status.name):
             return "withdrawn", None
         if fresh is not None:
@@ -129,13 +129,18 @@ class AdapterHost:
 
 
 class _Steps:
-    """The steps of one writer, one at a time.
+    """The runner of one writer's steps, one at a time.
 
-    A step is repeated for other weather or news, or later if something was left to do.
+    It repeats a step when the weather or the writer's news changes. It retries a step that left
+    something to do.
     """
 
     def __init__(self, wake: Callable[[], None], poll_s: float) -> None:
-        """wake: called once a step has ended and the next one may begin. poll_s: between the begins of two steps."""
+        """Create a runner whose first step may begin at once.
+
+        wake: called `poll_s` after a step began, once that step has ended. poll_s: the least time in
+        seconds from the beginning of one step to the beginning of the next.
+        """
         self._wake, self._poll_s = wake, poll_s
         self.began_s = -math.inf
         self.task: asyncio.Task[bool] | None = None
@@ -145,7 +150,7 @@ class _Steps:
         self._retry_s = 0.0
 
     def begin(self, writer: AdapterWriter, reason: object, weather: Weather | None) -> None:
-        """Begin a step for this reason, unless it is done or another step runs.
+        """Begin a step for this reason, unless such a step is done or any step runs.
 
         A running step for an older reason ends soon.
         """
@@ -160,9 +165,9 @@ class _Steps:
         self.task.add_done_callback(lambda task: task.get_loop().call_at(now_s + self._poll_s, self._wake))
 
     def _has_newer_board(self, reason: object, begun: bool) -> bool:
-        """Return whether a newer board ends the step.
+        """Return whether a newer board or another kind of reason ends the running step.
 
-        It does so only after a batch, so that slow systems make progress.
+        A newer board ends it only after a batch, so that slow systems make progress.
         """
         return reason is not self._reason and (begun or type(reason) is not type(self._reason))
 
@@ -171,7 +176,7 @@ class _Steps:
         self._reason = None
 
     def finish_ended_step(self) -> bool:
-        """Return whether the step that ran has ended.
+        """Collect the result of the running step if it has ended. Returns whether it has.
 
         Raises the exception of the step, which is a bug and ends the process.
         """

@@ -1,6 +1,6 @@
-"""Decode config.toml into frozen structs.
+"""The configuration: structs that are decoded from config.toml and never change.
 
-The config.toml at the root of the project explains the keys, and has these defaults.
+The config.toml at the root of the project explains the keys and contains the defaults.
 """
 
 import contextlib
@@ -132,9 +132,9 @@ class ArchiveConfig(_Section, frozen=True):
 
 
 class LimitsConfig(_Section, frozen=True):
-    """The bounds on names.
+    """The bounds on the number of names.
 
-    Beyond a bound only new names are refused (for GPUs see fleetcast.fleet.entities.DeviceRoom).
+    Beyond a bound, only new names are refused (for GPUs see fleetcast.fleet.entities.DeviceRoom).
     """
 
     live_jobs: int = 20_000
@@ -198,9 +198,9 @@ class PlacerConfig(_Section, frozen=True):
     """The settings of the placer.
 
     `intent_expires_s`: a placement whose job does not start frees its GPUs after this long.
-    `outage_pause_s`: how much longer at most, while a source that reports starts cannot receive any.
-    `unknown_use`: avoid or ignore GPUs that are busy although no job holds them.
-    `unheard`: at a site with exporters, avoid hosts without GPU telemetry, or ignore that they have none.
+    `outage_pause_s`: the longest delay of that expiry while a source that reports starts is
+    unreachable. `unknown_use`: avoid or ignore GPUs that are busy although no job holds them.
+    `unheard`: avoid or ignore hosts without GPU telemetry, at a site with exporters.
     """
 
     port: int = 8081
@@ -217,9 +217,10 @@ class PlacerConfig(_Section, frozen=True):
 
 
 class AdapterConfig(_Section, frozen=True):
-    """One adapter that writes. `use`: a built-in's name or an import path. `options`: the adapter's own.
+    """The configuration of one adapter that writes.
 
-    `name`: its name in lists, metrics and the audit. Empty: `use`.
+    `use`: the name of a built-in adapter, or an import path. `options`: the adapter's own options.
+    `name`: its name in lists, metrics and the audit. If it is empty, `use` is the name.
     """
 
     use: str
@@ -240,7 +241,7 @@ class AdaptersConfig(_Section, frozen=True):
 
 
 class Config(_Section, frozen=True):
-    """The whole configuration. `state`: the folder of inbox, board, snapshot and ledger."""
+    """The whole configuration. `state`: the folder that contains inbox, board, snapshot and ledger."""
 
     state: str = "var"
     fleet: FleetConfig = FleetConfig()
@@ -331,7 +332,7 @@ def load_config(path: Path | None) -> Config:
 
 @contextlib.contextmanager
 def add_lines_to_errors(path: Path | None) -> Iterator[None]:
-    """Add the file and the line to a ConfigError of the block, if it is about a key of the file."""
+    """Add the file and the line to a ConfigError raised in the context, if a key of the file caused it."""
     try:
         yield
     except ConfigError as error:
@@ -346,7 +347,7 @@ ADAPTER_MODES = ("observe", "write")
 
 
 def check_config(config: Config) -> None:
-    """Check what the types cannot check. Raises ConfigError that says which value is wrong and why."""
+    """Check the configuration beyond its types. Raises ConfigError that names the wrong value and why."""
     check_ranges(config)
     if not 0 < config.placer.max_risk <= 1:
         raise ConfigError(f"placer.max_risk = {config.placer.max_risk}: must lie in (0, 1]")
@@ -390,7 +391,10 @@ def check_config(config: Config) -> None:
 
 
 def _check_adapters(adapters: AdaptersConfig) -> None:
-    """Check our own keys. `fleetcast.service.doors.open_doors` checks the keys of each adapter."""
+    """Check the bands and limits of [adapters].
+
+    `fleetcast.service.doors.open_doors` checks the keys of each adapter.
+    """
     if adapters.elevated > adapters.high:
         raise ConfigError(f"adapters.elevated = {adapters.elevated}: must not be above adapters.high = {adapters.high}")
     for number, row in enumerate(adapters.adapter):
@@ -400,7 +404,10 @@ def _check_adapters(adapters: AdaptersConfig) -> None:
 
 
 def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
-    """Refuse keys that need each other if one is missing. The code that uses the files checks them."""
+    """Raise ConfigError if one of two keys that need each other is missing.
+
+    The code that opens the files checks the files.
+    """
     for key, value, needed, other in (
         ("api.tls_cert", api.tls_cert, "api.tls_key", api.tls_key),
         ("api.tls_key", api.tls_key, "api.tls_cert", api.tls_cert),
@@ -418,7 +425,10 @@ def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
 
 
 def _check_external_metrics(config: Config) -> None:
-    """Refuse a port without its files, and files without a port. The code that uses the files checks them."""
+    """Raise ConfigError for a port without its files, or for files without a port.
+
+    The code that opens the files checks the files.
+    """
     given, why = config.external_metrics, "or set external_metrics.port = 0"
     for key in ("tls_cert", "tls_key", "client_ca"):
         if given.port and not getattr(given, key):
@@ -435,7 +445,7 @@ def override(
     api_port: int | None = None,
     topology: str | None = None,
 ) -> Config:
-    """Return the configuration with the values of the command line.
+    """Return the configuration with the values that the command line gives.
 
     If the api's port changes, the placer's port becomes the next one (port + 1).
     """

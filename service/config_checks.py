@@ -68,7 +68,7 @@ def check_ranges(config: object) -> None:
 
 
 def check_ports(config: object) -> None:
-    """Check that no two ports are the same. 0 means no port. Raises ConfigError."""
+    """Check that no two ports have the same number. 0 means no port. Raises ConfigError."""
     for key, other in itertools.combinations(PORTS, 2):
         port = _value(config, key)
         if port == _value(config, other) != 0:
@@ -86,5 +86,5 @@ def _value(config: object, key: str) -> Any:
 
 
 def _number(value: float) -> str:
-    """Return a number as it is written in a file."""
+    """Format a number as a configuration file would contain it."""
     return str(int(value)) if float(value).is_integer() else f"{value:g}"

@@ -1,4 +1,4 @@
-"""Log a disk error and continue."""
+"""Logging of disk errors that must not end the process."""
 
 import contextlib
 import logging
@@ -9,9 +9,9 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def log_disk_errors(what: str, then: str) -> Iterator[None]:
-    """Log an OSError of the block, and `then`: what happens instead.
+    """Log an OSError raised in the context, and continue, because a restart would not repair the disk.
 
-    A restart would not repair the disk.
+    what: the action that failed. then: what happens instead.
     """
     try:
         yield

@@ -49,7 +49,7 @@ def make_answerers() -> dict[str, Adapter]:
 
 
 def make_door(use: str, options: Mapping[str, Any]) -> Door:
-    """Make a built-in writer, or call `package.module:name` with the options. It opens no connection.
+    """Make a built-in writer, or call `package.module:name` with the options. No connection is opened.
 
     Raises ConfigError.
     """

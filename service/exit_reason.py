@@ -20,7 +20,10 @@ MOST_CHARACTERS = 600
 
 @contextlib.contextmanager
 def record_exit_reason(folder: Path, role: str) -> Iterator[None]:
-    """Record the exception that ends the role, and raise it again. A disk error is logged."""
+    """Record the exception that ends the role, and raise it again.
+
+    Logs an error if the disk refuses the record.
+    """
     try:
         yield
     except Exception as error:
@@ -49,7 +52,7 @@ def _sentence(error: BaseException) -> bytes:
 
 
 def announce_ready(folder: Path, role: str) -> None:
-    """Remove the reason of the role's last end, and report to the supervisor that the role works."""
+    """Remove the reason of the role's last exit, and report to the supervisor that the role is ready."""
     clear_exit_reason(folder, role)
     report_ready()
 
@@ -61,7 +64,7 @@ def clear_exit_reason(folder: Path, role: str) -> None:
 
 
 def read_exit_reason(folder: Path, role: str) -> str:
-    """Return the reason. Empty while the role works, or if it is unknown."""
+    """Return the recorded reason. It is empty while the role works, or if the reason is unknown."""
     try:
         return _path(folder, role).read_bytes()[: 4 * MOST_CHARACTERS].decode("utf-8", "replace")
     except OSError:

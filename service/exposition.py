@@ -1,4 +1,4 @@
-"""Prometheus exposition text from plain strings, at a microsecond or two a sample."""
+"""Prometheus exposition text from plain strings, in one or two microseconds a sample."""
 
 import hashlib
 import math
@@ -14,13 +14,13 @@ ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class Page:
-    """Families of exposition text, in the order in which they are added."""
+    """A page of exposition text: metric families in the order in which they were added."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
 
     def add(self, kind: Literal["gauge", "summary"], name: str, text: str, rows: Rows) -> None:
-        """Add one family. Rows of unknown value (None, NaN) are left out."""
+        """Add one metric family. Rows with an unknown value (None, NaN, infinite) are left out."""
         self._lines += [f"# HELP fleetcast_{name} {text}", f"# TYPE fleetcast_{name} {kind}"]
         series: dict[str, float] = {}  # a series may come only once
         for labels, value in rows:
@@ -42,9 +42,9 @@ class Page:
 
 @lru_cache(maxsize=4096)
 def _label(word: str) -> str:
-    """Return a label's value.
+    """Escape a label's value, and shorten it if it is too long.
 
-    A name that is too long is cut and ends in a digest, so that two names stay different.
+    A shortened value ends in a digest, so that two names stay different.
     """
     if len(word) > LABEL_CHARS:
         digest = hashlib.blake2s(word.encode("utf-8", "replace"), digest_size=4).hexdigest()
@@ -53,7 +53,7 @@ def _label(word: str) -> str:
 
 
 def span(seconds: int) -> str:
-    """Return a horizon as a label.
+    """Format a horizon in seconds as a label's value.
 
     >>> span(600), span(3600), span(604800), span(90)
     ('10m', '1h', '7d', '90s')

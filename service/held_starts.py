@@ -1,7 +1,7 @@
-"""Marks of refused starts: the api writes one for each promise whose own start it had to refuse.
+"""Marks of refused starts: the api writes one for each promise whose job's start it had to refuse.
 
-The job may run although its start was refused because a clock is ahead or a field cannot be read. So the
-placer lets no promise with a mark expire. A mark is an empty file whose name is a hash of the request's
+The job may run although its start was refused, for example because a clock is ahead. So the placer
+lets no promise with a mark expire. A mark is an empty file whose name is a hash of the request's
 id.
 """
 
@@ -24,7 +24,7 @@ def make_mark_name(request_id: str) -> str:
 
 
 def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
-    """Write a mark for each of these requests to disk. Raises OSError."""
+    """Write a mark for each of these requests, and return once the marks are on disk. Raises OSError."""
     folder = marks_folder(state)
     names = {make_mark_name(request_id) for request_id in request_ids}
     if not names:
@@ -36,9 +36,9 @@ def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
 
 
 def marked(state: Path, active: Iterable[str]) -> set[str]:
-    """Return the active requests that have a mark, and remove the marks of all others.
+    """Return the active requests that have a mark, and remove the marks of all other requests.
 
-    If the disk refuses the removal, the answer is the same, and the next call tries again.
+    The result is the same if the disk refuses the removal. The next call then tries again.
     """
     folder = marks_folder(state)
     there = set(files.listing(folder))

@@ -1,11 +1,11 @@
-"""Fork the roles of a supervisor from a process that has imported what they share.
+"""The launcher: forks the roles of a supervisor from a process that has imported their modules.
 
 supervisor (imports, frozen heap) ──fork──▶ launcher ──fork──▶ role
 
-A process shares the supervisor's pages until it writes to them, and a role starts without importing. The
-launcher runs no event loop, has no threads and opens no files. It ends when its socket closes, and its
-roles end with it (`fleetcast.fleet.process.watch_parent`). Without a launcher the supervisor starts each role as a
-new program.
+A process shares the supervisor's pages until it writes to them, and a role starts without
+importing. The launcher runs no event loop, has no threads and opens no files. It ends when its
+socket closes, and its roles end with it (`fleetcast.fleet.process.watch_parent`). Without a
+launcher the supervisor starts each role as a new program.
 
     to the launcher    the name of a role, with the pipe of its report (`fleetcast.fleet.process.report_ready`)
     from the launcher  {"pid": 7} or {"error": "why not"} for each name in order,
@@ -34,7 +34,7 @@ ENDED_WITH_LAUNCHER = "the end of the launcher"
 
 
 class LauncherGone(OSError):
-    """An error raised when the launcher has ended."""
+    """The error for a request to a launcher that has ended."""
 
     def __init__(self) -> None:
         super().__init__("the launcher has ended")
@@ -42,7 +42,10 @@ class LauncherGone(OSError):
 
 @dataclass(slots=True)
 class LaunchedProcess:
-    """A role that the launcher forked. code: a future, negative after a signal, as in `subprocess`."""
+    """A role's process that the launcher forked.
+
+    code: a future with the exit code, which is negative after a signal, as in `subprocess`.
+    """
 
     pid: int
     code: "asyncio.Future[int | str]" = field(repr=False)
@@ -51,11 +54,11 @@ class LaunchedProcess:
         return await asyncio.shield(self.code)
 
     def terminate(self) -> None:
-        """Send SIGTERM. Raises ProcessLookupError if it has ended."""
+        """Send SIGTERM. Raises ProcessLookupError if the process has ended."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL. Raises ProcessLookupError if it has ended."""
+        """Send SIGKILL. Raises ProcessLookupError if the process has ended."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
@@ -65,7 +68,7 @@ class LaunchedProcess:
 
 
 class Launcher:
-    """The supervisor's side of the launcher. Use it within one event loop."""
+    """The supervisor's connection to the launcher. Use it within one event loop."""
 
     def __init__(self, line: socket.socket, pid: int) -> None:
         self._line = line
@@ -75,12 +78,12 @@ class Launcher:
         self.is_alive = True
 
     def follow(self) -> None:
-        """Receive answers in the running event loop."""
+        """Receive the launcher's messages in the running event loop from now on."""
         self._line.setblocking(False)
         asyncio.get_running_loop().add_reader(self._line, self._receive)
 
     async def start(self, role: str, pipe: int) -> LaunchedProcess:
-        """Start a role that reports through the pipe. Raises OSError."""
+        """Fork a role that reports through the pipe, and return its process. Raises OSError."""
         if not self.is_alive:
             raise LauncherGone
         answer: asyncio.Future[LaunchedProcess] = asyncio.get_running_loop().create_future()
@@ -120,7 +123,7 @@ class Launcher:
             self._running.pop(pid).code.set_result(code)
 
     def _lose(self) -> None:
-        """Record that the launcher has ended. Its roles end soon, and starts that it was asked for fail."""
+        """Record that the launcher has ended. Its roles end soon, and pending starts fail."""
         self.is_alive = False
         asyncio.get_running_loop().remove_reader(self._line)
         for answer in self._asked:
@@ -134,8 +137,8 @@ class Launcher:
 def fork_launcher(modules: Iterable[str]) -> Launcher | str:
     """Import the modules of the roles and fork the launcher.
 
-    Call it before there are threads, loops or open files. Returns the Launcher in the calling process. Returns
-    the name of a role in each process that is to run one.
+    Call it before there are threads, loops or open files. It returns the Launcher in the calling
+    process. In each forked process it returns the name of the role that the process must run.
     """
     for name in modules:
         importlib.import_module(name)
@@ -156,7 +159,10 @@ def fork_launcher(modules: Iterable[str]) -> Launcher | str:
 
 
 def _serve(line: socket.socket) -> str:
-    """Fork roles until the socket closes. Returns in a role's process, with its name."""
+    """Fork the roles that are requested, until the socket closes.
+
+    In the process of a role, it returns the role's name.
+    """
     wake, woken = socket.socketpair()
     wake.setblocking(False)
     woken.setblocking(False)

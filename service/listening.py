@@ -1,13 +1,13 @@
 """Statements about when each source of job starts could receive them.
 
-The api and the pipeline write them, and the placer reads them. The placer lets a promise expire only if
-every source could receive its start. So a source states two times:
+The api and the pipeline write them, and the placer reads them. The placer lets a promise expire
+only if every source could receive the start of its job. So a source states two times:
 
     since_ms    it has received everything from then on; a restart or a refusal of its own resets it
     until_ms    it has received everything before this moment
 
-The api writes its statement into a file every second. Those of the pipeline's sources are a section of
-the board.
+The api writes its statement into a file every second. The statements of the pipeline's sources are
+a section of the board.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ logger = logging.getLogger(__name__)
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """A source's statement, in fleet time."""
+    """A source's statement about when it could receive job starts, in Unix ms of fleet time."""
 
     since_ms: int
     until_ms: int
 
     def covers(self, expires_ms: int, grace_ms: int) -> bool:
-        """Return whether a start could be received up to the expiry.
+        """Return whether the source could receive a start until the expiry.
 
-        It must also have been possible for `grace_ms` after the last interruption.
+        It must also have been able to for `grace_ms` after its last interruption.
         """
         return self.until_ms >= max(expires_ms, self.since_ms + grace_ms)
 
@@ -70,7 +70,7 @@ class ListeningReader:
             self._void = self._path.read_bytes()
 
     def read(self, board: Board) -> dict[str, Listening]:
-        """Return each source's statement. The api has none if it never ran in this state folder."""
+        """Return source → its newest statement. The api has none if it never ran in this state folder."""
         found = _decode_sources(board.raw(SECTION)) if SECTION in board else {}
         try:
             stated = self._path.read_bytes()
@@ -83,10 +83,9 @@ class ListeningReader:
 
 
 class ApiListening:
-    """The api's statement.
+    """The api's own statement about when it could receive job starts.
 
-    Code that stores events runs inside `hold_listening_statement`. `interrupt` records that some events could not be
-    received.
+    Code that stores events must run inside `hold_listening_statement`.
     """
 
     def __init__(self, state: Path, clock: Clock) -> None:
@@ -101,7 +100,10 @@ class ApiListening:
 
     @contextmanager
     def hold_listening_statement(self) -> Iterator[None]:
-        """Cover the storing of events. Until the block ends, the statement reaches only to its beginning."""
+        """Hold the statement back while events are stored.
+
+        Until the context ends, the statement reaches only to the beginning of the context.
+        """
         number = next(self._numbers)
         self._under_way[number] = self._clock.steady_ms()
         try:
@@ -113,13 +115,13 @@ class ApiListening:
             del self._under_way[number]
 
     def interrupt(self) -> None:
-        """Record that events were refused although they may be good, for a full disk or lack of room."""
+        """Record that the api refused events that may be valid, because the disk is full or there is no room."""
         self._is_interrupted = True
 
     def beat(self) -> None:
-        """Write the statement of the time up to which the api has received everything.
+        """Write the api's current statement to its file.
 
-        If the disk refuses this file, it refuses events too, so the statement counts as interrupted.
+        A disk that refuses this file also refuses events, so a failed write counts as an interruption.
         """
         try:
             files.replace_file(self._path, [_encode(self._state())], AREA, sync=False)
@@ -152,7 +154,10 @@ class SourcesListening:
         self._is_up = dict.fromkeys(names, False)
 
     def update(self, rows: Sequence[SourceHealth], now_ms: int) -> Mapping[str, Listening]:
-        """Return the statement of each source as of now."""
+        """Return source → its statement as of now.
+
+        rows: the health of the sources.
+        """
         by_ms = self._watch.pop_clock_step_ms()
         health = {row["name"]: row for row in reversed(rows)}
         for name, before in self._stated.items():

@@ -1,4 +1,4 @@
-"""Load plugins by import path, and read their options."""
+"""Loading of plugins by import path, and reading of their options."""
 
 import importlib
 import traceback
@@ -16,7 +16,10 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 def load(key: str, path: str) -> Any:
-    """Return the object at `package.module:name`. Raises ConfigError that names the configuration's key."""
+    """Return the object at `package.module:name`.
+
+    Raises ConfigError that names the configuration's key.
+    """
     module, _, name = path.partition(":")
     if advice := suggest_import_path(path):
         raise ConfigError(f"{key}: {path!r}: {advice}")
@@ -31,9 +34,10 @@ def load(key: str, path: str) -> Any:
 
 
 def call(key: str, path: str, plugin: Callable[..., Any], *arguments: object) -> Any:
-    """Call the class or function that a path names.
+    """Call the class or function of a plugin, and return its result.
 
-    Raises ConfigError for any error of the plugin's own code.
+    Raises ConfigError for any error of the plugin's own code. key, path: where the plugin was
+    configured, for the message.
     """
     try:
         return plugin(*arguments)
@@ -44,7 +48,7 @@ def call(key: str, path: str, plugin: Callable[..., Any], *arguments: object) ->
 
 
 def describe_cause(error: Exception) -> str:
-    """Return the class of an error, its message, and the line that raised it.
+    """Return the class of an error, its message, and the file and line that raised it.
 
     >>> describe_cause(NameError("name 'y' is not defined"))
     "NameError: name 'y' is not defined"
@@ -58,7 +62,7 @@ def describe_cause(error: Exception) -> str:
 
 
 def make_forecaster(path: str) -> Any:
-    """Make the forecaster of a row of `pipeline.forecasters`. Raises ConfigError."""
+    """Make the forecaster that an entry of `pipeline.forecasters` names. Raises ConfigError."""
     key = "pipeline.forecasters"
     found = load(key, path)
     check_callable(key, path, found)
@@ -72,7 +76,7 @@ def check_callable(key: str, path: str, found: object) -> None:
 
 
 def read_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
-    """Return an adapter's options as its struct (with `forbid_unknown_fields`).
+    """Decode an adapter's options into its own struct type (with `forbid_unknown_fields`).
 
     Raises ConfigError that names the key.
     """
@@ -83,7 +87,7 @@ def read_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
 
 
 def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:
-    """Return (name, function) of import paths `package.module:function`.
+    """Return the (name, function) of each import path `package.module:function`.
 
     Raises ConfigError if one does not exist.
     """

@@ -21,7 +21,7 @@ from fleetcast.service.state_folder import PATIENCE_S, POLL_S, is_role_held
 
 
 def check_start(config: Config) -> None:
-    """Check what the roles read from the configuration.
+    """Check the settings that the roles would refuse when they start.
 
     These are access, certificates, gRPC, targets, topology, sources and other plugins, and adapters.
     """
@@ -51,9 +51,9 @@ def check_start(config: Config) -> None:
 
 
 def check_ports(config: Config, roles: Iterable[str] = ()) -> None:
-    """Check that every port can be bound. While one of our `roles` still ends, wait for its ports.
+    """Check that the service can bind every port. While one of our `roles` still ends, wait for its ports.
 
-    roles: names of their locks in the state folder.
+    roles: the names of the roles' locks in the state folder.
     """
     names = tuple(roles)
     deadline = time.monotonic() + PATIENCE_S

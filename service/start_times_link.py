@@ -18,7 +18,7 @@ OLD_S = 60.0  # wall; after this start times that were not read again are unknow
 
 
 class _Row(msgspec.Struct):
-    """A row of `GET /v1/queue`."""
+    """A waiting request, as a row of `GET /v1/queue`."""
 
     request_id: str
     position: int
@@ -33,7 +33,7 @@ class _Queue(msgspec.Struct):
 
 
 class StartTimesLink:
-    """A reader of the placer's queue that runs as a task, so that callers of `latest` never wait."""
+    """A reader of the placer's queue that runs as a task, so that readers of `latest` never wait."""
 
     def __init__(self, config: Config) -> None:
         self._link = PlacerLink(f"http://127.0.0.1:{config.placer.port}")
@@ -45,7 +45,10 @@ class StartTimesLink:
 
     @property
     def latest(self) -> Mapping[str, StartOutlook] | None:
-        """Start times by request and by job. None if they are unknown or too old. It needs a running loop."""
+        """Request or job -> its start times. None if they are unknown or too old.
+
+        Needs a running event loop.
+        """
         loop = asyncio.get_running_loop()
         if self._task is None:
             self._task = loop.create_task(self._poll())
@@ -79,7 +82,10 @@ class StartTimesLink:
 
 
 def decode_start_outlooks(body: bytes) -> dict[str, StartOutlook]:
-    """Decode the body of `GET /v1/queue`. Raises msgspec.DecodeError."""
+    """Return request or job -> its start times, from the body of `GET /v1/queue`.
+
+    Raises msgspec.DecodeError.
+    """
     found: dict[str, StartOutlook] = {}
     for row in msgspec.json.decode(body, type=_Queue).rows:
         start = row.start_ms or {}

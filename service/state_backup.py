@@ -1,7 +1,7 @@
-"""Back up the whole state folder while the service runs, and verify and restore such a backup.
+"""Backups of the whole state folder while the service runs: writing, verifying and restoring them.
 
-Each part records how far it has seen the others, so a copy must not be older than what another copy has
-seen of it:
+Each part records how far it has seen the others. So the copy of a part must not be older than the
+records about it in the other copies. The order of copying ensures this:
 
     1  a lock keeps the pipeline from deleting segments of the inbox: the copied snapshots need them
     2  models, adapters and everything else that records nothing about the others
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 
 class BackupError(FleetcastError):
-    """An error about a backup that cannot be made, or is not what was written."""
+    """The error for a backup that cannot be made, or that differs from its manifest."""
 
 
 class BackupFile(msgspec.Struct, frozen=True):
@@ -58,9 +58,9 @@ class BackupFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a backup.
+    """The manifest of a backup: its files, and the identity and ledger head of its state.
 
-    time_ms: every event acknowledged before this time is in the backup.
+    time_ms: every event acknowledged before this time (Unix ms) is in the backup.
     """
 
     format: int = FORMAT
@@ -138,9 +138,9 @@ def _copy_state(config: Config, part: Path, say: Say) -> Manifest:
 
 
 def _check(config: Config) -> ChainHead:
-    """Check the state. Returns the head of the audit trail.
+    """Check that the parts of the state agree, and return the head of the audit trail.
 
-    Raises BackupError if its parts do not agree, or the ledger is damaged.
+    Raises BackupError if they do not agree, or if the ledger is damaged.
     """
     found = [sentence(doubt) for doubt in doubts(read_state_parts(config))]
     if not config.ledger.exists():
@@ -154,7 +154,10 @@ def _check(config: Config) -> ChainHead:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a backup. Raises BackupError if there is none, or one of a later version."""
+    """Read the manifest of a backup.
+
+    Raises BackupError if it is missing or damaged, or if its format is newer than this program.
+    """
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except OSError as error:
@@ -167,7 +170,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_backup(config: Config, backup: Path, scratch: Path, say: Say) -> Manifest:
-    """Check a backup. Raises BackupError that lists what is wrong.
+    """Check a backup against its manifest. Raises BackupError that lists what is wrong.
 
     A tar file is unpacked to the folder ``scratch``.
     """
@@ -267,9 +270,9 @@ def _lock_inbox(inbox: Path) -> Iterator[None]:
 
 
 def _copy_inbox(inbox: Path, to: Path) -> None:
-    """Copy the segments and marks.
+    """Copy the segments and marks of the inbox.
 
-    An event that is being written may be cut, as by a kill. It is not acknowledged yet.
+    An event that is being written may be copied in part. It is not acknowledged yet.
     """
     for name in sorted(files.listing(inbox)):
         if name not in ("seen", "identity"):
@@ -277,9 +280,9 @@ def _copy_inbox(inbox: Path, to: Path) -> None:
 
 
 def _copy_snapshots(folder: Path, to: Path) -> None:
-    """Copy the newest whole snapshots.
+    """Copy the newest complete snapshots.
 
-    If the pipeline deletes all of them meanwhile, newer ones are copied.
+    If the pipeline deletes all of them during the copy, newer ones are copied.
     """
     for _ in range(TRIES):
         for name in sorted(filter(str.isdecimal, files.listing(folder)), key=int)[-SNAPSHOTS:]:

@@ -1,4 +1,4 @@
-"""Check the state folder, and lock it.
+"""The state folder: its checks and its locks.
 
 There is a lock for one supervisor (`lock`), and one for each process of a role (`ROLE.lock`).
 """
@@ -23,7 +23,7 @@ POLL_S = 0.1
 
 
 class StateError(FleetcastError):
-    """An error about a state folder that cannot be used now.
+    """The error for a state folder that cannot be used now.
 
     It ends the process, and the supervisor tries again.
     """
@@ -32,7 +32,7 @@ class StateError(FleetcastError):
 def prepare(config: Config) -> None:
     """Make the folders of the state and of the archive.
 
-    Raises ConfigError if a folder cannot be made or written.
+    Raises ConfigError if a folder cannot be made, or if it is not writable.
     """
     homes = [config.home(instance) for instance in range(config.pipeline.instances)]
     for folder in (config.folder, config.inbox, config.board, *(home / "snapshot" for home in homes)):
@@ -45,7 +45,7 @@ def prepare(config: Config) -> None:
 
 
 def _check_writable_folder(folder: Path, key: str, then: str) -> None:
-    """Make a folder and write into it. Raises ConfigError with the key and the fix."""
+    """Make a folder and write a file into it. Raises ConfigError with the key and the fix."""
     probe = folder / f".probe.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,9 +61,9 @@ def _check_writable_folder(folder: Path, key: str, then: str) -> None:
 
 @contextlib.contextmanager
 def lock_state_folder(config: Config) -> Iterator[None]:
-    """Hold the state folder for one supervisor, because two would undo each other's work.
+    """Lock the state folder for one supervisor, because two would undo each other's work.
 
-    Raises ConfigError while another supervisor holds it.
+    Raises ConfigError while another supervisor holds the lock.
     """
     with (config.folder / "lock").open("wb") as file:
         if not _try_lock(file.fileno()):
@@ -76,9 +76,9 @@ def lock_state_folder(config: Config) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_role(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Hold a role for this process.
+    """Lock a role for this process while the context is open.
 
-    Raises StateError if another process still holds it after `patience_s` (wall).
+    Raises StateError if another process still holds the lock after `patience_s` (wall time).
     """
     path = config.folder / f"{role}.lock"
     file = _open_lock_file(path)
@@ -95,7 +95,7 @@ def lock_role(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iter
 
 
 def is_role_held(config: Config, role: str) -> bool:
-    """Return whether another process holds a role now."""
+    """Return whether another process holds the lock of a role now."""
     try:
         file = os.open(config.folder / f"{role}.lock", os.O_RDWR)
     except OSError:
@@ -134,7 +134,10 @@ def _wait_for_lock(file: int, path: Path, role: str, patience_s: float) -> None:
 
 
 def _try_lock(file: int) -> bool:
-    """Lock the file. Returns whether the lock is ours. It ends with this process, however that ends."""
+    """Try to lock the file. Returns whether this process now holds the lock.
+
+    The lock ends with this process, however the process ends.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

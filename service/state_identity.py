@@ -1,14 +1,14 @@
-"""One identity of the state, and what its parts have seen of each other.
+"""The identity of the state, and the records of how far its parts have seen each other.
 
-These show whether a part is gone, old, or from another site. Ledger, board, snapshots and inbox each
-carry the random identity that the state got at its first start. While all is well, each records how far
-it has seen the others. `doubts` compares these records with what exists now. A part that lacks what
-another one has seen is in doubt. Then nothing is placed, because GPUs that the part promised would be
-promised again.
+They show whether a part is gone, old, or from another site. Ledger, board, snapshots and inbox each
+carry the random identity that the state got at its first start. Each also records how far it has
+seen the others. This module compares these records with what exists now. A part that lacks what
+another one has seen is in doubt. Then nothing is placed, because GPUs that the part promised would
+be promised again.
 
-No record advances while there is a doubt. So the doubt lasts until the parts agree again, or until an
-operator accepts what exists. Then the state gets a new identity, and records under the old one no longer
-count.
+No record advances while there is a doubt. So the doubt lasts until the parts agree again, or until
+an operator accepts what exists. Then the state gets a new identity, and records under the old one
+no longer count.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ class Doubt(msgspec.Struct, frozen=True):
 class PartView(msgspec.Struct, frozen=True):
     """A part's record of how far it has seen the others.
 
-    inbox: segment -> offset up to which it was folded.
+    inbox: segment -> offset in bytes up to which its events were applied.
     """
 
     identity: str = ""
@@ -49,7 +49,10 @@ class PartView(msgspec.Struct, frozen=True):
     inbox: dict[str, int] = {}
 
     def merge_views(self, other: "PartView") -> "PartView":
-        """Return what both have seen. If they belong to different states, return this one."""
+        """Return the furthest position that either view has seen of each part.
+
+        If the views belong to different states, return this one.
+        """
         if other.identity != self.identity:
             return self
         ledgers = [row.ledger for row in (self, other) if row.ledger is not None]
@@ -64,7 +67,7 @@ class PartView(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The present ledger, board or snapshots."""
+    """The ledger, the board or the snapshots, as they exist now."""
 
     there: bool
     identity: str = ""
@@ -75,7 +78,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class InboxPart(msgspec.Struct, frozen=True):
-    """The present inbox: the first segment and the end of each writer of events."""
+    """The inbox as it exists now.
+
+    first: writer of events -> number of its first segment. end: writer -> last segment and its size in
+    bytes.
+    """
 
     identity: str = ""
     first: dict[str, int] = {}
@@ -95,26 +102,29 @@ class StateParts(msgspec.Struct, frozen=True):
     snapshot: Part | None = None
 
     def named(self) -> dict[str, Part | InboxPart]:
-        """Return the parts to check, by name.
-
-        If several identities are equally frequent, that of the first part counts.
-        """
+        """Return name -> part, for the parts to check, in a fixed order."""
         rows = {INBOX: self.inbox, LEDGER: self.ledger, SNAPSHOT: self.snapshot, BOARD: self.board}
         return {name: part for name, part in rows.items() if part is not None}
 
     def identity(self) -> str:
-        """Return the identity that most parts have, "" if none has one yet."""
+        """Return the identity that most parts have, "" if none has one yet.
+
+        If several identities are equally frequent, that of the first part counts.
+        """
         counts = Counter(part.identity for part in self.named().values() if part.identity)
         return counts.most_common(1)[0][0] if counts else ""
 
     def claims(self) -> dict[str, PartView]:
-        """Return part -> what it has seen, for the parts that belong to this state."""
+        """Return part -> its record of the others, for the parts that belong to this state."""
         identity = self.identity()
         return {name: part.seen for name, part in self.named().items() if identity and part.seen.identity == identity}
 
 
 def doubts(parts: StateParts) -> list[Doubt]:
-    """Return at most one doubt for each part, in a fixed order. Empty if all agree, or all is new."""
+    """Return at most one doubt for each part, in a fixed order.
+
+    The list is empty if all parts agree, or if all are new.
+    """
     of_board = _find_part_doubts(BOARD, "the board is", parts, parts.board)
     found = [
         next(rows, None)
@@ -124,12 +134,12 @@ def doubts(parts: StateParts) -> list[Doubt]:
 
 
 def sentence(doubt: Doubt) -> str:
-    """Describe what is in doubt, and since when."""
+    """Describe a doubt, and when its part was last complete."""
     return doubt.what + (f" (last whole at {moment(doubt.since_ms)})" if doubt.since_ms else "")
 
 
 def refusal(found: Sequence[Doubt]) -> str:
-    """Describe all that is in doubt, the consequence, and what to do."""
+    """Describe all doubts, their consequence, and how to end them."""
     stated = "; ".join(map(sentence, found))
     return f"{stated}; nothing is placed until it is put back, or accepted: fleetcast state show"
 
@@ -159,7 +169,10 @@ def _find_snapshot_doubts(parts: StateParts) -> Iterator[Doubt]:
 
 
 def _find_part_doubts(name: str, subject: str, parts: StateParts, part: Part | None) -> Iterator[Doubt]:
-    """Yield the doubts about board or snapshots: from another state, with a recorded loss, or gone."""
+    """Yield the doubts about the board or the snapshots.
+
+    The part is from another state, records a loss, or is gone.
+    """
     if part is None:
         return
     yield from _find_identity_doubts(name, parts)
@@ -197,7 +210,10 @@ def _find_identity_doubts(name: str, parts: StateParts) -> Iterator[Doubt]:
 
 
 def _most(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
-    """Return the highest position that a part has seen, the time at which it did, and the part."""
+    """Return the furthest position that any part has seen, when it saw that, and which part it is.
+
+    of: returns the position in a record. The time is in Unix ms. Returns (0, 0, "") without records.
+    """
     if not claims:
         return 0, 0, ""
     name = max(claims, key=lambda name: (of(claims[name]), claims[name].time_ms))
@@ -205,7 +221,10 @@ def _most(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
 
 
 def _describe_gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
-    """Describe a segment that neither exists nor was folded. Empty if there is none."""
+    """Describe a segment that no longer exists although its events were never applied.
+
+    Returns "" if there is none.
+    """
     reached = {writer: number for (writer, number), _ in places(folded)}
     for writer, number in first.items():
         if number > max(1, reached.get(writer, 0)):
@@ -214,7 +233,7 @@ def _describe_gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
 
 
 def within(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return the part of a position in segments that exist.
+    """Drop the entries of a position whose segment does not exist, or is shorter.
 
     After an inbox was lost, new segments may get the names of the lost ones.
 
@@ -228,7 +247,7 @@ def within(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> d
 
 
 def merge_positions(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    """Return the further of two positions for each writer.
+    """Return the further of two inbox positions for each writer.
 
     >>> merge_positions({"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16})
     {'api-000000000002.seg': 16, 'api.1-000000000001.seg': 16}

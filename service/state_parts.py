@@ -1,6 +1,6 @@
-"""Read and write the parts of the state on disk, which fleetcast.service.state_identity compares.
+"""Reading and writing of the state's parts on disk, which fleetcast.service.state_identity compares.
 
-inbox/identity   the state's identity, made once; with what an operator accepted, if it was ever made again
+inbox/identity   the state's identity, made once. If it was ever made again: what an operator accepted
 inbox/seen       what the inbox's reader had seen of the other parts at its last snapshot
 ledger.sqlite    table `state`: identity, and the mark `seen`
 board            the header's standing
@@ -61,7 +61,7 @@ class StateFile(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, kw_only=True)
 class SnapshotHeader:
-    """A snapshot's description of itself. identity, seen, lost: see fleetcast.service.state_identity."""
+    """The identity fields of a snapshot. identity, seen, lost: see fleetcast.service.state_identity."""
 
     positions: Positions  # of the sources, by name
     began_ms: int  # its history reaches back so far
@@ -87,7 +87,7 @@ def write_identity(inbox: Path, file: StateFile) -> None:
 def make_identity(inbox: Path) -> str:
     """Create the identity of a new state, and return it.
 
-    If another process was first, its identity is returned. Returns "" if none can be written.
+    If another process was first, return its identity. Returns "" if no identity can be written.
     """
     try:
         files.make_folder(inbox, AREA)
@@ -107,7 +107,7 @@ def make_identity(inbox: Path) -> str:
 
 
 def write_seen(inbox: Path, seen: PartView) -> None:
-    """Write what the inbox has seen. Raises OSError."""
+    """Write the record of how far the inbox's reader has seen the other parts. Raises OSError."""
     files.replace_file(inbox / "seen", [msgspec.json.encode(seen)], AREA)
 
 
@@ -156,7 +156,7 @@ def find_missing_head(
 
 
 def read_seen_mark(marks: dict[str, Any]) -> PartView:
-    """Return the ledger's mark `seen`. Empty if the mark is missing or malformed."""
+    """Return the ledger's record of the other parts. It is empty if the mark is missing or malformed."""
     try:
         return msgspec.convert(marks.get("seen", {}), PartView)
     except msgspec.ValidationError:

@@ -1,11 +1,12 @@
-"""Start the roles as processes, restart those that end, and stop them all together.
+"""The supervisor: starts the roles as processes, restarts those that end, and stops them all together.
 
-A role reports that it is ready through a pipe (`fleetcast.fleet.process.report_ready`), however long its start
-takes. Until a role has been ready for the first time, its ends count: exit status 2 (bad configuration)
-stops all roles at once, any other end at the `most_starts`-th start. The supervisor then reports the
-role's own reason. A role that was ready once is restarted without limit. The pause before a restart
-doubles from 0.5 s to 10 s. It is reset after the role was ready and lived longer than that. If the
-supervisor is killed, the roles end too: they monitor it, or the launcher that forked them.
+A role reports through a pipe that it is ready (`fleetcast.fleet.process.report_ready`), however
+long its start takes. A role that was ready once is restarted without limit. A role that was never
+ready stops all roles in two cases: it exits with status 2 (bad configuration), or it ends at its
+`most_starts`-th start. The supervisor then reports the role's own reason. The pause before a
+restart doubles from 0.5 s to 10 s. It is reset after the role was ready and lived longer than that.
+If the supervisor is killed, the roles end too, because they monitor it, or the launcher that forked
+them.
 """
 
 import asyncio
@@ -36,10 +37,10 @@ BAD_CONFIGURATION = 2
 
 @dataclass(frozen=True, slots=True)
 class SupervisedRole:
-    """One supervised process.
+    """One role that the supervisor runs as a process.
 
-    `reason_name`: the name under which it records why it ended, unless that is `name`. `command` starts it if
-    no launcher forks it.
+    `reason_name`: the name under which the role records why it ended, if that is not `name`. `command`
+    starts the role if no launcher forks it.
     """
 
     name: str
@@ -53,16 +54,19 @@ def make_role_command(role: str, config: Path, *more: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd:
-    """The end of a process: its exit code, or why it could not start, and whether it had been ready."""
+    """The end of a role's process.
+
+    It has the exit code, or why the process could not start, and whether it was ever ready.
+    """
 
     code: int | str
     was_ready: bool
 
 
 class Supervisor:
-    """A supervisor that runs roles until `stop`, or until one cannot start.
+    """A supervisor that runs the roles until `stop` is called, or until a role cannot start.
 
-    In the second case `exit_code` is 2 if its configuration is bad, else 1.
+    In the second case `exit_code` is 2 if the role refused its configuration, else 1.
     """
 
     def __init__(
@@ -136,7 +140,7 @@ class Supervisor:
         self.stop()
 
     async def _live(self, role: SupervisedRole) -> RoleEnd:
-        """Run one process to its end."""
+        """Start one process of the role, and wait for its end."""
         try:
             process, pipe = await _start(role, self._launcher)
         except (OSError, ValueError) as error:  # no memory, too many processes: the other roles go on
@@ -148,7 +152,7 @@ class Supervisor:
             return RoleEnd(code, was_ready=bool(ready.read(1)))
 
     async def _wait(self, process: asyncio.subprocess.Process | LaunchedProcess) -> int | str:
-        """Return the exit code of a process.
+        """Wait until a process ends, and return its exit code.
 
         When the supervisor stops, it terminates the process, and kills it after GRACE_S.
         """
@@ -183,7 +187,7 @@ class Supervisor:
 async def _start(
     role: SupervisedRole, launcher: Launcher | None
 ) -> tuple[asyncio.subprocess.Process | LaunchedProcess, int]:
-    """Start a process. Returns it, and the pipe from which its report can be read without blocking."""
+    """Start a process. Returns it, and the end of a pipe from which its report is read without blocking."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     variables = {**make_child_environment(), READY_VARIABLE: str(writing)}

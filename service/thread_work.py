@@ -8,7 +8,11 @@ T = TypeVar("T")
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread. If cancelled, wait for it to finish first, so nothing else touches its data."""
+    """Run `work` in a thread, and return its result.
+
+    If the caller is cancelled, it first waits for the work to finish. So nothing else uses the work's
+    data.
+    """
     done = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(done)

@@ -1,7 +1,4 @@
-"""WeatherStation: makes the Weather of a board once, for all adapters.
-
-Answerers and writers for outside schedulers share it.
-"""
+"""WeatherStation: makes the Weather of a board once, for all adapters to other schedulers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -35,7 +32,7 @@ V = TypeVar("V")
 
 
 def make_band_rule(config: AdaptersConfig, *, shared: bool) -> BandRule:
-    """Return the configured bands.
+    """Return the configured rule that assigns nodes to risk bands.
 
     shared: apply the limit on the share of a pool that may be high at once.
     """
@@ -43,7 +40,7 @@ def make_band_rule(config: AdaptersConfig, *, shared: bool) -> BandRule:
 
 
 class WeatherStation:
-    """A maker of Weather, which carries the bands of nodes from one board to the next."""
+    """The maker of Weather. It carries the bands of nodes from one board to the next."""
 
     def __init__(self, config: Config, clock: Clock, bands: Bands) -> None:
         self.bands = bands
@@ -55,9 +52,9 @@ class WeatherStation:
         self._rows: dict[str, int] = {}
 
     def fresh(self, board: Board | None, starts: Mapping[str, StartOutlook] | None = None) -> Weather | None:
-        """Return the Weather of a board. starts: the start times of the placer's queue.
+        """Return the Weather of a board, or None without a board or if it is older than `api.stale_after_s`.
 
-        Returns None without a board, or if the board is older than `api.stale_after_s`.
+        starts: the start times of the placer's queue, by request or job.
         """
         if board is None or describe_staleness(self.age_s(board), self._config.stale_after_s(self._clock)):
             return None
@@ -76,13 +73,13 @@ class WeatherStation:
         return self._weather
 
     def age_s(self, board: Board) -> float:
-        """Return the fleet time since a board was made."""
+        """Return the age of a board, in seconds of fleet time."""
         return (self._clock.now_ms() - board.as_of_ms) / 1000
 
     def _demand(self, board: Board) -> Mapping[DemandKey, DemandRow] | None:
-        """Return the demand forecasts of a board. None if they are missing, or much older than the board.
+        """Return the demand forecasts of a board, or None if they are missing or much older than the board.
 
-        Old forecasts may be those of before a restart.
+        Such old forecasts may date from before a restart.
         """
         if "demand.keys" not in board:
             return None
@@ -91,14 +88,17 @@ class WeatherStation:
         return None if is_old else LazyRows(lambda: DemandRows(board))
 
     def _nodes(self, board: Board) -> Outlook | None:
-        """Return the outlook of a board. None if a section is missing, as in the very first board."""
+        """Return the outlook of a board's nodes, or None if a section is missing, as in the very first board."""
         try:
             return self._outlook(board)
         except KeyError:
             return None
 
     def _rows_of(self, board: Board) -> dict[str, int]:
-        """Return node name -> row, the same object while the names stay the same. Raises KeyError."""
+        """Return node name -> row of a board.
+
+        It is the same object while the names stay the same. Raises KeyError if the board has no node names.
+        """
         names = bytes(board.raw("names.node"))
         if names != self._names:
             self._names, self._rows = names, {name: row for row, name in enumerate(board.names("names.node"))}
@@ -113,9 +113,9 @@ class WeatherStation:
         return Load(rows, *(_fitted(kind.T, len(rows), np.nan).T.astype(np.float64) for kind in kinds))
 
     def _outlook(self, board: Board) -> Outlook:
-        """Return the outlook of a board. Raises KeyError.
+        """Return the outlook of a board's nodes. Raises KeyError if a section is missing.
 
-        A section may be one topology generation behind the names.
+        A section may be one topology generation behind the names. Then it is cut or filled.
         """
         n, placer = len(self._rows_of(board)), self._config.placer
         by_kind = board.array("node.risk")
@@ -143,7 +143,7 @@ class WeatherStation:
 
 
 class LazyRows(Mapping[K, V]):
-    """A mapping that is made at its first use."""
+    """A mapping whose rows are made at its first use."""
 
     def __init__(self, make: Callable[[], Mapping[K, V]]) -> None:
         self._make = make
@@ -168,10 +168,10 @@ _decode_row = msgspec.json.Decoder(DemandRow).decode
 
 
 class DemandRows(Mapping[DemandKey, DemandRow]):
-    """The newest forecasts of a board. A row is decoded when it is requested."""
+    """The newest demand forecasts of a board, by key. A row is decoded when it is requested."""
 
     def __init__(self, board: Board) -> None:
-        """Read the rows. Raises KeyError while there is no forecast."""
+        """Read the keys of the forecasts. Raises KeyError while the board has no forecast."""
         self._board = board
         self._places = {DemandKey(*key): place for place, key in enumerate(read_demand_keys(board).rows)}
 
@@ -187,7 +187,10 @@ class DemandRows(Mapping[DemandKey, DemandRow]):
 
 
 def read_job_outlooks(board: Board) -> dict[str, JobOutlook]:
-    """Return job → its latest attempt that runs or waits. Raises KeyError if a section is missing."""
+    """Return job → the outlook of its latest attempt that runs or waits.
+
+    Raises KeyError if a section of the board is missing.
+    """
     rows = msgspec.json.decode(board.raw("doc.jobs"), type=list[JobRow])
     running = msgspec.json.decode(board.raw("jobs.running"), type=list[RunningJobRow])
     verdicts = msgspec.json.decode(board.raw("doc.stragglers"), type=dict[str, _Verdict])
@@ -228,14 +231,14 @@ class _Reason(msgspec.Struct):
 
 
 class _Explained(msgspec.Struct):
-    """The part of a node's answer that explains its risk."""
+    """The part of a node's stored answer that explains the node's risk."""
 
     node: str
     reasons: list[_Reason] = []
 
 
 class _Verdict(msgspec.Struct):
-    """A row of `doc.stragglers`."""
+    """The fields that adapters need of a row of `doc.stragglers`: whether and why a job is slow."""
 
     slow: bool | None
     since_ms: int | None
@@ -254,7 +257,7 @@ class _JobTimes(msgspec.Struct):
 
 
 class _Detail(msgspec.Struct):
-    """A row of `doc.job`."""
+    """The fields that adapters need of a row of `doc.job`, the details of one job."""
 
     run_s: RunQuantiles | None
     asks: _Asks = _Asks()
@@ -275,7 +278,7 @@ def _find_causes(board: Board, level: Levels) -> dict[str, str]:
 
 
 def _find_window_nodes(board: Board) -> dict[str, str]:
-    """Return node → a description of the maintenance window that keeps it now."""
+    """Return node → a description of the maintenance window that occupies the node now."""
     if "node.kept" not in board:
         return {}
     rows = np.flatnonzero(board.array("node.kept") == Occupant.WINDOW).tolist()
@@ -284,12 +287,12 @@ def _find_window_nodes(board: Board) -> dict[str, str]:
 
 
 def _pools(board: Board, n: int) -> NDArray[Any]:
-    """Return (n,) a number for each node's pool. A board that does not state pools has one."""
+    """Return (node,) the number of each node's pool. It is 0 if the board states no pools."""
     return board.array("node.pool") if "node.pool" in board else np.zeros(n, np.int16)
 
 
 def _domains(board: Board, n: int) -> dict[str, Domains]:
-    """Return level → the domains that a board states."""
+    """Return level → the domains of nodes, for each level that the board states."""
     return {
         level: Domains(board.names(f"names.{level}"), _fitted(board.array(f"node.domain.{level}"), n, -1))
         for level in DOMAIN_LEVELS
@@ -298,11 +301,14 @@ def _domains(board: Board, n: int) -> dict[str, Domains]:
 
 
 def _fitted(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
-    """Return `array` cut or filled to exactly n rows."""
+    """Return `array` with exactly n rows: cut, or filled up with rows of `fill`."""
     missing = np.full((max(0, n - len(array)), *array.shape[1:]), fill, array.dtype)
     return np.concatenate([array[:n], missing])
 
 
 def _find_forbidden_nodes(board: Board) -> dict[str, str]:
-    """Return node → why nothing may be placed on it, for nodes with a hard signal after the scores."""
+    """Return node → why nothing may be placed on it.
+
+    These are nodes with a hard signal that the scores do not cover yet.
+    """
     return {node: row.sentence for node, rows in struck(board).items() for row in rows if forbids(row)}

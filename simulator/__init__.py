@@ -1,4 +1,4 @@
 """A simulated GPU fleet that serves real exporter pages.
 
-It knows the product only through HTTP and files.
+It uses the product only through HTTP and files.
 """

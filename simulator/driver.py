@@ -1,7 +1,7 @@
-"""The live driver: it acts for all owners of jobs, and talks to the product over HTTP only.
+"""The live driver: it acts for all owners of jobs, and uses the product over HTTP only.
 
 First it sends the past (history, running jobs, queue). Then, in fleet time, it submits the trace's jobs
-and starts what the engine places. It reports steps, phases and checkpoints, ends jobs, and resubmits
+and starts those that the engine places. It reports steps, phases and checkpoints, ends jobs, and resubmits
 killed jobs from their checkpoints.
 """
 
@@ -35,7 +35,7 @@ _CATEGORIES = frozenset(get_args(FailureCategory))
 
 
 class JobHost(Protocol):
-    """An interface with the methods of the simulated fleet that the driver needs."""
+    """The interface of the simulated fleet that the driver uses."""
 
     def start_job(
         self, job: str, attempt: int, ranks: Sequence[RankPlacement], profile: WorkloadProfile, now_ms: int
@@ -50,7 +50,7 @@ class JobHost(Protocol):
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of the driver since its start. `running` and `queued` are the current numbers."""
+    """Counts of jobs since the driver's start. `running` and `queued` are current numbers."""
 
     submitted: int = 0
     placed: int = 0
@@ -65,8 +65,8 @@ class Counters:
 class Driver:
     """The driver of a simulated fleet.
 
-    `arrivals`: the jobs after the start, by time of submission. `profile_of`: returns what a job does to its
-    GPUs.
+    `arrivals`: the jobs after the start, by time of submission. `profile_of`: returns the load that a job puts
+    on its GPUs.
     """
 
     fleet: JobHost
@@ -95,7 +95,7 @@ class Driver:
         self._next = next(self._ahead, None)
 
     def start_ongoing_jobs(self) -> None:
-        """Start the jobs that already run at the start, with their age."""
+        """Start the jobs that the simulated past has left running, with their age."""
         for row in self.replay.ongoing:
             live = self._live(row.job, row.remaining_s)
             live.sequence, live.last_ms = ONGOING_SEQUENCE, self.replay.start_ms
@@ -136,7 +136,7 @@ class Driver:
     async def _wait_for_running_jobs(self) -> None:
         """Wait until the board shows the running jobs. Otherwise the queue would get their GPUs.
 
-        The product acknowledges events as soon as they are on disk, which is earlier.
+        The product acknowledges events as soon as they are on disk, before the board shows them.
         """
         began = time.monotonic()
         while time.monotonic() - began < INGESTION_LIMIT_S:
@@ -150,7 +150,7 @@ class Driver:
         return LiveJob(job, self.profile_of(job), remaining_s=remaining_s, safe_s=remaining_s)
 
     async def submit(self, live: LiveJob) -> "asyncio.Future[dict[str, Any]]":
-        """Submit a job. The returned future gets its decision once there is one."""
+        """Submit a job. The returned future gets the engine's decision."""
         future = self._decided[live.request_id] = asyncio.get_running_loop().create_future()
         await self._submit(live, self.clock.now_ms())
         return future
@@ -205,7 +205,7 @@ class Driver:
             await self._start_visitor_job(row, ranks, now_ms)
 
     async def _start_visitor_job(self, row: dict[str, Any], ranks: tuple[RankPlacement, ...], now_ms: int) -> None:
-        """Start a job that another user submitted, for half an hour."""
+        """Start a job that another user of the product submitted. It runs for half an hour."""
         gpus = max(1, sum(len(rank.gpus) for rank in ranks))
         job = TraceJob(row.get("job") or row["request_id"], now_ms, VISITOR_RUN_S, gpus, "", "training")
         live = self._live(job, VISITOR_RUN_S)
@@ -227,7 +227,7 @@ class Driver:
             await asyncio.sleep(TICK_S)
 
     async def advance(self, now_ms: int) -> None:
-        """Submit jobs that have arrived, let running jobs work until `now_ms`, and handle failed jobs."""
+        """Submit jobs that have arrived, advance running jobs to `now_ms`, and handle failed jobs."""
         while self._next is not None and self._next.submit_ms <= now_ms:
             await self._submit(self._live(self._next, self._next.run_s), self._next.submit_ms)
             self._next = next(self._ahead, None)
@@ -270,7 +270,7 @@ class Driver:
             await self.outbox.put(self._make_node_event(node, "returned", "answers again", now_ms))
 
     async def end(self, live: LiveJob, category: str, node: str, message: str) -> None:
-        """Stop a running job and report that it failed."""
+        """Stop a running job, and report it as failed."""
         now_ms = self.clock.now_ms()
         self._stop(live, now_ms)
         self.counters.failed += 1
@@ -280,14 +280,14 @@ class Driver:
         await self._submit(live.again(), self.clock.now_ms())
 
     def _make_node_event(self, node: str, type: Literal["lost", "returned"], message: str, now_ms: int) -> NodeEvent:
-        """Return an event of a site's own health check."""
+        """Return a node event as a site's own health check would send it."""
         self._node_sequence += 1
         return NodeEvent(
             node=node, source="site", sequence=self._node_sequence, time_ms=now_ms, type=type, message=message
         )
 
     def status(self) -> dict[str, Any]:
-        """Return the counters for the status file."""
+        """Return the counters, for the status file."""
         return {
             "jobs": asdict(self.counters),
             "events": {"posted": self.outbox.posted, "rejected": self.outbox.rejected, "retries": self.api.retries},

@@ -1,4 +1,4 @@
-"""Simulation of faults with their truth: a fleet with tenants, faults and decoys runs for hours.
+"""A simulation of faults with their truth: a fleet with jobs, faults and decoys runs for hours.
 
 Its telemetry and events are written to a folder.
 """
@@ -37,9 +37,9 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class TruthRecorder:
-    """A recorder that adds the affected job and its slowdown to a plan's records.
+    """A recorder that adds the affected job and its slowdown to the records of a fault plan.
 
-    find: returns them by node row and GPU or port (-1: any).
+    find: returns (job, slowdown) by node row and GPU or port (-1: any), or None if no job runs there.
     """
 
     plan: FaultPlan
@@ -49,7 +49,7 @@ class TruthRecorder:
     seen: dict[str, Incident] = field(default_factory=dict)
 
     def record(self, now_ms: int) -> None:
-        """Record the truth. Call it after every advance."""
+        """Record the affected jobs at `now_ms`. The caller calls it after every advance of the fleet."""
         for incident in self.plan.active():
             if now_ms < incident.start_ms - incident.lead_ms:
                 continue
@@ -77,7 +77,7 @@ class TruthRecorder:
 
 
 def _numbers(shape: Any) -> dict[str, float]:
-    """Return the drawn numbers of a shape by name."""
+    """Return name → drawn number of a fault's shape."""
     found: dict[str, float] = {}
     for one in fields(shape):
         value = getattr(shape, one.name)
@@ -89,9 +89,9 @@ def _numbers(shape: Any) -> dict[str, float]:
 
 
 def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Path:
-    """Write `out/faults/simulated/NAME-SEED`, and return the folder. Raises ConfigError if it exists.
+    """Write the folder `out/faults/simulated/NAME-SEED`, and return its path.
 
-    The same seed gives the same bytes, except for Parquet's header.
+    Raises ConfigError if it exists. The same seed gives the same bytes, except for Parquet's header.
     """
     folder = make_folder(out / SIMULATED, file)
     spec = FleetSpec(nodes=file.fleet.nodes, rack_nodes=file.fleet.rack_nodes, cluster="simulated")
@@ -121,7 +121,7 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
 
 
 def start_of(file: FaultFile) -> int:
-    """Return the Unix ms of the start. Raises ConfigError."""
+    """Return the start of a run in Unix ms. Raises ConfigError if the file states no valid time."""
     try:
         start = datetime.fromisoformat(file.start)
     except ValueError:
@@ -130,7 +130,7 @@ def start_of(file: FaultFile) -> int:
 
 
 def make_folder(parent: Path, file: FaultFile, interval_s: float | None = None) -> Path:
-    """Make a folder for this run, with the settings used. Raises ConfigError if it exists already."""
+    """Create the folder of a run, with the settings in use. Raises ConfigError if it exists already."""
     if interval_s is not None:
         file = msgspec.structs.replace(file, interval_s=interval_s)
     start_of(file)
@@ -143,7 +143,7 @@ def make_folder(parent: Path, file: FaultFile, interval_s: float | None = None) 
 
 
 def write_truth_file(folder: Path, truths: list[FaultTruth], say: Say) -> Path:
-    """Write the true faults and decoys to truth.jsonl, and report how many there are."""
+    """Write the true faults and decoys to truth.jsonl, report their numbers, and return the folder."""
     (folder / "truth.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in truths))
     faults = [row for row in truths if not row.benign]
     seen = sum(row.visible for row in faults)

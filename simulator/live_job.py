@@ -38,10 +38,10 @@ Event = TypeVar("Event", bound=JobEvent)
 
 @dataclass(slots=True)
 class LiveJob:
-    """One live job attempt.
+    """One attempt of a live job.
 
-    `remaining_s`: run time still to do. `safe_s`: the same after a restart from the last checkpoint. `gang`:
-    replaces the gang of the trace.
+    `remaining_s`: run time still to do. `safe_s`: run time still to do after a restart from the last checkpoint.
+    `gang`: replaces the gang of the trace, if not None.
     """
 
     job: TraceJob
@@ -64,7 +64,10 @@ class LiveJob:
 
     @property
     def request_id(self) -> str:
-        """The job's name. A later attempt adds its number."""
+        """The id of the placement request: the job's name.
+
+        From the second attempt on, the attempt's number follows.
+        """
         return self.name if self.attempt == 1 else f"{self.name}.{self.attempt}"
 
     @property
@@ -72,13 +75,13 @@ class LiveJob:
         return sum(len(rank.gpus) for rank in self.ranks) or self.job.gpus
 
     def event(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
-        """Make the next event of this attempt, and count it."""
+        """Make the next event of this attempt, and advance the sequence."""
         event = kind(job=self.name, attempt=self.attempt, sequence=self.sequence, time_ms=time_ms, **fields)
         self.sequence += 1
         return event
 
     def submitted(self, now_ms: int, gpus_per_node: int) -> tuple[JobEvent, ...]:
-        """Return the first events of an attempt."""
+        """Make the first events of an attempt: `submitted` and `queued`."""
         shape = self._shape(gpus_per_node) | self.make_submission_facts()
         return self.event(Submitted, now_ms, **shape), self.event(Queued, now_ms, reason="waits for GPUs")
 
@@ -88,7 +91,7 @@ class LiveJob:
         return PlacementRequest(request_id=self.request_id, job=self.name, attempt=self.attempt, **shape)
 
     def make_submission_facts(self) -> dict[str, Any]:
-        """Return what a trainer states about its model and its checkpoints."""
+        """Return the fields of `submitted` that a trainer states about its model and its checkpoints."""
         facts: dict[str, Any] = {}
         if self.reports_steps and self.profile.trains:
             facts["labels"] = {FLOPS_LABEL: f"{FLOPS_PER_TOKEN_GPU * self.job.gpus:.4g}"}
@@ -116,10 +119,10 @@ class LiveJob:
         return self.event(Started, now_ms, ranks=ranks)
 
     def progress(self, phase: str, step_s: float, now_ms: int) -> int | None:
-        """Do the work that fits between the last call and now. If it is done, return the time of its end.
+        """Do the work since the last call. Returns the job's end in Unix ms, or None if it is not done.
 
-        step_s: the length of a step now. `nan`: the job loads. `inf`: it hangs and does no work. Slow steps
-        slow only steady work.
+        step_s: the present length of a step. `nan`: the job loads. `inf`: it hangs and does no work. Slow steps
+        slow only steady work and the warm-up.
         """
         dt_s = (now_ms - self.last_ms) / 1000
         self.last_ms = now_ms
@@ -133,16 +136,13 @@ class LiveJob:
         return now_ms + int(self.remaining_s * slowed * 1000) if self.remaining_s <= 0 else None
 
     def make_past_checkpoints(self, started_ms: int, now_ms: int) -> list[JobEvent]:
-        """Return the events of its last checkpoints before `now_ms`."""
+        """Make the events of the job's last checkpoints before `now_ms`."""
         spans = self.profile.find_past_checkpoints(started_ms, now_ms, MAX_EARLIER_CHECKPOINTS)
         edges = [edge for begin_ms, end_ms in spans for edge in (("begin", begin_ms), ("end", end_ms))]
         return [self.event(Checkpoint, time_ms, edge=edge) for edge, time_ms in edges]
 
     def report(self, phase: str, step_s: float, now_ms: int, parts: StepParts | None = None) -> list[JobEvent]:
-        """Return the phase, checkpoint and step events that are due.
-
-        parts: those of a step now.
-        """
+        """Make the phase, checkpoint and step events that are due. parts: the parts of a step now."""
         events: list[JobEvent] = []
         if phase and phase != self.phase:
             events += self._change_phase(phase, now_ms)
@@ -174,7 +174,7 @@ class LiveJob:
         return self.event(Failed, time_ms, category=category, node=node, message=message)
 
     def again(self) -> "LiveJob":
-        """Return the next attempt, with the work since the last checkpoint still to do."""
+        """Return the next attempt of the job, which must redo the work since the last checkpoint."""
         return LiveJob(
             self.job,
             self.profile,

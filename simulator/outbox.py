@@ -1,4 +1,4 @@
-"""Clients of the product: its HTTP API with patient retries, and an outbox that never loses an event."""
+"""Clients of the product: its HTTP API with retries, and an outbox that never loses an event."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class ProductApi:
-    """A client of the API under `url`.
+    """A client of the product's API under `url`.
 
     It retries connection errors, time-outs and 5xx for ever, with growing pauses.
     """
@@ -31,7 +31,7 @@ class ProductApi:
         self.retries = 0
 
     async def call(self, method: str, path: str, body: bytes | None = None, kind: str = "json") -> tuple[int, bytes]:
-        """Return (status, body) of the first answer that needs no retry."""
+        """Send a request until an answer needs no retry, and return its (status, body)."""
         pause_s = FIRST_PAUSE_S
         while True:
             answer = await self.once(method, path, body, kind)
@@ -44,7 +44,7 @@ class ProductApi:
     async def once(
         self, method: str, path: str, body: bytes | None = None, kind: str = "json"
     ) -> tuple[int, bytes] | None:
-        """Return (status, body), or None if there was no answer."""
+        """Send a request once. Returns (status, body), or None if there was no answer."""
         headers = {"Content-Type": f"application/{kind}"} if body is not None else None
         try:
             async with self._session.request(method, self._url + path, data=body, headers=headers) as response:
@@ -53,7 +53,7 @@ class ProductApi:
             return None
 
     async def get(self, path: str) -> dict[str, Any] | None:
-        """Return a JSON object with a single attempt. None if there is none now."""
+        """Get a JSON object with a single attempt. Returns None if the answer is no such object."""
         answer = await self.once("GET", path)
         if answer is None or answer[0] != 200:
             return None
@@ -63,7 +63,7 @@ class ProductApi:
             return None
 
     async def wait_until_ready(self, path: str) -> None:
-        """Wait until `path` answers 200."""
+        """Poll `path` until it answers with status 200."""
         while True:
             answer = await self.once("GET", path)
             if answer is not None and answer[0] == 200:
@@ -71,7 +71,7 @@ class ProductApi:
             await asyncio.sleep(FIRST_PAUSE_S)
 
     async def post_events(self, events: Sequence[JobEvent | NodeEvent]) -> int:
-        """Post one batch as JSON lines until it is accepted. Returns how many events were rejected."""
+        """Post one batch as JSON lines until it is accepted. Returns the number of rejected events."""
         body = b"\n".join(map(msgspec.json.encode, events)) + b"\n"
         status, text = await self.call("POST", "/v1/events", body, "x-ndjson")
         if status == 413 and len(events) > 1:
@@ -83,7 +83,7 @@ class ProductApi:
         return rejected
 
     async def enqueue(self, request: PlacementRequest) -> bool:
-        """Put a request into the queue. Returns False if it is refused, which is logged."""
+        """Add a placement request to the product's queue. Returns False if it is refused, and logs why."""
         status, text = await self.call("POST", "/v1/queue", msgspec.json.encode(request))
         if status >= 400:
             logger.warning("queue request %s was refused (%d): %.300s", request.request_id, status, text)
@@ -103,7 +103,7 @@ class Outbox:
     """A queue of events in order, which `run` posts in batches.
 
     A batch is repeated until it is accepted (events are idempotent). While `limit` events wait, `put`
-    waits. So an API that is away slows the driver and does not fill the memory.
+    waits. So an API that does not answer slows the driver and does not fill the memory.
     """
 
     def __init__(self, api: ProductApi, *, limit: int = 20_000) -> None:

@@ -1,8 +1,8 @@
 """The simulator's process: fleet (or recorded runs), pages, driver, story and the run folder.
 
-    topology.toml   what the service may read: racks and nodes           targets.txt   exporter URLs, one a line; last
-    queues.toml     the same: how the teams share, if there are teams
-    truth.jsonl     faults as they happen; not for the service           story.jsonl   turns of the story
+    topology.toml   racks and nodes; the service may read it       targets.txt   exporter URLs, one a line; last
+    queues.toml     how the teams share, if there are teams; the service may read it
+    truth.jsonl     faults as they happen; not for the service     story.jsonl   turns of the story
     sim.json        status, replaced every second: jobs, events, pages served, bad lines injected
 
 SIGTERM and SIGINT end it. After SIGUSR1 no further page is broken, so that both sides can count the same
@@ -58,7 +58,8 @@ IDLE_RUN = "b1"  # the baseline: its GPUs did nothing
 class SimulationOptions:
     """The options of a simulation.
 
-    `out`: the run folder. `api`: URL of the product. `data`: FLEETCAST_DATA. `faults`: TOML of FaultSettings.
+    `out`: the run folder. `api`: URL of the product. `data`: FLEETCAST_DATA. `faults`: TOML file of
+    FaultSettings, or None for those of the demonstration.
     """
 
     out: Path
@@ -77,7 +78,7 @@ class SimulationOptions:
 
 
 async def run_simulation(options: SimulationOptions) -> None:
-    """Run until SIGTERM or SIGINT. Raises ConfigError if an input is missing or wrong."""
+    """Run a simulation until SIGTERM or SIGINT. Raises ConfigError if an input is missing or wrong."""
     options.out.mkdir(parents=True, exist_ok=True)
     with _handle_signals() as (stop, quiet):
         if options.input == "h100":
@@ -124,7 +125,7 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
 def make_driver(
     options: SimulationOptions, fleet: SimulatedFleet, trace: JobTrace, replay: TraceReplay, api: ProductApi
 ) -> Driver:
-    """Make a driver for the part of the trace after the start."""
+    """Make a driver for the jobs of the trace that arrive after the start."""
 
     def profile(job: TraceJob) -> WorkloadProfile:
         return profile_of(job.job, job.gpus, job.class_, seed=options.seed)
@@ -135,7 +136,7 @@ def make_driver(
 
 
 async def _advance(fleet: SimulatedFleet, options: SimulationOptions) -> None:
-    """Advance the fleet and write the truth to disk, whether or not the pages are scraped."""
+    """Advance the fleet and write the truth to disk for ever, even if no pages are scraped."""
     while True:
         fleet.advance(options.clock.now_ms())
         append_truth(options.out / "truth.jsonl", fleet.faults.changes())
@@ -143,7 +144,7 @@ async def _advance(fleet: SimulatedFleet, options: SimulationOptions) -> None:
 
 
 async def _trouble(driver: Driver, fleet: SimulatedFleet, settings: FaultSettings, served: "_Served") -> None:
-    """Begin faults and broken lines once the past is sent.
+    """Start faults and broken lines once the driver has sent the past.
 
     Before that, the product has nothing to compare with.
     """
@@ -153,7 +154,10 @@ async def _trouble(driver: Driver, fleet: SimulatedFleet, settings: FaultSetting
 
 
 def load_fault_settings(path: Path | None) -> FaultSettings:
-    """Return the demonstration's settings, or those of a TOML file. Raises ConfigError that names the key."""
+    """Return the settings in a TOML file, or the demonstration's if `path` is None.
+
+    Raises ConfigError that names the key.
+    """
     if path is None:
         return DEMO
     try:
@@ -193,16 +197,17 @@ async def _start_breakage(api: ProductApi, served: "_Served") -> None:
 
 
 def find_recorded_jobs(fleet: RecordedFleet) -> dict[str, list[str]]:
-    """Return the nodes of each recorded job: `t10-node0` and `t10-node1` belong to one job.
+    """Return recorded job → its nodes: `t10-node0` and `t10-node1` belong to one job.
 
-    Nodes without a page of their GPUs are left out, because their GPUs are unknown. The baseline ran no job.
+    Nodes without a page of their GPUs are left out, because their GPUs are unknown. So is the baseline, which
+    ran no job.
     """
     nodes = sorted({node for node, exporter in fleet.targets() if exporter == "dcgm"} - {IDLE_RUN})
     return {job: list(found) for job, found in itertools.groupby(nodes, lambda name: name.split("-")[0])}
 
 
 async def _send_recorded_events(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
-    """Send the events of each recorded job. It runs as long as this process does."""
+    """Send the first events of each recorded job. The jobs run as long as this process does."""
     now_ms = options.clock.now_ms()
     for job, nodes in find_recorded_jobs(fleet).items():
         ranks = tuple(RankPlacement(rank, node, tuple(range(8))) for rank, node in enumerate(nodes))
@@ -223,7 +228,7 @@ class _Served:
 
 @asynccontextmanager
 async def _served(source: PageSource, options: SimulationOptions) -> AsyncIterator[_Served]:
-    """Serve exporter pages on loopback.
+    """Serve exporter pages on loopback while the context is open.
 
     It writes the targets file last, when all exporters answer.
     """
@@ -246,7 +251,10 @@ async def _until(
     quiet: asyncio.Event,
     status: Callable[[], dict[str, Any]],
 ) -> None:
-    """Run the works and write the status until `stop`. An error in any of them ends the process."""
+    """Run the coroutines `works` and write the status until `stop`.
+
+    An error in any of them ends the process.
+    """
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(work) for work in works]
@@ -262,7 +270,7 @@ async def _until(
 
 
 async def _wait_for_signal(stop: asyncio.Event, quiet: asyncio.Event) -> None:
-    """Wait for a status period, or less if a signal arrives."""
+    """Wait for STATUS_S, or less if `stop` or `quiet` is set."""
     events = [event for event in (stop, quiet) if not event.is_set()]
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     await asyncio.wait(waits, timeout=STATUS_S, return_when=asyncio.FIRST_COMPLETED)
@@ -288,7 +296,7 @@ def _session() -> aiohttp.ClientSession:
 
 @contextmanager
 def _handle_signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Yield (stop, quiet): events that SIGTERM or SIGINT, and SIGUSR1, set."""
+    """Yield the events (stop, quiet). SIGTERM and SIGINT set `stop`, and SIGUSR1 sets `quiet`."""
     loop = asyncio.get_running_loop()
     stop, quiet = asyncio.Event(), asyncio.Event()
     handlers = {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGUSR1: quiet.set}

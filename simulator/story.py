@@ -1,6 +1,6 @@
 """The story of a demonstration: a node under the largest gang throttles, and the next gang avoids it.
 
-It only does what an owner and a failing fan could do: it plans a fault, polls the public API, submits a
+It does only what an owner and a failing fan could do: it injects a fault, polls the public API, submits a
 gang, and ends a job. Each turn is a line of story.jsonl: {"time_ms", "event", "sentence"}.
 """
 
@@ -30,9 +30,9 @@ QUIET_CODES = frozenset({"none", "watch"})
 
 @dataclass(slots=True)
 class Story:
-    """A story that plays once.
+    """A story that is played once.
 
-    It ends when the next gang has its place, or if no gang spans two nodes.
+    It ends when the next gang is placed, or at once if no gang spans two nodes.
     """
 
     driver: Driver
@@ -73,7 +73,7 @@ class Story:
         return rank.node
 
     async def _watch(self, gang: LiveJob, node: str) -> None:
-        """Poll, as an operator would, until the node is flagged and the straggler named.
+        """Poll the API until the node is flagged and the straggler named, as an operator would.
 
         Gives up after `patience_s`.
         """
@@ -91,7 +91,10 @@ class Story:
                 self.write("straggler", f"{gang.name} is slow: {sentence}")
 
     async def _submit_next_gang(self, gang: LiveJob, node: str) -> "asyncio.Future[dict[str, Any]]":
-        """Queue the owner's next gang, elastic and first in line. Then stop the slow one."""
+        """Submit the owner's next gang, elastic and with high priority, then stop the slow one.
+
+        Returns the future of the next gang's decision.
+        """
         driver = self.driver
         members = len(hosts(gang))
         each = driver.gpus_per_node
@@ -118,9 +121,9 @@ def hosts(job: LiveJob) -> tuple[str, ...]:
 
 
 def largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
-    """Return the running gang on the most nodes that is healthy and will run for another hour.
+    """Return the running gang on the most nodes that is healthy and will run for another hour, or None.
 
-    Ties go to the gang with the highest power. Returns None if there is no such gang.
+    Ties go to the gang with the highest power.
     """
     fit = [
         job
@@ -131,7 +134,7 @@ def largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
 
 
 def describe_flag(node: dict[str, Any] | None) -> str:
-    """Return the first reason of a flagged node, or else its action. "" if it is not flagged."""
+    """Return the first reason of a node's flag, or else its action. Returns "" if it is not flagged."""
     if not node or node.get("action", {}).get("code", "none") in QUIET_CODES:
         return ""
     reasons = node.get("reasons") or [node["action"]]
@@ -139,9 +142,9 @@ def describe_flag(node: dict[str, Any] | None) -> str:
 
 
 def describe_culprit(stragglers: dict[str, Any] | None, *, measured: bool = False) -> str:
-    """Return the sentence that names a culprit. "" if there is none.
+    """Return the sentence that names a job's straggler, or "" if none is named.
 
-    measured: also "" until a step time has risen.
+    measured: whether to return "" until a step time has risen.
     """
     if not stragglers or not stragglers.get("slow") or stragglers["culprit"]["kind"] == "nobody":
         return ""

@@ -1,7 +1,7 @@
 """The demonstration's teams, and the `queues.toml` by which they share the fleet 40/40/20.
 
 Language requests more than its share and borrows. Vision requests less and lends. Urgent jobs have a
-queue with a class of its own. A trace has no teams, so a checksum of its name assigns each job to one.
+queue with a class of its own. A trace has no teams, so a checksum of a job's name assigns it to a team.
 """
 
 import zlib
@@ -45,7 +45,7 @@ def assign_teams(trace: JobTrace) -> JobTrace:
 
 
 def choose_team(job: str) -> Team:
-    """Return the team of a job.
+    """Choose the team of a job by a checksum of its name.
 
     >>> choose_team("g1-000007").name
     'teaching'
@@ -69,7 +69,7 @@ def _choose_person(team: Team, job: str) -> str:
 
 
 def format_queues_toml(gpus: int) -> str:
-    """Return the file of queues for a fleet of `gpus` GPUs."""
+    """Return the text of `queues.toml` for a fleet of `gpus` GPUs."""
     urgent = int(gpus * URGENT_GUARANTEE) // 8 * 8
     parts = {team.name: (gpus - urgent) * team.weight // 100 for team in TEAMS}
     return f"""\

@@ -1,4 +1,4 @@
-"""The users of a simulated fleet: their jobs arrive, step, checkpoint, die of faults and start again.
+"""The users of a simulated fleet. Their jobs arrive, step, checkpoint, die of faults and start again.
 
 Each job has whole nodes.
 """
@@ -38,9 +38,9 @@ Event = TypeVar("Event", bound=JobEvent)
 
 @dataclass(slots=True)
 class Tenancy:
-    """One job attempt.
+    """One attempt of a user's job.
 
-    `safe_s`: the work that a restart from the last checkpoint still has to do.
+    `safe_s`: seconds of work that a restart from the last checkpoint still has to do.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Tenancy:
 
 @dataclass(slots=True)
 class Tenants:
-    """A source of jobs that fills the fleet. Call `step` after every advance of the fleet."""
+    """A generator of jobs that fills the fleet. The caller advances it after the fleet itself."""
 
     fleet: SimulatedFleet
     table: JobsTable
@@ -78,7 +78,7 @@ class Tenants:
     _shown_ms: dict[int, int] = field(default_factory=dict)  # node row -> since when its fault is plain to see
 
     def step(self, now_ms: int) -> list[JobEvent]:
-        """Process deaths, ends and starts until `now_ms`. Returns the events that the jobs report."""
+        """Process failures, ends and starts of jobs until `now_ms`. Returns the events that the jobs report."""
         dt_s = 0.0 if self.last_ms is None else (now_ms - self.last_ms) / 1000
         first, self.last_ms = self.last_ms is None, now_ms
         events: list[JobEvent] = []
@@ -89,10 +89,7 @@ class Tenants:
         return events + self._start_some(now_ms, first)
 
     def find_job_on_gpu(self, node: int, unit: int) -> str | None:
-        """Return the job on a GPU, or None.
-
-        unit: -1 for any GPU of the node.
-        """
+        """Return the job on a GPU of a node, or None. unit: -1 for any GPU of the node."""
         cells = self.fleet.gangs.slot[node] if unit < 0 else self.fleet.gangs.slot[node, unit : unit + 1]
         held = cells[cells > 0]
         return self.fleet.gangs.by_slot[int(held[0])].job if len(held) else None
@@ -131,7 +128,7 @@ class Tenants:
         return events
 
     def _report_steps(self, tenancy: Tenancy, members: Iterable[MemberStep], now_ms: int) -> Iterable[JobEvent]:
-        """Yield a step of each rank. The time that a rank needs grows with the length of its sequences."""
+        """Yield a step event of each rank. A rank's time grows with the length of its sequences."""
         for member in members:
             length = SEQUENCE_LENGTH * member.load * (1 + LENGTH_JITTER * self.rng.standard_normal())
             total_s = member.compute_s + member.communication_s + member.data_s
@@ -183,13 +180,21 @@ class Tenants:
         return events
 
     def _rate(self) -> float:
-        """Return the chance that a job is submitted within one step, if nodes are free for `gap_s` on average."""
+        """Return the probability that a job is submitted within one step.
+
+        With it, nodes stay free for `gap_s` on average.
+        """
         return 1.0 if self.table.gap_s <= 0 else min(1.0, self.step_s / self.table.gap_s)
 
     def _start(
         self, tenancy: Tenancy, free: NDArray[np.int64], now_ms: int, events: list[JobEvent]
     ) -> NDArray[np.int64]:
-        """Start a job on nodes that are as near to each other as possible. Returns the nodes that are left."""
+        """Start a job on nodes that are as near to each other as possible.
+
+        Returns the rows of the remaining nodes.
+
+        Adds its events to `events`.
+        """
         spans = free[tenancy.size - 1 :] - free[: len(free) - tenancy.size + 1]
         begin = int(np.argmin(spans))
         rows = free[begin : begin + tenancy.size]

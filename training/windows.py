@@ -23,7 +23,7 @@ FEWEST, MOST = 3, 6
 class RollingWindow:
     """One window of a test span.
 
-    Models know what was known at `begin_s`. Forecasts issued from then on, and before `end_s`, are judged.
+    Models know only data up to `begin_s`. Forecasts issued from then on, and before `end_s`, are judged.
     """
 
     begin_s: float

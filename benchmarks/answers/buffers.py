@@ -1,11 +1,11 @@
-"""Idle node-hours and cold starts, with a forecast buffer, a static buffer and none.
+"""Idle node-hours and cold starts with a forecast buffer, a static buffer, and none.
 
-A play has two weeks of history, then SIZES days in bins of ten minutes. A machine has eight GPUs, and
-is there one bin after it was ordered: that is its cold start. A machine that is not wanted goes at the
-end of a bin. A node cold-starts if GPUs are wanted in a bin for which no machine is there. The forecast
-buffer is the adapter `buffers` with the product's own forecasts. The static buffers keep 0, 1, 2, …
-machines ready. There are two demands: a pool of served models, drawn from a seed, and demand/earth
-below FLEETCAST_DATA (GPUs that run and wait, of all its clusters).
+A run has two weeks of history, then SIZES days in bins of ten minutes. A machine has eight GPUs.
+Its cold start is one bin: it is ready one bin after it was ordered. A machine that is no longer
+wanted is removed at the end of a bin. A node cold-starts if GPUs are wanted in a bin for which no
+machine is ready. The forecast buffer is the adapter `buffers` with the product's own forecasts. The
+static buffers have 0, 1, 2, … spare machines ready. There are two demands: a simulated pool of
+served models, and demand/earth below FLEETCAST_DATA (GPUs that run and wait, of all its clusters).
 
     cold starts           the peer has no buffer
     cold starts, as dear  the peer is the largest static buffer with no more idle node-hours
@@ -37,7 +37,10 @@ Array = NDArray[np.float64]
 
 
 class BufferPlay(NamedTuple):
-    """The result of a whole play. cold: nodes that were wanted before they were there."""
+    """The result of a simulated run.
+
+    cold: the number of nodes that were wanted before they were ready. idle_h: idle node-hours.
+    """
 
     cold: int
     idle_h: float
@@ -70,7 +73,10 @@ def _compare_buffers(name: str, wanted: Array, days: int) -> Iterator[dict[str, 
 
 
 def play(wanted: Array, days: int, buffer: Callable[[int], int]) -> BufferPlay:
-    """buffer: machines to have ready beyond those wanted, at the end of a bin of `wanted`."""
+    """Simulate the last `days` of a demand with a buffer. wanted: (bin,) GPUs.
+
+    buffer: returns, at the end of a bin, how many machines to have ready beyond those wanted.
+    """
     nodes = np.ceil(wanted / NODE_GPUS).astype(int)
     first = len(wanted) - days * DAY
     there, cold, idle = int(nodes[first - 1]) + buffer(first - 1), 0, 0
@@ -82,12 +88,12 @@ def play(wanted: Array, days: int, buffer: Callable[[int], int]) -> BufferPlay:
 
 
 def always(nodes: int) -> Callable[[int], int]:
-    """Return a static buffer."""
+    """Return a static buffer, which has the same number of spare nodes in every bin."""
     return lambda _bin: nodes
 
 
 class ForecastBuffer:
-    """Replicas of one buffer, by the adapter and the forecasts of a pipeline that has seen the history."""
+    """A buffer whose replicas the adapter computes from a pipeline's forecasts."""
 
     def __init__(self, wanted: Array) -> None:
         self._wanted = wanted
@@ -117,7 +123,7 @@ class ForecastBuffer:
 
 
 def make_demands() -> Iterator[tuple[str, Array]]:
-    """(name, GPUs wanted at the end of each bin of ten minutes)."""
+    """Yield (name, wanted) of each demand. wanted: (bin,) GPUs at the end of each bin of ten minutes."""
     yield "made up", made_up(HISTORY_DAYS + max(SIZES), seed=1)
     folder = Path(os.environ.get("FLEETCAST_DATA", "../shared/data")) / EARTH
     if folder.is_dir():
@@ -125,7 +131,10 @@ def make_demands() -> Iterator[tuple[str, Array]]:
 
 
 def made_up(days: int, seed: int) -> Array:
-    """Return the demand of served models: a day's wave, quiet weekends, more from nine o'clock on, bursts."""
+    """Return (bin,) GPUs wanted by simulated served models.
+
+    It has a daily wave, quiet weekends, more load from nine o'clock on, and bursts.
+    """
     rng = np.random.default_rng(seed)
     hour = np.arange(days * DAY) * BIN_H
     wave = 1 + 0.5 * np.sin(2 * np.pi * (hour % 24 - 8) / 24)

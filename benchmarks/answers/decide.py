@@ -1,8 +1,9 @@
-"""Deciding: one GPU, a gang inside a required level, a gang anywhere, and one that fits nowhere, with its reasons.
+"""Placement decisions for one GPU, and for gangs in a level, anywhere, or without enough room.
 
-The peer is a filter-and-score loop in plain Python: best fit, which keeps to one rack only where a request demands one.
-It names nodes, but no GPUs and no reasons. It reads lists, which it has before the clock starts: a loop over arrays, or
-over members of an enum, would be several times slower. 70 % is free, in racks of 128 nodes.
+The peer is a filter-and-score loop in plain Python: best fit, which stays in one rack only if a
+request requires it. It returns nodes, but neither GPUs nor reasons. It reads lists that are made
+before the clock starts, because a loop over arrays or enum members would be several times slower.
+70 % of the fleet is free, in racks of 128 nodes.
 """
 
 import heapq
@@ -26,7 +27,7 @@ MAX_RISK = 0.5
 
 
 def make_synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
-    """Return a fleet of 8-GPU nodes: 20 % busy, 10 % with two GPUs left, the rest free, small risks everywhere."""
+    """Make a fleet of 8-GPU nodes: 20 % busy, 10 % with two free GPUs, the rest free, with small risks."""
     rng = np.random.default_rng(seed)
     specs = [_node(index) for index in range(nodes)]
     free_gpus = rng.choice([0, 2, GPUS_PER_NODE], nodes, p=[0.2, 0.1, 0.7])
@@ -58,7 +59,7 @@ def _node(index: int) -> NodeSpec:
 
 
 class BestFit:
-    """The peer: filter every node, score it by what would be left free, take the best, all in a Python loop."""
+    """The peer: filters every node, scores it by its free GPUs, and takes the best, in a Python loop."""
 
     def __init__(self, view: ClusterView) -> None:
         columns = (view.free.sum(axis=1), view.state, view.p_fail, view.p_slow, view.topology.domain[Level.RACK])
@@ -66,7 +67,10 @@ class BestFit:
         self._names = view.topology.names
 
     def place(self, members: int, gpus: int, *, in_one_rack: bool = False) -> list[str]:
-        """Return the names of the best nodes for so many members of so many GPUs, one on each; empty if none fit."""
+        """Return the names of the best nodes for a gang, one node for each member. Empty if it does not fit.
+
+        gpus: the GPUs of each member.
+        """
         in_service = int(NodeState.IN_SERVICE)
         scored: list[tuple[int, float, int]] = []
         racks: dict[int, list[tuple[int, float, int]]] = {}
@@ -88,7 +92,7 @@ class BestFit:
 
 
 def run(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
-    """One record a case; sizes are GPUs of the fleet. Asserts what became of every request."""
+    """Return one record for each case and fleet size in GPUs. Asserts the outcome of every request."""
     return [record for gpus in sizes for record in _cases(gpus // GPUS_PER_NODE)]
 
 

@@ -1,9 +1,10 @@
-"""kube-scheduler's questions to a real api process: how many a second, and how long one takes while a pipeline ticks.
+"""Requests of kube-scheduler to a real api process: their rate, and their tail latency during ticks.
 
-A question has up to 5,000 names, drawn anew; one answer in fifty is decoded and checked. Tails are those of one client,
-as the scheduler asks one question at a time; while the pipeline ticks, 100 a second are due. The generator has a core
-of its own; with two cores the pipeline ticks on the server's. The peer is a Starlette handler that decodes JSON, scores
-every name in Python and encodes. `cpu_s` is the server's.
+A request names up to 5,000 nodes, drawn at random. One answer in fifty is decoded and checked.
+Tails are those of one client, because the scheduler sends one request at a time. While the pipeline
+ticks, 100 requests a second are due. The load generator has its own core. With two cores, the
+pipeline ticks on the server's core. The peer is a Starlette handler that decodes JSON, scores every
+name in Python and encodes. `cpu_s` is the server's CPU time.
 """
 
 import json
@@ -83,7 +84,10 @@ def _run_at_rate(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
 
 
 class FilterRequests:
-    """Questions about `count` names of the fleet, for pods of different sizes. scored: the answer knows the nodes."""
+    """A source of requests about `count` node names, for pods of different sizes.
+
+    scored: the answers must have scores that differ from the neutral one.
+    """
 
     def __init__(self, verb: str, names: Sequence[str], count: int, *, scored: bool = True) -> None:
         rng = np.random.default_rng(1)
@@ -118,7 +122,10 @@ class FilterRequests:
 
 
 def _question(names: list[str], gpus: int) -> bytes:
-    """Return what kube-scheduler sends with nodeCacheCapable, the pod without fields that nothing reads."""
+    """Return a request as kube-scheduler sends it with nodeCacheCapable.
+
+    The pod has only fields that are read.
+    """
     resources = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": str(gpus)}
     container = {"name": "c", "image": "i", "resources": {"limits": resources, "requests": resources}}
     pod = {"metadata": {"name": "train-0", "namespace": "default", "uid": "6f1c"}, "spec": {"containers": [container]}}
@@ -126,7 +133,7 @@ def _question(names: list[str], gpus: int) -> bytes:
 
 
 def _rates(server: ServerProcess, draw: FilterRequests) -> tuple[list[float], float]:
-    """Return the requests per second of each run, and the CPU seconds of the best one."""
+    """Return the requests per second of each run, and the server's CPU seconds in the fastest one."""
     rates, cpu_s = [], []
     for _ in range(REPEATS):
         before = server.cpu_s()
@@ -138,7 +145,7 @@ def _rates(server: ServerProcess, draw: FilterRequests) -> tuple[list[float], fl
 
 
 def _measure_tails(server: ServerProcess, load: Callable[[], LoadResult]) -> tuple[list[float], float]:
-    """Return the 99th percentile of each run in ms, and the CPU seconds of the best one."""
+    """Return the 99th percentile of each run in ms, and the server's CPU seconds in the best one."""
     tails, cpu_s = [], []
     for _ in range(REPEATS):
         before = server.cpu_s()
@@ -150,7 +157,7 @@ def _measure_tails(server: ServerProcess, load: Callable[[], LoadResult]) -> tup
 
 
 def _api(folder: Path) -> ServerProcess:
-    """Start an api whose clock stands where that of the board's pipeline does: a stale board gives no answers."""
+    """Start an api whose clock agrees with the board, because a stale board gives no answers."""
     board = BoardReader(folder / "board").latest()
     assert board is not None
     clock = {"epoch_ms": board.as_of_ms, "wall_ms": time.time_ns() // 1_000_000}

@@ -1,8 +1,9 @@
-"""`GET /v1/nodes/{node}` of a real api process: as many as it can on one core, and the tail at 2,000 a second.
+"""`GET /v1/nodes/{node}` of a real api process: its highest rate, and its tail at 2,000 a second.
 
-One body in a hundred is checked. In the closed loop the board is swapped every second; beside the open loop a pipeline
-ticks. The generator has a core of its own; with two cores the pipeline shares the server's. The peer is a FastAPI
-handler that returns the same document. `cpu_s` is the server's, in the best run.
+One body in a hundred is checked. During the closed loop a new board appears every second. During
+the open loop a pipeline ticks. The load generator has its own core. With two cores, the pipeline
+shares the server's core. The peer is a FastAPI handler that returns the same document. `cpu_s` is
+the server's CPU time in the best run.
 """
 
 import json
@@ -29,7 +30,7 @@ REPEATS, MOST_REPEATS = 3, 12
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Three records a size in GPUs; 80,000 are 10,000 nodes."""
+    """Yield three records for each fleet size in GPUs. 80,000 GPUs are 10,000 nodes."""
     for gpus in sizes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -64,7 +65,10 @@ def _latest(folder: Path) -> Board:
 
 
 class NodeRequests:
-    """Requests for nodes drawn uniformly; `boards`: those that checked answers came from."""
+    """A source of requests for nodes drawn uniformly.
+
+    `boards`: the boards from which checked answers came.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         rng = np.random.default_rng(1)
@@ -90,7 +94,10 @@ class NodeRequests:
 
 
 def _closed(server: ServerProcess, draw: Callable[[], Ask]) -> tuple[list[float], tuple[float, list[float]]]:
-    """Return the requests per second of each run, CPU seconds of the best one, and microseconds per request of each."""
+    """Measure a closed loop. Returns the requests/s of each run, and the server's CPU time.
+
+    The CPU time is the seconds of the fastest run, and the microseconds a request of each run.
+    """
     rates, cpu_s, each_us = [], [], []
     for _ in range(REPEATS):
         before = server.cpu_s()
@@ -105,7 +112,7 @@ def _closed(server: ServerProcess, draw: Callable[[], Ask]) -> tuple[list[float]
 def _open(
     server: ServerProcess, draw: NodeRequests, size: dict[str, int], has_ticked: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Goes on until a whole tick lay within."""
+    """Measure the tail of an open loop, until the pipeline has ticked at least once."""
     tails: list[float] = []
     cpu_s: list[float] = []
     while len(tails) < REPEATS or not has_ticked():
@@ -128,7 +135,7 @@ def _peer(folder: Path) -> ServerProcess:
 
 
 def _serve_peer(folder: Path, port: int) -> None:
-    """Serve what one would write first: a FastAPI handler that returns the document. It finds nodes by a dictionary."""
+    """Serve the peer: a simple FastAPI handler that returns the document, and finds nodes by a dictionary."""
     import uvicorn
     from fastapi import FastAPI
 

@@ -1,12 +1,13 @@
-"""KEDA's questions to a real api process by gRPC, and what a forecast beside a reactive trigger gains.
+"""KEDA's requests to a real api process by gRPC, and the gain of a forecast for an autoscaler.
 
-`kept` and `new`: GetMetrics in a closed loop, on one connection, and on a new one a call, while a board is published
-each second; the 99th percentile of each round. `cold starts` and `replica hours`: days of a served model by the minute,
-with the rule of the autoscaler (benchmarks/kit/autoscale.py). The forecast is that of the pipeline, made anew each
-minute
-of what was heard until then, and read by the adapter that KEDA asks. The peers are reactive alone, and the same with
-a lower target, which costs as many hours. `lacking`: the share of requests above what warm replicas serve. The trace
-`ramp` is made by seed; `week` is serving/servegen, where it is.
+`kept` and `new`: GetMetrics in a closed loop, on one connection and on a new one for each call,
+while a board is published each second. The value is the 99th percentile of each round. `cold
+starts` and `replica hours`: days of a served model by the minute, with the autoscaler's rule
+(benchmarks/kit/autoscale.py). The forecast is the pipeline's, made again each minute from the data
+until then, and read by the adapter that KEDA uses. One peer is the reactive trigger alone. The
+other also has a lower target, at the cost of as many replica hours. `lacking`: the share of
+requests above the capacity of warm replicas. The trace `ramp` is made by seed. `week` is
+serving/servegen, if present.
 """
 
 import time
@@ -55,7 +56,7 @@ METHOD = "/externalscaler.ExternalScaler/GetMetrics"
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Two records a size in series, then four of each trace and quantile."""
+    """Yield two records for each number of series, then four for each trace and quantile."""
     for series in sizes:
         yield from _answers(series)
     yield from _play_trace("ramp", ramp(RAMP_DAYS, SEED))
@@ -91,7 +92,7 @@ def _ask(channel: Any, body: bytes) -> bytes:
 
 
 class _Asker:
-    """Asks for pools in turn, and publishes a board each BOARD_S between two calls."""
+    """A client that requests pools in turn, and publishes a board every BOARD_S between two calls."""
 
     def __init__(self, writer: BoardWriter, series: int, ask: Any) -> None:
         self.series = series
@@ -153,7 +154,7 @@ def _row(pool: str, value: float, now_ms: int) -> DemandRow:
 
 
 def _play_trace(trace: str, rates: Rates) -> Iterator[dict[str, Any]]:
-    """Four records a quantile, over the last days of a trace."""
+    """Yield four records for each quantile, over the last days of a trace."""
     first = len(rates) - PLAYED_DAYS * DAY
     cpu = time.process_time()
     forecasts = make_served_forecasts(rates, first)
@@ -182,7 +183,10 @@ def _lines(trace: str, quantile: float, both: Autoscaled, alone: Autoscaled, cpu
 
 
 def make_served_forecasts(rates: Rates, first: int) -> dict[float, Rates]:
-    """Quantile -> (minute,) from minute `first` on: what KEDA is told at the end of each, COLD_S ahead; NaN unknown."""
+    """Return quantile -> (minute,) requests/s that KEDA receives at each minute's end, NaN if unknown.
+
+    The minutes begin at `first`. Each forecast is for COLD_S later.
+    """
     requests, forecaster = RequestSeries(), DemandForecaster([Sparse()], [Sparse()])
     served: dict[float, list[float]] = {quantile: [] for quantile in QUANTILES}
     for minute in range(len(rates)):

@@ -1,8 +1,9 @@
-"""Mean wait of the plan that serves over that of a clairvoyant plan, on small scenes (needs the extra `optimum`).
+"""The mean wait of the service's plan, relative to a clairvoyant plan, on small scenes.
 
-A scene has 12 jobs of one to eight whole nodes on 8; they come in 40 minutes, and their limits are 1.2 to 5 times what
-they run. On the same nodes CP-SAT knows every arrival and run time, stops no job that runs, and starts from the best of
-our plays. `proven` scenes are optimal; of the others its best plan stands for the optimum.
+It needs the extra `optimum`. A scene has 12 jobs of one to eight whole nodes on 8 nodes. They
+arrive within 40 minutes, and their limits are 1.2 to 5 times their run times. On the same nodes
+CP-SAT knows every arrival and run time, stops no running job, and starts from the best of our
+plans. `proven` scenes are optimal. For the others, CP-SAT's best plan replaces the optimum.
 """
 
 import time
@@ -23,7 +24,10 @@ METHODS = ("ours", "easy_limits", "limit_x_cores", "area_oracle", "sjf_oracle")
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Two records a number of scenes: ours over the clairvoyant plan, of the means of all and of the proven ones."""
+    """Yield two records for each number of scenes: our mean wait divided by the clairvoyant plan's.
+
+    The first covers all scenes, the second those whose plan is proven optimal.
+    """
     for scenes in sizes:
         began_s = time.process_time()
         found = np.array([compare_mean_waits(scene_of(seed)) for seed in range(scenes)])
@@ -36,7 +40,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def scene_of(seed: int) -> PlayScene:
-    """Return the same scene for the same seed, in whole seconds."""
+    """Make a scene from a seed, with times in whole seconds."""
     rng = np.random.default_rng(seed)
     submit_s = np.sort(rng.integers(0, int(COMES_S), JOBS)).astype(float)
     run_s = np.clip(rng.lognormal(6.5, 1.0, JOBS), 30, 7200).round()
@@ -48,7 +52,7 @@ def scene_of(seed: int) -> PlayScene:
 
 
 def compare_mean_waits(scene: PlayScene) -> tuple[float, float, float, bool]:
-    """Return the mean waits of ours, of EASY on limits and of the clairvoyant plan.
+    """Return the mean waits in seconds of ours, of EASY on limits and of the clairvoyant plan.
 
     The fourth value is whether that plan is proven to be optimal.
     """
@@ -60,9 +64,9 @@ def compare_mean_waits(scene: PlayScene) -> tuple[float, float, float, bool]:
 
 
 def solve_optimum(scene: PlayScene, hint_s: Floats) -> tuple[float, bool]:
-    """Return the sum of waits of the best plan that CP-SAT finds, and whether it is optimal.
+    """Return the sum of waits in seconds of the best plan that CP-SAT finds, and whether it is optimal.
 
-    Raises AssertionError without ortools.
+    hint_s: (job,) the start times from which CP-SAT begins. Raises AssertionError without ortools.
     """
     try:
         from ortools.sat.python import cp_model

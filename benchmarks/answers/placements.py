@@ -1,7 +1,8 @@
-"""Placements over HTTP: each decided, written into the ledger and fsynced before the answer.
+"""Placements over HTTP: each is decided, written into the ledger and fsynced before the answer.
 
-A real placer gets requests for one GPU from one client and from eight; the ledger must hold all that were answered.
-The peer is the same placer asked for dry runs, which leave no trace. `cpu_s` is the placer's.
+A real placer gets requests for one GPU from one client and from eight. The ledger must contain all
+that were answered. The peer is the same placer with dry runs, which write nothing. `cpu_s` is the
+placer's CPU time.
 """
 
 import sqlite3
@@ -28,7 +29,7 @@ ASKED = 300  # placements of a run
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """One record for each size in GPUs and number of clients."""
+    """Yield one record for each fleet size in GPUs and number of clients."""
     for gpus in sizes:
         for connections in CONNECTIONS:
             with tempfile.TemporaryDirectory() as folder, pin_beside_server():

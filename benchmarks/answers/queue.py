@@ -1,9 +1,10 @@
-"""The queue: how long a pass thinks, and how little others wait for it meanwhile.
+"""The queue: the CPU time of a pass, and how much a pass delays other requests.
 
-`pass`: alone, over 10,000 requests; the head needs more than is free, and many shapes wait behind it. `pass with
-queues`: of six teams with a guarantee each, half of them shared among users. Both are seconds of CPU of one pass after
-another over the same requests, as a placer has them. `placing beside it`, with 1,000 requests: p99 of requests
-for one GPU, 20 due a second, while pass follows pass in a real placer; the peer is the same placer with an empty queue.
+`pass`: one pass over 10,000 requests; the head needs more than is free, and many shapes wait behind
+it. `pass with queues`: the same with six teams that have a guarantee each. One queue of each team
+is shared among its users. Both values are for repeated passes over the same requests, as in a
+placer. `placing beside it`: with 1,000 requests, the p99 of requests for one GPU, 20 due a second,
+while a real placer runs pass after pass. The peer is the same placer with an empty queue.
 """
 
 import tempfile
@@ -44,7 +45,7 @@ encode = msgspec.json.encode
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Three records a size in GPUs."""
+    """Yield three records for each fleet size in GPUs."""
     for gpus in sizes:
         view = make_synthetic_view(gpus // GPUS_PER_NODE)
         long = {"gpus": gpus, "nodes": len(view), "queued": WAITING}
@@ -56,7 +57,10 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def _make_pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
-    """Return a pass whose head is of a higher class, so that it is first either way."""
+    """Return a function that runs one pass.
+
+    Its head has a higher class, so that it is first with and without queues.
+    """
     options, unknown = Options(now_ms=NOW_MS), RunTimeQuantiles({})
     head = PlacementRequest(request_id="head", gang=len(view) * 19 // 20, gpus_per_node=8, priority=9, queue="urgent")
     queue = [Waiting(request, NOW_MS - 1000 * at) for at, request in enumerate((head, *map(_one, range(WAITING - 1))))]
@@ -79,7 +83,10 @@ def _one(number: int) -> PlacementRequest:
 
 
 def make_queue_tree(view: ClusterView) -> QueueTree:
-    """Teams with a fortieth of the fleet each; one of the two queues of a team is shared among its users."""
+    """Make queues for teams with a guarantee of a fortieth of the fleet each.
+
+    Each team has two queues. One of them is shared among its users.
+    """
     each = len(view) * GPUS_PER_NODE // 40
     teams = "".join(
         f"[queue.team{team}]\nweight = {10 + team}\nguaranteed = {{gpu = {each}}}\n"
@@ -121,7 +128,10 @@ def _is_placed(head: bytes, body: bytes) -> None:
 
 
 def _fill(port: int, nodes: int) -> None:
-    """Fill a queue with whole nodes: the head wants as many as there are, and none is free for the others behind it."""
+    """Fill the queue with requests for whole nodes.
+
+    The head needs all nodes of the fleet, and no node is free for the requests behind it.
+    """
     gangs = [nodes, *(1 + number % SHAPES for number in range(QUEUED - 1))]
     bodies = [
         encode({"request_id": f"w{number}", "gang": gang, "gpus_per_node": GPUS_PER_NODE, "priority": int(number == 0)})

@@ -1,7 +1,8 @@
-"""Questions about node risk over HTTP: the ranking of all nodes, and the risk of a gang of most of them.
+"""Requests for node risk over HTTP: the ranking of all nodes, and the risk of a gang of most of them.
 
-One api process on the board of a fleet at work. While the ranking is asked for, the board changes every second. `p99`
-is of single requests, one after the other; `cpu_s` is the server's. The size says the bytes of an answer.
+One api process serves the board of a fleet at work. During the requests the board changes every
+second. `p99` is that of single requests, one after the other. `cpu_s` is the server's CPU time a
+request. The size includes the bytes of an answer.
 """
 
 import json
@@ -26,7 +27,7 @@ HORIZON_S = 86_400
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Two records a size in GPUs."""
+    """Yield two records for each fleet size in GPUs."""
     for gpus in sizes:
         with tempfile.TemporaryDirectory() as name, pin_beside_server():
             fleet = WorkingFleet(Size(gpus, scrapes=4), Path(name))
@@ -38,7 +39,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def cases(nodes: int) -> dict[str, Ask]:
-    """Name of a case -> the request, whose answer must be right."""
+    """Return the name of each case -> its request, which checks the answer."""
     names = [f"n{node:05d}" for node in range(round(GANG_SHARE * nodes))]
     gang = post("/v1/risk/gang", json.dumps({"nodes": names, "duration_s": HORIZON_S}).encode())
     checks = {

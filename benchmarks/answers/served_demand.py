@@ -1,11 +1,12 @@
-"""Demand of a whole fleet: one refresh of its forecasts, and the tail of `GET /v1/demand` of a real api process.
+"""The demand of a whole fleet: a refresh of its forecasts, and the tail of `GET /v1/demand`.
 
-Of the pools a quarter have two classes, half have two user groups; all have arriving, running, queued and wanted GPUs
-over 28 days by ten minutes, groups a third of the time. A refresh is what a pipeline does every minute in a thread,
-here while the gates still learn the history, which is when it has most to do; in CPU seconds of the thread. Answers are
-of random pools, in an open loop, while the board is replaced twice a second. `body`: CPU time of the part of an answer
-that is made from the board, each on an unread board. `dump`: how long the event loop stands still at most while a
-snapshot copies the gates in a thread; its peer copies in the loop.
+A real api process answers. A quarter of the pools have two classes, half have two user groups. All
+have arriving, running, queued and wanted GPUs over 28 days in bins of ten minutes, groups a third
+of the time. A refresh is what a pipeline does every minute in a thread. Here the gates still learn
+the history, which is the most work. It is measured in CPU seconds of the thread. Answers are for
+random pools, in an open loop, while the board is replaced twice a second. `body`: the CPU time to
+make an answer's body from a board that was not read yet. `dump`: the longest stop of the event loop
+while a snapshot copies the gates in a thread. Its peer copies in the loop.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ CHECK_EVERY = 20
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Four records a size in pools."""
+    """Yield four records for each number of pools."""
     for pools in sizes:
         histories = fleet(pools)
         forecaster, cpu_s = DemandForecaster([Sparse()], [Sparse()]), []
@@ -60,7 +61,10 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def fleet(pools: int) -> list[Histories]:
-    """Return walks around a day, of pools with classes and groups, whose demand comes and goes."""
+    """Make the demand histories of pools with classes and groups: random walks around a daily wave.
+
+    The demand of classes and groups is zero most of the time.
+    """
     rng = np.random.default_rng(0)
     names = [f"pool{n}" for n in range(pools)]
     keys = (
@@ -79,13 +83,16 @@ def fleet(pools: int) -> list[Histories]:
 
 
 def draw_on_off_demand(series: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """(series, bin) 0 or 1 for eight hours on average, and 1 a third of the time."""
+    """Return (series, bin) float64, 0 or 1.
+
+    A value lasts eight hours on average, and a third of them are 1.
+    """
     turns = np.cumsum(rng.random((series, BINS)) < 1 / 48, axis=1)
     return np.asarray(turns % 3 == 0, np.float64)
 
 
 def _measure_dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[str, Any]:
-    """Measure the longest gap between two turns of a loop that has nothing else to do."""
+    """Measure the longest gap between two turns of a loop while a thread dumps the forecaster."""
 
     async def longest() -> float:
         work, gap_s = asyncio.ensure_future(run_in_thread(forecaster.dump)), 0.0
@@ -104,7 +111,7 @@ def _measure_dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[st
 
 
 def _measure_bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
-    """Measure the 99th percentile over bodies, one per board."""
+    """Measure the 99th percentile of the time to make an answer's body, with a new board for each."""
     query = {"class": "all", "group": "all", "target": "running", "horizon_s": None}
     with TemporaryDirectory() as name:
         writer, cache = BoardWriter(Path(name)), BoardCache(Path(name), hold_s=0.0)
@@ -139,7 +146,7 @@ def _answers(sections: Sequence[Section], pools: int, size: dict[str, int]) -> d
 
 
 class PoolRequests:
-    """Requests for pools drawn uniformly; puts a new board there every SWAP_S, written beforehand."""
+    """A source of requests for pools drawn uniformly. It also publishes a prepared board every SWAP_S."""
 
     def __init__(self, folder: Path, sections: Sequence[Section], pools: int) -> None:
         self.boards = 0

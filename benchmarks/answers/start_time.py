@@ -49,7 +49,7 @@ SHAPES: tuple[tuple[int, int, LevelName | None], ...] = (
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Three records a size in GPUs."""
+    """Yield three records for each fleet size in GPUs."""
     for gpus in sizes:
         view = busy_view(gpus // GPUS_PER_NODE)
         size = {"gpus": gpus, "nodes": len(view), "queued": QUEUED}
@@ -66,7 +66,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def busy_view(nodes: int) -> ClusterView:
-    """Every node held by a job of its own."""
+    """Make a view of a full fleet, in which a job of its own holds every node."""
     view = make_synthetic_view(nodes)
     holders = np.repeat(np.arange(nodes, dtype=np.int32)[:, None], view.free.shape[1], axis=1)
     jobs = tuple(f"job{row}" for row in range(nodes))
@@ -116,7 +116,7 @@ def _answers(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str,
 
 
 def _sections(view: ClusterView) -> list[Section]:
-    """Return the board of a full fleet with jobs that wait."""
+    """Return the board sections of a full fleet with waiting jobs."""
     rows = [
         {"submitted_ms": NOW_MS - QUEUED + number, "request": msgspec.to_builtins(request(number))}
         for number in range(QUEUED)
@@ -137,7 +137,7 @@ def _check_start(head: bytes, body: bytes) -> None:
 
 
 def _wait_for_start_time(port: int) -> None:
-    """Until there are paths to read; the first ones are sampled while the first caller waits."""
+    """Wait until an estimate has a start time. The first request makes the placer sample the first paths."""
     body = msgspec.json.encode(request(0, "first"))
     url = f"http://127.0.0.1:{port}/v1/jobs/estimate"
     asked = urllib.request.Request(url, body, {"content-type": "application/json"})

@@ -1,7 +1,9 @@
-"""The question that Trimaran asks twice a minute: the load of every node, made for each board, and over HTTP.
+"""Trimaran's request for the load of every node, which it sends twice a minute.
 
-The peer is the same body put together of dictionaries by `json`. Over HTTP one client asks a real api process again and
-again, and the board changes every second: the tail is that of answers made of a new board. `cpu_s` is the server's.
+`body`: making the answer for a new board. The peer builds the same body from dictionaries with
+`json`. Over HTTP one client sends requests to a real api process in a closed loop, and the board
+changes every second. So the slowest answer is one that was made for a new board. `cpu_s` is the
+server's CPU time a request.
 """
 
 import json
@@ -29,7 +31,7 @@ NOW_MS = 1_760_000_000_000
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Two records a size in GPUs, eight a node."""
+    """Yield two records for each fleet size in GPUs, with eight on each node."""
     for gpus in sizes:
         yield _made(max(1, gpus // GPUS_A_NODE))
         with tempfile.TemporaryDirectory() as name, BoardProcess(Path(name), gpus) as board, pin_beside_server():
@@ -37,7 +39,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def _made(nodes: int) -> dict[str, Any]:
-    """Make the body of a board that no client has asked about yet."""
+    """Measure making the body of a board for its first request."""
     rng = np.random.default_rng(1)
     rows = {f"n{node:05d}": node for node in range(nodes)}
     load = Load(rows, *(np.sort(rng.random((2, nodes)), axis=0) for _ in range(3)))

@@ -1,1 +1,1 @@
-"""Benchmarks of what comes in: pages, events, records and the archive."""
+"""Benchmarks of the inputs: pages, events, records and the archive."""

@@ -1,10 +1,12 @@
-"""The archive: pages into rings and files, and what a sample takes on disk.
+"""The archive: writing pages into rings and files, and the bytes of a sample on disk.
 
-Cases: `alone` (columns of scrapes → sorted, compressed files), `decode, ring, archive` (all that a pipeline does with a
-sample, fsyncs included, by CPU time), `compact` (the parts of hours → a file each, by CPU time), `bytes a sample` and
-`bytes a sample, parts` (recorded H100 values in our units, a scrape a reading: in files of hours, and in their parts).
+Cases: `alone` (columns of scrapes → sorted, compressed files), `decode, ring, archive` (all that a
+pipeline does with a sample, fsyncs included, by CPU time), `compact` (the parts of hours → one file
+each, by CPU time), `bytes a sample` and `bytes a sample, parts` (recorded H100 values in our units,
+one scrape for each reading: in files of hours, and in their parts).
 
-Peers: pyarrow with its defaults and zstd for speed and size; DuckDB's own format is measured in the same way.
+Peers: pyarrow with its defaults and zstd for speed and size. DuckDB's own format is measured in the
+same way.
 """
 
 import os
@@ -66,7 +68,7 @@ COLUMNS = {
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Three records a size in GPUs, then those of the recorded values."""
+    """Yield three records for each fleet size in GPUs, then those of the recorded values."""
     for gpus in sizes:
         yield _alone(gpus)
         yield _together(max(1, gpus // GPUS))
@@ -74,7 +76,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 class Folder:
-    """An archive in a folder of its own for each run, on this disk."""
+    """A maker of archives, each in a new folder on this disk."""
 
     def __init__(self, entities: Entities) -> None:
         self._entities = entities
@@ -125,7 +127,7 @@ def _alone(gpus: int) -> dict[str, Any]:
 
 
 def _make_parquet_peer(batches: Sequence[SampleBatch]) -> Peer:
-    """Write the same columns as they came, in pyarrow's own way: no order, no check, no fsync."""
+    """Return a peer that writes the same columns with pyarrow alone: unsorted and without fsync."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -140,7 +142,10 @@ def _make_parquet_peer(batches: Sequence[SampleBatch]) -> Peer:
 
 
 def _together(nodes: int) -> dict[str, Any]:
-    """CPU of decode + ring + archive; a minute of scrapes, then a flush, as a pipeline's snapshots ask for."""
+    """Measure the CPU time to decode samples, and to write them into ring and archive.
+
+    A run is a minute of scrapes, then a flush, as a pipeline's snapshots need it.
+    """
     rng = np.random.default_rng(1)
     rounds = [make_round_pages(nodes, rng) for _ in range(2)]
     entities = Entities()
@@ -182,7 +187,10 @@ def _together(nodes: int) -> dict[str, Any]:
 
 
 def _recorded() -> Iterator[dict[str, Any]]:
-    """Sizes on disk of recorded H100 values, and compaction; nothing where the recording is not there."""
+    """Yield the sizes on disk of recorded H100 values, and the speed of compaction.
+
+    Yields nothing if the recording is missing.
+    """
     entities = Entities()
     samples = read_h100_samples(entities, HOUR_FIRST_MS)
     if samples is None:
@@ -218,7 +226,10 @@ def _recorded() -> Iterator[dict[str, Any]]:
 
 
 def read_h100_samples(entities: Entities, first_ms: int) -> SampleBatch | None:
-    """Every reading of every run as a scrape, 15 s apart, a node a run; None without the recording on this disk."""
+    """Return the recorded readings as scrapes 15 s apart, with one node for each run.
+
+    Returns None if the recording is not on this disk.
+    """
     named = os.environ.get("FLEETCAST_DATA")
     data = Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
     parts = []
@@ -251,7 +262,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _make_long_table(samples: SampleBatch, entities: Entities) -> Any:
-    """Return the same samples by series and time as a plain table of names."""
+    """Return the samples, sorted by series and time, as a plain table with names instead of numbers."""
     import pyarrow as pa
 
     order = np.lexsort((samples.time_ms, samples.entity, samples.metric))

@@ -1,11 +1,15 @@
 """Exporter pages → samples: a scrape round over n nodes with 8 GPUs × 40 fields each.
 
-Cases: `steady` (only numbers change), `steady, into the ring` (and written to the window store), `changed` (a GPU
-vanished or came back), `reordered` (the metrics in another order), `cold` (new series). The peer is prometheus_client's
-parser, which stops at labels and numbers.
+    steady                  only numbers change
+    steady, into the ring   the same, also written to the window store
+    changed                 a GPU disappears and comes back
+    reordered               the metrics in another order
+    cold                    new series
 
-Decoding is a small part of what a sample costs. Excluded: fetching pages, waking up for each of them, ticks, forecasts,
-the archive and the board. `fleetcast bench ingest` measures all of it.
+The peer is prometheus_client's parser, which stops at labels and numbers.
+
+Decoding is a small part of the cost of a sample. Excluded are fetching pages, waking up for each of
+them, ticks, forecasts, the archive and the board. `fleetcast bench ingest` measures all of it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +43,10 @@ Value = Callable[[int, np.random.Generator], str]  # (field, …) → what the p
 
 
 def wide(field: int, rng: np.random.Generator) -> str:
-    """Return a number as wide as a busy GPU's can be. On a real page most counters of errors are 0."""
+    """Draw the text of a number with as many digits as a busy GPU can report.
+
+    On a real page most error counters are 0.
+    """
     if field == 155 or 1001 <= field <= 1008:  # power, ratios
         return f"{67 + rng.random() * 633 if field == 155 else rng.random():.6f}"
     if field in (140, 150, 203, 204):  # degrees, percent
@@ -51,7 +58,7 @@ def wide(field: int, rng: np.random.Generator) -> str:
 
 
 def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> bytes:
-    """Return a page as dcgm-exporter 4.x prints it."""
+    """Make a page of one node, as dcgm-exporter 4.x prints it. value: draws the text of a field's value."""
     names = {field: name for name, field in reversed(FIELD_IDS.items())}
     lines = []
     for field in FIELDS:
@@ -68,20 +75,24 @@ def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS, value: Value 
 
 
 def make_round_pages(nodes: int, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> dict[str, bytes]:
-    """Node → page. The numbers of VARIANTS pages go round: to make all anew takes longer than to measure."""
+    """Make the pages of one scrape round. Returns node → page.
+
+    The numbers of at most VARIANTS pages repeat, because drawing all of them would take longer than the
+    measurement.
+    """
     variants = [page_of(NODE, rng, gpus, value) for _ in range(min(nodes, VARIANTS))]
     names = [f"n{node:05d}" for node in range(nodes)]
     return {name: variants[row % len(variants)].replace(NODE.encode(), name.encode()) for row, name in enumerate(names)}
 
 
 def reordered(page: bytes, rng: np.random.Generator) -> bytes:
-    """Return the page with its metrics in another order."""
+    """Return the page with its metrics in a random order."""
     metrics = page.split(b"# HELP ")[1:]
     return b"".join(b"# HELP " + metrics[row] for row in rng.permutation(len(metrics)))
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Five records a size in GPUs; sizes that do not fit the memory are left out."""
+    """Yield five records for each fleet size in GPUs. Sizes that do not fit the memory are left out."""
     for gpus in sizes:
         if fits_memory(gpus, BYTES_PER_GPU):
             yield from _cases(max(1, gpus // GPUS), np.random.default_rng(1))
@@ -128,7 +139,10 @@ def _steady(decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages]) -> Cal
 
 
 def _written(decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages], store: WindowStore) -> Callable[[], int]:
-    """Decode, merge and write; every sample is newer than the last of its series."""
+    """Return a function that decodes, merges and writes a round.
+
+    Every sample is newer than those before it.
+    """
     turn = iter(range(10**9))
 
     def once() -> int:

@@ -1,8 +1,9 @@
-"""Events into the inbox over HTTP: decoded, checked for duplicates, written and fsynced before the answer.
+"""Events into the inbox over HTTP: decoded, checked for duplicates, and fsynced before the answer.
 
-`batch`: 100 events a request, as a collector sends them; `single`: one, as a training loop does. As many records must
-lie on disk as were acknowledged. The peer writes such events into SQLite (WAL, synchronous=FULL), one transaction a
-request, without HTTP. `cpu_s` is the server's. A fleet's size plays no part.
+`batch`: 100 events a request, as a collector sends them. `single`: one, as a training loop does.
+The disk must contain as many records as were acknowledged. The peer writes the same events into
+SQLite (WAL, synchronous=FULL), one transaction a request, without HTTP. `cpu_s` is the server's CPU
+time. The size of a fleet does not matter here.
 """
 
 import sqlite3
@@ -25,7 +26,7 @@ PEER_ROWS = 20_000
 
 
 def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
-    """One record a case."""
+    """Yield one record for each case."""
     for name, (events, connections) in CASES.items():
         with tempfile.TemporaryDirectory() as folder, pin_beside_server():
             yield _case(Path(folder), name, events, connections)
@@ -52,7 +53,7 @@ def _case(folder: Path, name: str, events: int, connections: int) -> dict[str, A
 
 
 class Stream:
-    """Requests with events that nobody has sent before: steps of some jobs."""
+    """A source of requests with new events: steps of some jobs."""
 
     def __init__(self, events: int) -> None:
         self.sent = 0
@@ -78,7 +79,7 @@ class Stream:
 
 
 def count_records_on_disk(folder: Path) -> int:
-    """Whole records in the segments of an inbox, each with the checksum it was written with."""
+    """Return the number of records in the segments of an inbox. Asserts that no segment is torn."""
     total = 0
     for path in folder.glob(f"*{SUFFIX}"):
         data = path.read_bytes()[len(HEADER) :]

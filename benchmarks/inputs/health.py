@@ -1,8 +1,9 @@
-"""Events from the wire to the tables: decoded, looked up, fsynced in the inbox, read from it, folded into the state.
+"""Events from the wire to the tables: decoded, fsynced in the inbox, read from it, and applied.
 
-`job`: steps of training loops as JSON; `health`: NVSentinel's CloudEvents; `kernel`: lines of many nodes' kernel logs,
-each of them, or one in ten, an event. A thousand events a body, one body after the other, in one process, without HTTP.
-The peer decodes with `json`, or one regular expression, and commits each body to SQLite (WAL, synchronous=FULL).
+`job`: steps of training loops as JSON. `health`: NVSentinel's CloudEvents. `kernel`: lines of many
+nodes' kernel logs, of which each, or one in ten, is an event. A body has a thousand events. Bodies
+are processed one after the other, in one process, without HTTP. The peer decodes with `json`, or
+one regular expression, and commits each body to SQLite (WAL, synchronous=FULL).
 """
 
 import asyncio
@@ -38,7 +39,7 @@ Read = Callable[[bytes], DecodedBody]
 
 
 def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
-    """Yield one record for each case. The sizes of fleets do not matter here."""
+    """Yield one record for each case. The size of a fleet does not matter here."""
     size = {"events_a_body": A_BODY, "bodies": BODIES, "nodes": NODES}
     for case, (body, read, peer) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +74,10 @@ def _health(number: int) -> bytes:
 
 
 def _kernel(number: int, every: int = 1) -> bytes:
-    """Lines a minute apart a body; of `every` lines one is an event, the others are the network's."""
+    """Make a body of kernel log lines. number: the minute of its events.
+
+    One of `every` lines is an event. The others are about the network.
+    """
     return b"".join(
         b"2025-10-09T%02d:%02d:00+0000 n%d kernel: NVRM: Xid (PCI:0000:9b:00): 48, DBE\n"
         % (number // 60 % 24, number % 60, row // every % NODES)
@@ -84,7 +88,10 @@ def _kernel(number: int, every: int = 1) -> bytes:
 
 
 def _ingest_bodies(folder: Path, bodies: Sequence[bytes], read: Read) -> int:
-    """All bodies through the door, the disk and the tables; how many events the tables hold then."""
+    """Send all bodies through decoding, the inbox and the tables.
+
+    Returns how many events the tables then have.
+    """
     return asyncio.run(_taken(folder, bodies, read))
 
 

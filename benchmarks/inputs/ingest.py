@@ -1,12 +1,15 @@
-"""CPU of taking samples in, all of it: a whole Fleetcast with its archive beside a real Prometheus, at the same time.
+"""The whole CPU cost of ingesting samples: Fleetcast with its archive, and a real Prometheus.
+
+Both run at the same time.
 
     scraped    both scrape the same exporters every INTERVAL_S, for FLEETCAST_BENCH_MINUTES (10); the first two rounds,
                in which labels are new, do not count
-    written    both are written the same requests of 1.0 and 2.0, one after the other
+    written    both receive the same remote-write requests of 1.0 and 2.0, one after the other
 
-CPU seconds of the processes per million samples: of ours pipeline and api (in `all roles` placer and supervisor, too),
-ticks and forecasts included. A run that forecast or archived nothing fails. Sizes are targets of 8 GPUs: at one page
-every INTERVAL_S, they send 3, 27 and 100 pages a second.
+The value is CPU seconds of the processes per million samples. Ours are pipeline and api (in `all
+roles` placer and supervisor, too), with ticks and forecasts. A run that forecast or archived
+nothing fails. Sizes are targets of 8 GPUs: at one page every INTERVAL_S, they send 3, 27 and 100
+pages a second.
 """
 
 import contextlib
@@ -53,7 +56,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 class FleetProcess:
-    """A whole Fleetcast under its supervisor, with default periods."""
+    """A whole Fleetcast under its supervisor, with default periods unless `sections` change them."""
 
     def __init__(self, folder: Path, **sections: dict[str, Any]) -> None:
         self.state = folder / "state"
@@ -72,7 +75,7 @@ class FleetProcess:
             time.sleep(0.2)
 
     def ingestion(self) -> dict[str, Any] | None:
-        """Return what the pipeline says of itself at its last tick. None before its first board."""
+        """Return the ingestion document of the last tick, or None before the first board."""
         return self._get("/v1/ingestion")
 
     def _get(self, path: str) -> dict[str, Any] | None:
@@ -86,7 +89,7 @@ class FleetProcess:
             return None
 
     def check_work(self) -> None:
-        """Raise AssertionError unless the pipeline ticked, forecast faults of nodes and archived samples."""
+        """Raise AssertionError unless the pipeline ticked, forecast node faults and archived samples."""
         ingestion, risk = self.ingestion() or {}, self._get("/v1/risk/nodes") or {}
         assert ingestion.get("ticks"), "the pipeline did not tick"
         assert (ingestion.get("archive") or {}).get("rows"), "nothing was archived"
@@ -97,7 +100,7 @@ class FleetProcess:
         return 0 if counters is None else int(counters["samples_total"]) + int(counters["late_total"])
 
     def wait_for_next_tick(self) -> None:
-        """Return as soon as the pipeline has counted anew."""
+        """Wait until the pipeline has published new counts."""
         seen = (self.ingestion() or {}).get("ticks")
         deadline = time.monotonic() + START_S
         while (self.ingestion() or {}).get("ticks") == seen:
@@ -105,7 +108,7 @@ class FleetProcess:
             time.sleep(0.1)
 
     def cpu_s(self, *, everything: bool = False) -> float:
-        """CPU seconds of the roles that take samples in, or of all processes."""
+        """Return the CPU seconds of the roles that ingest samples, or of all processes (`everything`)."""
         rows = (line.split() for line in (self.state / "pids").read_text(encoding="utf-8").splitlines())
         return sum(cpu_s(int(pid)) for role, pid in rows if everything or role.partition("-")[0] in ROLES)
 
@@ -195,7 +198,7 @@ def _write(senders: Sequence[WriteConnection], requests: Requests, first_ms: int
 
 
 def _wait_for_samples(fleet: FleetProcess, samples: int) -> None:
-    """Until the pipeline says it has them all, and has archived what it took."""
+    """Wait until the pipeline has counted this many samples, and has archived all that it has."""
     deadline = time.monotonic() + WARM_UP_S
     while time.monotonic() < deadline:
         counters = fleet.ingestion() or {}

@@ -1,11 +1,13 @@
-"""Columnar records: decoding alone, and from a real broker with all that a consumer does for it.
+"""Columnar records: decoding alone, and from a real broker with the whole work of a consumer.
 
-    decode            records in memory → samples; beside Arrow's stream format, and JSON beside the standard library
-    from a broker     poll, checksum, unpack, decode; per second of this process' CPU time, which is what a core does;
-                      beside the client alone, which looks into no record
-    after a stop      seconds until nothing is behind, after a fleet wrote for 60 s and goes on writing
+    decode            records in memory → samples; the peers are Arrow's stream format, and the
+                      standard library for JSON
+    from a broker     poll, checksum, unpack, decode; samples per second of this process's CPU time,
+                      which is the rate of one core; the peer is the client alone, without decoding
+    after a stop      seconds until the lag is zero, after a fleet wrote for 60 s and continues
 
-The broker is the one that FLEETCAST_KAFKA names (HOST:PORT), else one that is started as in the integration tests.
+The broker is the one that FLEETCAST_KAFKA names (HOST:PORT), else one that is started as in the
+integration tests.
 """
 
 import asyncio
@@ -70,7 +72,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
-    """(metric, GPU) numbers that each metric of the catalogue can have."""
+    """Draw (metric, GPU) float64, plausible values of each metric of the catalogue."""
     limits = [METRICS[EntityKind.GPU][find_metric_row(EntityKind.GPU, name)].limits for name in metrics]
     low = np.array([0.0 if found is None else found.low for found in limits])[:, None]
     high = np.array([100.0 if found is None else min(100.0, found.high) for found in limits])[:, None]
@@ -79,7 +81,7 @@ def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> NDArray[np.f
 
 
 def make_node_record(node: int, time_ms: int, rng: np.random.Generator) -> ColumnarRecord:
-    """Make a record of one node: all of the catalogue's metrics of its eight GPUs, with random values."""
+    """Make a record of one node: all metrics of the catalogue for its eight GPUs, with random values."""
     values = gpu_values(NAMES.metrics, rng)
     return ColumnarRecord(Header(f"n{node:05d}", {"gpu": NAMES}, "H100"), time_ms, (values,))
 
@@ -104,7 +106,7 @@ def _measure_decoding(nodes: int) -> Iterator[dict[str, Any]]:
 
 
 def _make_arrow_peer(records: Sequence[ColumnarRecord]) -> Peer:
-    """Return the same records in Arrow's stream format, in the long form that it is made for."""
+    """Return a peer that reads the same records in Arrow's stream format, in Arrow's long form."""
     import pyarrow as pa
 
     streams = []
@@ -139,7 +141,10 @@ def _make_json_peer(records: Sequence[ColumnarRecord]) -> Peer:
 
 @contextlib.contextmanager
 def _start_broker() -> Iterator[list[str] | None]:
-    """Addresses; None, and a line that says why, where no broker can be had."""
+    """Yield the addresses of a broker while the context is open.
+
+    Yields None if there is no broker, and prints the reason.
+    """
     named = os.environ.get(VARIABLE)
     if named:
         yield named.split(",")
@@ -164,7 +169,7 @@ def _start_broker() -> Iterator[list[str] | None]:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """A topic of our own, filled by hand."""
+    """A topic of this benchmark."""
 
     access: KafkaAccess
     name: str
@@ -182,7 +187,7 @@ class _Topic:
         return KafkaSource(Entities(), SystemClock(), {"brokers": self.access.addresses, **options})
 
     def fill(self, nodes: int, moments: int) -> int:
-        """Write a record per node and moment, and return how many."""
+        """Write a record for each node and moment. Returns the number of records."""
         writer, rng = KafkaWriter(self.access), np.random.default_rng(1)
         first_ms = SystemClock().now_ms() - int(moments * INTERVAL_S * 1000)
         for moment in range(moments):
@@ -199,7 +204,7 @@ def _write(writer: KafkaWriter, topic: str, nodes: range, time_ms: int, rng: np.
 
 
 def _measure_from_broker(brokers: list[str], nodes: int) -> Iterator[dict[str, Any]]:
-    """Into samples, and into the rings."""
+    """Yield the record of reading from a broker into samples, and the one of reading into the rings."""
     topic = _Topic.made(brokers)
     moments = max(1, min(4, 20_000 // nodes))
     count = topic.fill(nodes, moments)
@@ -232,7 +237,7 @@ async def _read(topic: _Topic, records: int, rings: bool) -> float:
 
 
 async def _measure_polling(topic: _Topic, records: int) -> float:
-    """CPU seconds to have them all and look at none."""
+    """Return the CPU seconds to poll all records without decoding them."""
     reader = KafkaReader(topic.access, "", FetchLimits(200, 8 * 2**20, 2**20))
     places: dict[Place, int | None] = {(topic.name, number): None for number in await reader.partitions(topic.name)}
     await reader.assign(places)
@@ -245,7 +250,10 @@ async def _measure_polling(topic: _Topic, records: int) -> float:
 
 
 def _measure_catch_up(brokers: list[str], nodes: int) -> dict[str, Any]:
-    """Write what a stop leaves behind at once. Then the fleet goes on in its own rhythm, in another process."""
+    """Measure how long a reader needs to catch up after a stop.
+
+    The records of the stop are written at once. Then another process writes at the fleet's usual rate.
+    """
     topic = _Topic.made(brokers)
     backlog = topic.fill(nodes, max(1, min(int(STOP_S / INTERVAL_S), MOST_BACKLOG // nodes)))
     command = [sys.executable, "-m", "fleetcast.benchmarks.inputs.kafka", ",".join(brokers), topic.name, str(nodes)]
@@ -263,7 +271,7 @@ def _measure_catch_up(brokers: list[str], nodes: int) -> dict[str, Any]:
 
 
 async def _catch_up(topic: _Topic) -> int:
-    """Into the rings until nothing is behind; records taken."""
+    """Read records into the rings until the lag is zero. Returns how many records were read."""
     source = topic.source()
     store = WindowStore(source.decoder._columnar.entities)
     while True:
@@ -276,7 +284,7 @@ async def _catch_up(topic: _Topic) -> int:
 
 
 def write_fleet_records(brokers: str, topic: str, nodes: int) -> None:
-    """Write a fleet in its rhythm: every node once in INTERVAL_S, for two minutes at most."""
+    """Write a fleet's records at its usual rate: every node once in INTERVAL_S, for at most two minutes."""
     writer, rng = KafkaWriter(KafkaAccess(brokers=brokers)), np.random.default_rng(2)
     began, slices = time.monotonic(), 30
     for turn in range(slices * 8):

@@ -42,7 +42,10 @@ CASES: Mapping[str, Mapping[str, int]] = {"flood": {}, "at bounds": {"names_at_o
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Each case at each size; the value is the age of the oldest board that was seen, fleet time being wall time."""
+    """Yield one record for each case and size.
+
+    The value is the age in seconds of the oldest observed board. Fleet time is wall time here.
+    """
     for size in sizes:
         for case, limits in CASES.items():
             with tempfile.TemporaryDirectory() as folder, _Fleet(Path(folder), limits) as fleet:
@@ -62,7 +65,11 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class FloodAnswers:
-    """Answers by status: to the flood, to events of a known job, to placements. oldest_s: of all boards."""
+    """The numbers of answers by status: to the flood, to events of a known job, and to placements.
+
+    oldest_s: the greatest age of a board. peak_mib: role -> its peak memory. used: the use of each
+    bound.
+    """
 
     answers: Counter[int] = field(default_factory=Counter)
     known: Counter[int] = field(default_factory=Counter)
@@ -73,7 +80,7 @@ class FloodAnswers:
 
 
 def flood(fleet: "_Fleet", size: int) -> FloodAnswers:
-    """Send it, and look at the fleet meanwhile and for WATCHED_S after it."""
+    """Send the flood, and observe the fleet during it and for WATCHED_S after it."""
     seen, over = FloodAnswers(), threading.Event()
     watch = threading.Thread(target=_watch, args=(fleet, seen, over))
     watch.start()
@@ -92,7 +99,7 @@ def flood(fleet: "_Fleet", size: int) -> FloodAnswers:
 
 
 def _names(number: int, count: int) -> bytes:
-    """Return a body of so many unknown jobs and nodes."""
+    """Return an event body with `count` unknown jobs and as many unknown nodes."""
     now_ms = time.time_ns() // 1_000_000
     names = [f"{number}-{row}" for row in range(count)]
     jobs = [{"job": f"job-{name}", "sequence": 1, "time_ms": now_ms, "type": "submitted"} for name in names]
@@ -114,7 +121,7 @@ def _watch(fleet: "_Fleet", seen: FloodAnswers, over: threading.Event) -> None:
 
 
 class _Fleet:
-    """A Fleetcast of its own: FLEET_NODES nodes by a topology, one running job, no telemetry."""
+    """A running Fleetcast: FLEET_NODES nodes in a topology, one running job, and no telemetry."""
 
     def __init__(self, folder: Path, limits: Mapping[str, int]) -> None:
         self.folder, self.port = folder, find_free_port()
@@ -148,7 +155,7 @@ class _Fleet:
                 os.kill(pid, signal.SIGKILL)
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        """Status and JSON; 0 where nobody answers."""
+        """Send a request. Returns its status and decoded JSON, or (0, {}) without an answer."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, method=method)
         request.add_header("content-type", "application/json")
         try:
@@ -160,7 +167,7 @@ class _Fleet:
             return 0, {}
 
     def used(self, since_ms: int) -> Any:
-        """Return how much of each bound is used, by a board that was made since then."""
+        """Return the use of each bound from a board made after `since_ms`. Waits for that board."""
         deadline = time.monotonic() + PATIENCE_S
         while (answer := self.ask("GET", "/v1/ingestion")[1])["as_of_ms"] <= since_ms + BEHIND_MS:
             assert time.monotonic() < deadline, f"no board was made within {PATIENCE_S:.0f} s"
@@ -168,16 +175,16 @@ class _Fleet:
         return answer["limits"]
 
     def board_age_s(self) -> float:
-        """Age of the board, by the time in the ingestion document."""
+        """Return the age of the board in seconds, by the time in the ingestion document. 0 without an answer."""
         status, answer = self.ask("GET", "/v1/ingestion")
         return time.time() - answer["as_of_ms"] / 1000 if status == 200 else 0.0
 
     def peak_mib(self) -> dict[str, int]:
-        """Return the most memory that each role ever held."""
+        """Return role -> the peak of its resident memory in MiB."""
         return {role: _read_status_field(pid, "VmHWM") // 1024 for role, pid in self._pids().items() if role in ROLES}
 
     def cpu_s(self) -> float:
-        """CPU seconds of all roles."""
+        """Return the CPU seconds of all roles."""
         return sum(read_cpu_s(pid) for role, pid in self._pids().items() if role in ROLES)
 
     def _pids(self) -> dict[str, int]:
@@ -188,7 +195,7 @@ class _Fleet:
 
 
 def _read_status_field(pid: int, name: str) -> int:
-    """Return a number of /proc/PID/status, KiB where it is memory."""
+    """Return a number from /proc/PID/status, in KiB if it is memory. 0 if the field is missing."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])

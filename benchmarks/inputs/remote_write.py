@@ -1,8 +1,9 @@
-"""Remote write, both versions: decoding alone, and all of it.
+"""Remote write, both versions: decoding alone, and the whole path.
 
-decode           bodies in memory → samples of the catalogue, series known
-door to ring     our api over HTTP (unpack, walk, write, fsync), then the inbox, decoding and the window store here;
-                 samples a second of all that CPU time, beside the CPU time of a real Prometheus for the same bodies
+decode           bodies in memory → samples of the catalogue, with known series
+door to ring     our api over HTTP (unpack, walk, write, fsync), then the inbox, decoding and the
+                 window store here; samples per second of all that CPU time; the peer is a real
+                 Prometheus with the same bodies
 """
 
 import asyncio
@@ -33,7 +34,7 @@ INTERVAL_MS = 1000
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Two records a version and size in GPUs."""
+    """Yield two records for each version and fleet size in GPUs."""
     use_one_heap()  # as the processes of api and pipeline do
     for gpus in sizes:
         nodes = max(1, gpus // GPUS)
@@ -83,14 +84,14 @@ def _whole(requests: Requests, version: Version, size: dict[str, int], folder: P
 
 
 class InboxPipeline:
-    """A pipeline's work with the inbox, in this process."""
+    """The part of a pipeline that reads the inbox and writes the rings, in this process."""
 
     def __init__(self, inbox: Path, entities: Entities) -> None:
         self._source = InboxSource(inbox, writes=WriteDecoder(ExporterResolver(entities)))
         self._store = WindowStore(entities)
 
     def take(self, samples: int) -> float:
-        """Write that many into the ring; CPU seconds."""
+        """Write `samples` samples from the inbox into the ring. Returns the CPU seconds that this took."""
         began = time.process_time()
         asyncio.run(self._write_samples(samples))
         return time.process_time() - began
@@ -115,9 +116,9 @@ def _send(sender: WriteConnection, bodies: Sequence[bytes]) -> None:
 
 
 def _peer(requests: Requests, version: Version, folder: Path, began_ms: int) -> tuple[str, float] | None:
-    """Measure a Prometheus that gets the same requests.
+    """Measure a Prometheus that receives the same requests.
 
-    None if there is none, or one that does not know the version.
+    Returns its name and its samples per CPU second. Returns None if no Prometheus is installed.
     """
     program = find_prometheus()
     if program is None:

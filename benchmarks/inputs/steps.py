@@ -1,7 +1,8 @@
-"""Step events into the fold of jobs, and every job's pace after them, as a tick does it.
+"""Step events applied to the job table, and then the pace of every job, as a tick computes it.
 
-Each job's ranks report each step with its parts; between two ticks a job tells `events_a_job` of them, then its pace
-is computed once. One process, one core, no HTTP (the case `events` has the door). A fleet's size plays no part.
+Each job's ranks report each step with its parts. Between two ticks a job reports `events_a_job`
+events. Then its pace is computed once. One process, one core, no HTTP (the case `events` includes
+HTTP). The size of a fleet does not matter here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ STEP_MS = 500
 
 
 def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
-    """One record a case."""
+    """Yield one record for each case."""
     for name, (jobs, ranks, events) in CASES.items():
         fleet = _Fleet(jobs, ranks, events)
         size = {"jobs": jobs, "ranks": ranks, "events_a_job": events}
@@ -30,7 +31,7 @@ def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
 
 
 class _Fleet:
-    """Jobs that report their steps; one of them slows down."""
+    """A set of jobs that report their steps, and the table to which the steps are applied."""
 
     def __init__(self, jobs: int, ranks: int, events: int) -> None:
         self.table = JobTable()
@@ -44,7 +45,10 @@ class _Fleet:
         self._ticks = [self._next() for _ in range(REPEATS + 1)]  # made beforehand: only their use is measured
 
     def tick(self) -> int:
-        """Fold the events since the last tick, then compute the pace of every job. Returns the number of events."""
+        """Apply the events since the last tick, then compute the pace of every job.
+
+        Returns the number of events.
+        """
         events = self._ticks.pop(0)
         for event in events:
             self.table.apply(event)

@@ -1,6 +1,7 @@
-"""The window store: writing a scrape of the whole fleet, extracting its features, saving what a minute changed.
+"""The window store: writing a scrape of the fleet, extracting features, saving a minute's changes.
 
-Peers: for the writes a deque a series in plain Python; for the features pandas over the same windows and metrics.
+Peers: for writing, one deque for each series in plain Python; for the features, pandas over the
+same windows and metrics.
 """
 
 import tempfile
@@ -28,14 +29,17 @@ BYTES_PER_GPU = 80_000  # store and batches
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Measure a fleet of each size in GPUs, with a port per GPU. Leaves out sizes that do not fit the memory."""
+    """Measure a fleet of each size in GPUs, with a port for each GPU.
+
+    Sizes that do not fit the memory are left out.
+    """
     for gpus in sizes:
         if fits_memory(gpus, BYTES_PER_GPU):
             yield from _cases(Scraped(gpus))
 
 
 class Scraped:
-    """A fleet that is scraped every 15 s; every value moves each time."""
+    """A fleet that is scraped every 15 s, and whose values all change each time."""
 
     def __init__(self, gpus: int) -> None:
         self.gpus = gpus
@@ -48,7 +52,7 @@ class Scraped:
             self._values[kind] = low + np.random.default_rng(1).random(shape) * (high - low) * 0.9
 
     def batch(self, kind: EntityKind) -> SampleBatch:
-        """One scrape of all entities of a kind, page by page: all metrics of an entity, then the next entity."""
+        """Make one scrape of all entities of a kind: all metrics of an entity, then those of the next entity."""
         values = self._values[kind]
         values *= 1.0001
         entities, metrics = values.shape
@@ -61,7 +65,7 @@ class Scraped:
         )
 
     def scrape(self) -> int:
-        """Write a whole scrape, and return how many samples were applied."""
+        """Write a scrape of the whole fleet. Returns how many samples were applied."""
         self.now_ms += INTERVAL_MS
         return sum(self.store.write(self.batch(kind), self.now_ms).applied for kind in self._values)
 
@@ -108,7 +112,7 @@ def _cases(fleet: Scraped) -> Iterator[dict[str, Any]]:
 
 
 def _make_later_batches(fleet: Scraped, count: int) -> list[SampleBatch]:
-    """Scrapes to come, the last one first; each is `fleet.now_ms` + 15 s later than the one before."""
+    """Make `count` later scrapes of the GPUs, the last one first. Each is 15 s later than the one before."""
     start = fleet.now_ms
     batches = []
     for _ in range(count):
@@ -145,7 +149,11 @@ def _make_deque_writer(fleet: Scraped) -> Any:
 
 
 def _make_pandas_features(fleet: Scraped) -> Any:
-    """Mean and standard deviation over 2 and 30 minutes of the same nine metrics, from frames (slot, gpu)."""
+    """Return a function that computes the same features with pandas.
+
+    These are means and standard deviations over 2 and 30 minutes of the same metrics, from one frame
+    for each metric.
+    """
     ring = fleet.store.ring(EntityKind.GPU)
     names = SUMMED[EntityKind.GPU]
     assert all(find_metric_row(EntityKind.GPU, name) >= 0 for name in names)

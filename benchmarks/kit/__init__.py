@@ -1,1 +1,1 @@
-"""Parts that benchmarks share: cases, processes, load and peers."""
+"""The parts that benchmarks share: cases, processes, load and peers."""

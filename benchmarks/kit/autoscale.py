@@ -1,8 +1,8 @@
-"""A served model under the autoscaler of Kubernetes: request rates by the minute, and replicas that start cold.
+"""A simulated served model under Kubernetes' autoscaler, with rates by the minute and cold starts.
 
-The rule is that of HorizontalPodAutoscaler v2 with its defaults: each metric wants ceil(value / target) replicas, and
-nothing within a tenth of what is there; the largest counts. Up: at most twice as many or 4 more in 15 s. Down: the
-largest wish of the last 300 s.
+The rule is that of HorizontalPodAutoscaler v2 with its defaults. Each metric wants ceil(value /
+target) replicas, and no change within a tenth of the present number. The largest wish counts. Up:
+at most twice as many or 4 more in 15 s. Down: the largest wish of the last 300 s.
 """
 
 import math
@@ -30,7 +30,11 @@ Rates = NDArray[np.float64]
 
 
 class Autoscaled(NamedTuple):
-    """cold_s: how long more was asked than warm replicas can serve; short: requests above that, as a share of all."""
+    """The result of a simulation.
+
+    cold_s: the seconds in which the load was above the capacity of warm replicas. short: the share of
+    requests above it.
+    """
 
     cold_s: float
     replica_hours: float
@@ -39,7 +43,7 @@ class Autoscaled(NamedTuple):
 
 @dataclass(slots=True)
 class ReplicaSet:
-    """Replicas by when they are warm, in seconds; the last one to start goes first."""
+    """The replicas of a model, by when they are warm, in seconds. The last one to start is removed first."""
 
     warm_at: list[float] = field(default_factory=list)
     _wishes: deque[tuple[float, int]] = field(default_factory=deque)
@@ -48,7 +52,7 @@ class ReplicaSet:
         return sum(at <= now_s for at in self.warm_at)
 
     def sync(self, now_s: float, values: Sequence[float], target: float) -> None:
-        """One look of the autoscaler. values: one a metric, NaN where it has none."""
+        """Run one evaluation of the autoscaler. values: one for each metric, NaN if it has none."""
         now = max(1, len(self.warm_at))
         wishes = [wish(value, target, now) for value in values if math.isfinite(value)]
         wanted = max([*wishes, 1])
@@ -65,7 +69,7 @@ class ReplicaSet:
 
 
 def wish(value: float, target: float, replicas: int) -> int:
-    """Replicas that one metric wants.
+    """Return the number of replicas that one metric wants.
 
     >>> wish(95.0, 10.0, 10), wish(115.0, 10.0, 10), wish(5.0, 10.0, 1)
     (10, 12, 1)
@@ -95,7 +99,10 @@ def simulate_autoscaler(rates: Rates, forecasts: Rates | None, per_replica: floa
 
 
 def match_replica_hours(rates: Rates, per_replica: float, replica_hours: float) -> Autoscaled:
-    """Reactive alone, with the headroom that holds as many replica hours: what they buy without a forecast."""
+    """Simulate the reactive rule with the headroom at which it uses as many replica hours.
+
+    This shows what the same cost achieves without a forecast.
+    """
     low, high = 1.0, 2.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -105,7 +112,7 @@ def match_replica_hours(rates: Rates, per_replica: float, replica_hours: float) 
 
 
 def ramp(days: int, seed: int) -> Rates:
-    """Return (minute,) requests/s of office hours: a steep morning, a noon, an evening, few at weekends.
+    """Draw (minute,) requests/s of office hours: a steep morning, a noon dip, and quiet weekends.
 
     Noise and unforeseeable bursts are added.
     """
@@ -129,14 +136,15 @@ def ramp(days: int, seed: int) -> Rates:
 
 
 def counted(means: Rates, rng: np.random.Generator) -> Rates:
-    """Draw the requests of each minute, as a rate."""
+    """Draw a Poisson number of requests for each minute, and return it as (minute,) requests/s."""
     return np.asarray(rng.poisson(means * MINUTE_S) / MINUTE_S, np.float64)
 
 
 def read_served_week(seed: int) -> Rates | None:
-    """(minute,) requests/s of all clients of one model over a week; None where the data are not here.
+    """Return (minute,) requests/s of all clients of one model over a week. None if the data are missing.
 
-    They are told as means of ten minutes: between their middles the rate is a straight line.
+    The data are means of ten minutes. Between the middles of two bins the rate is interpolated
+    linearly.
     """
     path = Path(os.environ.get("FLEETCAST_DATA", "../shared/data")) / SERVEGEN
     if not path.is_file():

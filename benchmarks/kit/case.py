@@ -1,13 +1,14 @@
-"""One benchmark case: run a piece of work some times, beside a peer in the same process, and report one record.
+"""One benchmark case: runs a piece of work and its peer several times, and returns one record.
 
-The record is the line that `fleetcast bench --json` writes. `unit` decides what `value` is, from the items that a run
-counts and the seconds it takes:
+The record is the line that `fleetcast bench --json` writes. `unit` decides what `value` is, from
+the items that a run counts and the seconds it takes:
 
     "samples/s", "nodes/s"       items per second                      (more is better)
     "ns/sample", "us/decision"   time per item, in ns, us, ms or s     (less is better)
     "ms", "s"                    time of a whole run                   (less is better)
 
-`value` is that of the fastest run; `min`, `median`, `max` are over the runs, `cpu_s` is the CPU time of the fastest.
+`value` is that of the fastest run. `min`, `median` and `max` are over the runs. `cpu_s` is the CPU
+time of the fastest.
 """
 
 import gc
@@ -30,7 +31,7 @@ _PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The usual alternative for the same work. `run` counts the same items."""
+    """The usual alternative for the same work. `run` does the work and returns the same number of items."""
 
     name: str
     run: Callable[[], int]
@@ -54,7 +55,10 @@ def measure(
     peer: Peer | None = None,
     repeats: int = 5,
 ) -> dict[str, Any]:
-    """Time `run` `repeats` times after one warm-up. AssertionError if it counts no item: it must measure a success."""
+    """Time `run` after one warm-up, `repeats` times, and return the record of the case.
+
+    Raises AssertionError if a run counts no item, because a failure must not be measured.
+    """
     runs = _repeat(case, run, repeats)
     fastest = min(runs, key=lambda one: one.wall_s / one.items)
     values = [_value(one, unit) for one in runs]
@@ -72,7 +76,10 @@ def record(
     cpu_s: float,
     peer: tuple[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the line of a case that measured itself, a value per run. cpu_s: of what was measured, in the best run."""
+    """Return the record of a case that measured itself. values: one for each run.
+
+    cpu_s: the CPU time of the measured work in the best run. peer: its name and value.
+    """
     value = max(values) if _is_rate(unit) else min(values)
     return {
         "bench": bench,
@@ -106,7 +113,7 @@ def _run_once(case: str, run: Callable[[], int]) -> _Run:
 
 
 def beside(peer: Peer, unit: str) -> tuple[str, float]:
-    """Return the peer's name, and its best value."""
+    """Run a peer. Returns its name and its best value."""
     values = [_value(one, unit) for one in _repeat(peer.name, peer.run, peer.repeats)]
     return peer.name, max(values) if _is_rate(unit) else min(values)
 
@@ -116,7 +123,7 @@ def _is_rate(unit: str) -> bool:
 
 
 def _value(run: _Run, unit: str) -> float:
-    """Return the value of a run in a unit.
+    """Convert a run to a value in a unit.
 
     >>> _value(_Run(items=1000, wall_s=0.5, cpu_s=0.5), "samples/s")
     2000.0
@@ -131,7 +138,7 @@ def _value(run: _Run, unit: str) -> float:
 
 
 def fits_memory(gpus: int, bytes_per_gpu: int) -> bool:
-    """Return whether a fleet fits the memory that programs can get now. Otherwise the log says what is left out."""
+    """Return whether a fleet fits the available memory. If not, print that its size is left out."""
     available = available_bytes()
     if gpus * bytes_per_gpu <= available:
         return True
@@ -141,9 +148,9 @@ def fits_memory(gpus: int, bytes_per_gpu: int) -> bool:
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory that programs can get without swapping, caches of files included.
+    """Return the memory that programs can allocate without swapping, including file caches.
 
-    A container's limit counts too, where its cgroup says so.
+    The limit of a container's cgroup counts, too.
     """
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
@@ -162,7 +169,7 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("
 
 @lru_cache(1)
 def machine() -> dict[str, Any]:
-    """Return what the numbers depend on: processor, cores this process may use, memory, versions."""
+    """Return the facts on which the numbers depend: processor, cores of this process, memory, versions."""
     return {
         "cpu": _read_cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

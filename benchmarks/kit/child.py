@@ -14,7 +14,10 @@ TAIL_BYTES = 2000
 
 
 class ChildProcess:
-    """A running program. Its output is the file `log`, which `stop` deletes unless an error has named it."""
+    """A running program.
+
+    Its output goes to the file `log`, which `stop` deletes unless an error has named it.
+    """
 
     def __init__(self, name: str, command: Sequence[str | Path]) -> None:
         self.name = name
@@ -27,7 +30,7 @@ class ChildProcess:
         self.pid = self._process.pid
 
     def check(self, unless: str = "") -> None:
-        """Raise AssertionError if the program has ended, or in any case where `unless` says what is late."""
+        """Raise AssertionError if the program has ended, or if `unless` says what is late."""
         code = self._process.poll()
         self._failed = self._failed or code is not None or bool(unless)
         tail = self.tail()
@@ -36,13 +39,16 @@ class ChildProcess:
         assert not unless, f"{unless}. {self.name} still runs{said}"
 
     def tail(self) -> str:
-        """Return the end of what the program printed so far."""
+        """Return the end of the program's output so far."""
         size = self._log.seek(0, 2)
         self._log.seek(max(0, size - TAIL_BYTES))
         return self._log.read().decode(errors="replace").strip()
 
     def stop(self, patience_s: float = STOP_S) -> None:
-        """End the program: ask first, kill it after `patience_s`. The log of one that failed by itself stays."""
+        """Terminate the program, and kill it after `patience_s`.
+
+        The log of a program that failed by itself stays.
+        """
         self._failed |= self._process.poll() not in (None, 0)
         self._process.terminate()
         try:

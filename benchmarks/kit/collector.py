@@ -1,4 +1,4 @@
-"""The garbage collector's settings of a pipeline process, for benchmarks.
+"""The garbage collector's settings in a pipeline process, for benchmarks.
 
 With Python's default settings, garbage collection takes a sixth of a tick's time.
 """
@@ -14,7 +14,7 @@ from fleetcast.service.pipeline.role import reduce_garbage_collection
 def configure_garbage_collector() -> Iterator[None]:
     """Set the garbage collector as in a pipeline's process while the context is open.
 
-    A process that froze objects before, as the tests do, has them frozen afterwards.
+    Objects that the process froze before stay frozen afterwards.
     """
     before, froze = gc.get_threshold(), gc.get_freeze_count() > 0
     reduce_garbage_collection()

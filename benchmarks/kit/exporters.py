@@ -1,4 +1,4 @@
-"""Pages of GPUs in good health, and a farm of exporters in a process of its own: n nodes behind one port.
+"""Exporter pages of healthy GPUs, and a farm of exporters in another process: n nodes behind one port.
 
 python -m fleetcast.benchmarks.kit.exporters NODES PORT
 """
@@ -25,7 +25,10 @@ PCIE = range(235, 239)  # exact, or the link is not what it was
 
 
 def healthy(field: int, rng: np.random.Generator) -> str:
-    """Return what a busy GPU in good health prints. Fields that the catalogue names in other units look plausible."""
+    """Draw the text of a field's value as a busy healthy GPU prints it.
+
+    Fields that have another unit in the catalogue get plausible values.
+    """
     row = find_dcgm_row(EntityKind.GPU, field)
     assert row is not None
     usual = USUAL.get(METRICS[EntityKind.GPU][row].name, 0.0)
@@ -37,7 +40,10 @@ def healthy(field: int, rng: np.random.Generator) -> str:
 
 
 class Farm:
-    """A running farm; its pages are made beforehand, and their numbers go round. Both sides read `write_groups`."""
+    """A running farm of exporters. Its pages are prepared, and repeat.
+
+    `write_groups` writes the target list that both Fleetcast and Prometheus read.
+    """
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
@@ -72,7 +78,7 @@ def _name(node: int) -> str:
 
 
 class _Exporter(asyncio.Protocol):
-    """Enough HTTP for a scraper: requests without bodies, answers with a length, kept alive."""
+    """A minimal HTTP server for a scraper, with keep-alive connections."""
 
     pages: tuple[bytes, ...] = ()
     asked = 0

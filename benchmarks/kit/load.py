@@ -1,7 +1,8 @@
-"""A load generator for HTTP: keep-alive connections without pipelining, on uvloop, one core.
+"""A load generator for HTTP: keep-alive connections without pipelining, on uvloop, on one core.
 
-Closed loop: a connection asks again once it is answered, which measures answers a second. Open loop: requests are due
-at fixed times, and latency counts from then, so a server that stands still pays for all who would have asked.
+Closed loop: a connection sends its next request once it has the answer, which measures answers a
+second. Open loop: requests are due at fixed times, and latency counts from then. So a server that
+stalls is charged for all requests that were due in the meantime.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ Check = Callable[[bytes, bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request as it goes over the wire, the status it must get, and a closer look at some of the answers."""
+    """A request as bytes, the status that its answer must have, and an optional check of the answer."""
 
     wire: bytes
     status: bytes = b"200"
@@ -32,7 +33,7 @@ class Ask:
 
 @dataclass(slots=True)
 class LoadResult:
-    """The result of a load.
+    """The result of a run of the load generator.
 
     latency_s: one value for each answer. checked: the number of answers whose body was checked.
     """
@@ -59,13 +60,13 @@ def post(path: str, body: bytes, status: bytes = b"200", kind: str = "applicatio
 
 
 def run_closed_loop(port: int, ask: Callable[[], Ask | None], *, connections: int, seconds: float) -> LoadResult:
-    """Ask until `seconds` are over or `ask` has nothing more."""
+    """Send requests in a closed loop for `seconds`, or until `ask` returns None."""
     load: LoadResult = uvloop.run(_closed(port, ask, connections, seconds))
     return load
 
 
 def run_open_loop(port: int, ask: Callable[[], Ask], *, connections: int, seconds: float, rate: float) -> LoadResult:
-    """Send `rate` requests a second, evenly spaced."""
+    """Send `rate` requests a second, evenly spaced, for `seconds`."""
     load: LoadResult = uvloop.run(_open(port, ask, connections, round(seconds * rate), rate))
     return load
 
@@ -129,7 +130,7 @@ async def _connect(port: int, load: LoadResult) -> "_Line":
 
 
 class _Line(asyncio.Protocol):
-    """One connection with at most one request under way."""
+    """A connection with at most one open request."""
 
     def __init__(self, load: LoadResult) -> None:
         self.load = load
@@ -143,7 +144,7 @@ class _Line(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def send(self, ask: Ask, begin: float, then: "Callable[[_Line], None]") -> None:
-        """`begin`: when the request was due, of `perf_counter`; `then` is called with the answer in."""
+        """Send a request. begin: when it was due, by `perf_counter`. then: called once the answer has arrived."""
         self._ask, self._begin, self._then = ask, begin, then
         self._transport.write(ask.wire)
 
@@ -165,7 +166,7 @@ class _Line(asyncio.Protocol):
             self._transport.abort()
 
     def _answered(self, data: bytes, head: int) -> None:
-        """`head`: how long the head of the answer is."""
+        """Check and count an answer. head: the length of its head in bytes."""
         ask = self._ask
         assert ask is not None, "an answer that nobody asked for"
         self._ask = None

@@ -1,4 +1,4 @@
-"""A real Prometheus as a peer: what FLEETCAST_PROMETHEUS names, what our tests have built, or what is on the path."""
+"""A real Prometheus as a peer: named by FLEETCAST_PROMETHEUS, built by our tests, or on the path."""
 
 import contextlib
 import os
@@ -20,7 +20,10 @@ START_S = 60.0
 
 
 def find_prometheus() -> str | None:
-    """Return a program, the newest one. None if there is none."""
+    """Return the path of a Prometheus program, or None if there is none.
+
+    Among those that our tests built, it is the newest one.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetcast"
     built = [str(path) for path in sorted(cache.glob("prometheus-*/bin/prometheus"), reverse=True)]
     named = os.environ.get(VARIABLE)
@@ -28,14 +31,17 @@ def find_prometheus() -> str | None:
 
 
 def read_version(program: str) -> str:
-    """Its name for a record, such as "Prometheus 3.15.0"."""
+    """Return a program's name for a record, such as "Prometheus 3.15.0"."""
     shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     words = (shown.stdout + shown.stderr).split()
     return f"Prometheus {words[words.index('version') + 1]}" if "version" in words else "Prometheus"
 
 
 class PrometheusPeer:
-    """A running Prometheus; `config` is that of its prometheus.yml. It takes remote writes of both versions."""
+    """A running Prometheus, which accepts remote writes of both versions.
+
+    config: the contents of prometheus.yml.
+    """
 
     def __init__(self, program: str, folder: Path, config: dict[str, Any]) -> None:
         self.name = read_version(program)
@@ -67,7 +73,7 @@ class PrometheusPeer:
         return f"http://127.0.0.1:{self.port}"
 
     def samples(self) -> int:
-        """Return the samples that its head has stored so far."""
+        """Return how many samples Prometheus has stored so far."""
         with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         name = "prometheus_tsdb_head_samples_appended_total"
@@ -78,6 +84,6 @@ class PrometheusPeer:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system CPU seconds of a process so far."""
     words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

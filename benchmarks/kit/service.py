@@ -1,4 +1,4 @@
-"""Real processes to measure: a server on a core of its own, and a pipeline that publishes the board of a busy fleet."""
+"""Real processes to measure: a server on its own core, and a pipeline that publishes boards."""
 
 import contextlib
 import multiprocessing
@@ -35,7 +35,7 @@ def cores() -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def pinned(wanted: set[int]) -> Iterator[None]:
-    """Pin this process, and what it starts meanwhile, to some cores."""
+    """Pin this process, and the processes that it starts, to some cores while the context is open."""
     machine()  # it remembers how many cores there are, not how many are left now
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, wanted)
@@ -46,26 +46,30 @@ def pinned(wanted: set[int]) -> Iterator[None]:
 
 
 def pin_beside_server() -> contextlib.AbstractContextManager[None]:
-    """Pin this process, which generates the load, to the second core. The first is the server's."""
+    """Pin this process, which generates the load, to the second core. The first one is the server's."""
     return pinned(set(cores()[1:2] or cores()))
 
 
 def choose_board_cores() -> set[int]:
-    """Return the cores of a pipeline that ticks: neither the server's nor the generator's, where there are three.
+    """Return the cores for a pipeline that ticks.
 
-    With two it shares the server's. A generator that waits for a core would blame the server for its own delay.
+    With three cores, they are neither the server's nor the generator's. With two cores it shares the
+    server's. A generator that waits for a core would attribute its own delay to the server.
     """
     return set(cores()[2:] or cores()[:1])
 
 
 def read_cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system CPU seconds of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
 
 
 def find_free_port() -> int:
-    """Return an unused loopback port below the ephemeral ones, so that no connection takes it first."""
+    """Return an unused loopback port below the ephemeral range.
+
+    No outgoing connection can take it first.
+    """
     for port in random.sample(PORTS, 50):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -74,7 +78,10 @@ def find_free_port() -> int:
 
 
 def write_topology(folder: Path, gpus: int) -> Path:
-    """Write `topology.toml`: the nodes n00000, n00001, … of a fleet of this size in racks of 16. Returns its path."""
+    """Write `topology.toml` for a fleet of this size: nodes n00000, n00001, … in racks of 16.
+
+    Returns its path.
+    """
     last = max(1, gpus // GPUS_PER_NODE) - 1
     racks = [
         {"name": f"r{first // 16}", "nodes": f"n[{first:05d}-{min(first + 15, last):05d}]"}
@@ -87,7 +94,7 @@ def write_topology(folder: Path, gpus: int) -> Path:
 
 
 class ServerProcess:
-    """An HTTP server on the first core."""
+    """A running HTTP server, pinned to the first core."""
 
     def __init__(self, port: int, command: list[str]) -> None:
         self.port = port
@@ -96,7 +103,7 @@ class ServerProcess:
 
     @classmethod
     def role(cls, name: str, folder: Path, **sections: dict[str, Any]) -> "ServerProcess":
-        """Our own `api` or `placer` on a state folder; `sections` of the configuration are added."""
+        """Start our own `api` or `placer` on a state folder. sections: more sections of its configuration."""
         ports = {"api": find_free_port(), "placer": find_free_port()}
         config: dict[str, Any] = {"state": str(folder)} | {role: {"port": port} for role, port in ports.items()}
         for section, values in sections.items():
@@ -108,7 +115,7 @@ class ServerProcess:
         )
 
     def wait(self, path: str, said: bytes = b"") -> None:
-        """Until `path` is answered with 200, and `said` is in the body."""
+        """Wait until the server answers `path` with 200 and a body that contains `said`."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             self.process.check()
@@ -131,7 +138,7 @@ class ServerProcess:
 
 
 class BoardProcess:
-    """A pipeline of `gpus` GPUs in a process of its own: it swaps its board every second, or ticks."""
+    """A pipeline of `gpus` GPUs in another process. It publishes a new board every second, or ticks."""
 
     def __init__(self, folder: Path, gpus: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -144,7 +151,7 @@ class BoardProcess:
         self.nodes: int = self._receive()
 
     def say(self, mode: str) -> None:
-        """`swap`, `tick` or `rest`; returns once it is obeyed."""
+        """Set the mode `swap`, `tick` or `rest`, and wait until the pipeline confirms it."""
         self._line.send(mode)
         assert self._line.poll(MAKE_S), "the pipeline does not answer"
         assert self._receive() == mode

@@ -1,4 +1,4 @@
-"""Remote-write requests as Prometheus sends them, in numbers: a template whose times and values are put in anew."""
+"""Remote-write requests as Prometheus sends them: templates with new times and values."""
 
 import http.client
 import struct
@@ -19,7 +19,10 @@ _METADATA = b"\x2a\x04\x08\x02\x18\x01"
 
 
 def series_of(nodes: int) -> list[dict[str, str]]:
-    """Labels of every series of dcgm-exporter on some nodes, as Prometheus keeps them, in the order of their pages."""
+    """Return the labels of every dcgm-exporter series of some nodes, as Prometheus stores them.
+
+    The series have the order of the exporters' pages.
+    """
     names = {field: name for name, field in reversed(FIELD_IDS.items())}
     return [
         {
@@ -41,7 +44,7 @@ def series_of(nodes: int) -> list[dict[str, str]]:
 
 
 class Requests:
-    """The requests of one round over all series; `round` gives them times and values of their own."""
+    """The requests of a scrape round over all series. Each round gets new times and values."""
 
     def __init__(self, series: Sequence[Mapping[str, str]], version: Version, rng: np.random.Generator) -> None:
         self.samples = len(series)
@@ -53,7 +56,7 @@ class Requests:
         self._rng = rng
 
     def round(self, time_ms: int) -> list[bytes]:
-        """Bodies whose samples are all of `time_ms`, with values of a few digits."""
+        """Return the compressed bodies of one round at `time_ms`, with values of a few digits."""
         time = np.array([(time_ms >> 7 * at & 0x7F) | (0x80 if at < 5 else 0) for at in range(6)], np.uint8)
         bodies = []
         for template, places, most in zip(self._templates, self._samples, self._most, strict=True):
@@ -66,12 +69,15 @@ class Requests:
 
 
 def _most(name: str) -> float:
-    """Return what any metric of this name can reach: profiling reports ratios, links have few generations and lanes."""
+    """Return the largest value that any metric of this name can have.
+
+    Profiling metrics are ratios, and link metrics count few generations and lanes.
+    """
     return 1.0 if "_PROF_" in name else 10.0 if "_LINK_" in name else 100.0
 
 
 def _places(message: bytes) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """Where the samples begin."""
+    """Return (sample,) the index at which each sample begins in a message."""
     found, at = [], message.find(_SAMPLE)
     while at >= 0:
         found.append(at)
@@ -113,7 +119,7 @@ def _encode_v2(series: Sequence[Mapping[str, str]]) -> bytes:
 
 
 class WriteConnection:
-    """One connection that writes requests one after the other, as one shard of a Prometheus does."""
+    """A connection that sends requests one after the other, as one shard of a Prometheus does."""
 
     def __init__(self, port: int, version: Version) -> None:
         self._line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -124,7 +130,7 @@ class WriteConnection:
         }
 
     def send(self, body: bytes) -> None:
-        """AssertionError unless it is taken."""
+        """Send a body. Raises AssertionError unless the server accepts it."""
         self._line.request("POST", "/api/v1/write", body, self._headers)
         answer = self._line.getresponse()
         text = answer.read()

@@ -1,1 +1,1 @@
-"""Benchmarks of the pipeline between its inputs and its answers."""
+"""Benchmarks of the pipeline's work between its inputs and its answers."""

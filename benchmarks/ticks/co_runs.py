@@ -1,15 +1,16 @@
-"""Jobs that share hardware, as a tick looks at them: who meets whom, paces alone and together, what they teach.
+"""The part of a tick that observes which jobs share hardware, and how their paces change.
 
-Of JOBS running jobs a tenth shares GPUs with another, half are gangs of two nodes that meet others on adapters and
-rails, the rest have single GPUs below common PCIe switches; each has MAX_STEPS steps.
+Of JOBS running jobs a tenth share GPUs with another job. Half are gangs of two nodes that share
+adapters and rails with others. The rest have single GPUs below common PCIe switches. Each job has
+MAX_STEPS steps.
 
-    tick     nobody is due: a job's steps are looked at once a minute
-    minute   everybody is
+    tick     no job is due: a job's steps are evaluated once a minute
+    minute   every job is due
     change   one job in fifty ended, and as many began
-    learn    the most co-runs that are kept, all on one kind of hardware
+    learn    the largest number of stored co-runs, all on one kind of hardware
 
-One process, one core. The sections that come of it, and all else of a tick, are in `python -m
-fleetcast.benchmarks.ticks.working_tick`.
+One process, one core. `python -m fleetcast.benchmarks.ticks.working_tick` measures the sections
+made from this, and the rest of a tick.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ T0 = 1_789_000_000_000
 
 
 def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
-    """One record a case; a fleet's size plays no part."""
+    """Yield one record for each case. The size of a fleet does not matter here."""
     fleet = _Fleet()
     for name in ("tick", "minute", "change"):
         yield measure("co_runs", name, {"jobs": JOBS}, getattr(fleet, name), "ms", repeats=REPEATS)
@@ -49,7 +50,7 @@ def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
 
 
 class _Fleet:
-    """Jobs that run, and what is watched of them."""
+    """A fleet of running jobs, and the observer of their co-runs."""
 
     def __init__(self) -> None:
         self.table, self.co_runs, self.now_ms = JobTable(), CoRuns(), T0
@@ -76,7 +77,7 @@ class _Fleet:
     def change(self) -> int:
         """Replace some running jobs with new ones, in the list of running jobs only.
 
-        The old jobs get no end events, because the benchmark `events` measures how events are folded.
+        The old jobs get no end events, because the benchmark `events` measures how events are applied.
         """
         few = JOBS // 50
         for _ in range(few):
@@ -110,7 +111,7 @@ class _Fleet:
 
 
 def _known(count: int) -> tuple[Pairs, np.ndarray]:
-    """Co-runs of jobs of 40 kinds, and what the prior missed of them."""
+    """Draw co-runs of jobs of 40 kinds, and (co-run,) the errors of the prior speeds."""
     rng = np.random.default_rng(0)
     keys, loads = rng.integers(1, 200, (count, 2)), rng.random((count, 2, len(LOADS)))
     rows = [(own, other, (a, a % 40 + 1), (b, b % 40 + 1)) for (own, other), (a, b) in zip(loads, keys, strict=True)]

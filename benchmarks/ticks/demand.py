@@ -1,8 +1,9 @@
 """Demand: retraining on months of a cluster, and forecasting many series at once.
 
-`retraining`: features, the length of jobs and the trees of every target of demand/venus below FLEETCAST_DATA (five
-months of ten minutes; else made up, of the same size). `forecasting`: QUANTILES at LEADS of as many pools, four weeks
-each, features included; the peer is persistence with the quantiles of its past errors.
+`retraining`: features, run times of jobs, and the trees of every target. The data are demand/venus
+below FLEETCAST_DATA: five months in bins of ten minutes. Without them, simulated data have that
+size. `forecasting`: QUANTILES at LEADS for many pools, four weeks each, features included. The peer
+is persistence with the quantiles of its past errors.
 """
 
 import os
@@ -28,7 +29,7 @@ FIRST_MS = 1_585_699_200_000
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """One record of the retraining, one of the forecasts of each size in series."""
+    """Yield one record of the retraining, and one of forecasts for each number of series."""
     panels, source = months()
     size = {"targets": len(panels), "bins": panels[0].bins, "made_up": int(source != VENUS)}
     cpu_s, wall_s = time.process_time(), time.perf_counter()
@@ -60,13 +61,13 @@ def _measure_forecasting(series: int) -> dict[str, Any]:
 
 @cache
 def _fitted() -> DemandTrees:
-    """All trees of the settings: of a history that is long enough for them."""
+    """Fit a model with all trees, on a history that is long enough for them."""
     panel = made_up(1, MONTHS_BINS)
     return DemandTrees(0).fit([panel], [panel.bins])
 
 
 def months() -> tuple[list[Panel], str]:
-    """Panels of every target of one cluster, and where they come from."""
+    """Return a panel for every target of one cluster, and the name of the data's source."""
     from fleetcast.training.sets.demand_sets import read_panels
 
     data = Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))
@@ -83,7 +84,10 @@ def _of(panel: Panel, target: str) -> Panel:
 
 
 def made_up(series: int, bins: int, seed: int = 0) -> Panel:
-    """Pools of 64 to 4,096 GPUs with days, weeks and noise; arrivals and departures that add up to what runs."""
+    """Simulate pools of 64 to 4,096 GPUs with daily and weekly waves and noise.
+
+    Arrivals and departures add up to the running GPUs.
+    """
     rng = np.random.default_rng(seed)
     size = np.exp2(rng.integers(6, 13, (series, 1))).astype(np.float64)
     hour = np.arange(bins) * BIN_S / 3600

@@ -1,7 +1,8 @@
-"""The time of `fleetcast.service.pipeline.jobs.fingerprints` until it has read each running job once.
+"""The time that the service needs to fingerprint every running job once.
 
-Half an hour of readings lies in the rings. A quarter of the jobs report checkpoints, an eighth swings with a period
-that telemetry can show, the others work steadily; one job in ten spans two nodes.
+It measures `fleetcast.service.pipeline.jobs.fingerprints`, with half an hour of readings in the
+rings. A quarter of the jobs report checkpoints, an eighth swings with a period that telemetry can
+show, and the others work steadily. One job in ten spans two nodes.
 """
 
 import asyncio
@@ -33,14 +34,18 @@ READINGS = ("sm_active", "tensor_active", "gpu_util", "power_w", "fb_used_bytes"
 
 
 class WallClock(ManualClock):
-    """Set by hand, and as fast as wall time."""
+    """A clock that is set by hand, and runs as fast as wall time."""
 
     def wall_s(self, fleet_s: float) -> float:
         return fleet_s
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Seconds from pass to pass until all were looked at, and which part of a core that takes."""
+    """Yield three records for each fleet size in GPUs.
+
+    They are the seconds until every job was fingerprinted, the share of a core, and the longest wait of
+    the loop.
+    """
     for gpus in sizes:
         state, jobs = make_full_fleet(gpus)
         clock = WallClock(NOW_MS)
@@ -62,7 +67,10 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 def _round(
     prints: Fingerprints, state: FleetState, jobs: int, clock: ManualClock, waits_ms: list[float]
 ) -> tuple[int, float]:
-    """Return the passes until each job was read since now, and their CPU seconds. Adds the loop's waits."""
+    """Return the number of passes until each job was fingerprinted, and their CPU seconds.
+
+    waits_ms: receives the longest wait of the event loop in each pass.
+    """
     seen: set[str] = set()
     cpu_s = 0.0
     began_ms = clock.now_ms()
@@ -78,7 +86,7 @@ def _round(
 
 
 async def _watched(prints: Fingerprints, state: FleetState) -> float:
-    """One pass; the longest that a task which wants to run all the time had to wait meanwhile, s."""
+    """Run one pass. Returns the longest wait of another task in the loop, in seconds."""
     looking = asyncio.ensure_future(prints.renew(state))
     longest = 0.0
     while not looking.done():
@@ -90,7 +98,7 @@ async def _watched(prints: Fingerprints, state: FleetState) -> float:
 
 
 def make_full_fleet(gpus: int) -> tuple[FleetState, int]:
-    """Return a full fleet, and how many jobs run on it."""
+    """Make the state of a full fleet. Returns it, and the number of running jobs."""
     nodes = gpus // GPUS_PER_NODE
     entities = Entities()
     for node in range(nodes):
@@ -109,7 +117,7 @@ def make_full_fleet(gpus: int) -> tuple[FleetState, int]:
 
 
 def _fill(state: FleetState, gpus: int) -> None:
-    """SLOTS readings of all GPUs that end now."""
+    """Write SLOTS readings of all GPUs into the rings. The last one is of now."""
     rng = np.random.default_rng(1)
     job = np.arange(gpus) // GPUS_PER_JOB
     for slot in range(SLOTS):
@@ -126,7 +134,10 @@ def _fill(state: FleetState, gpus: int) -> None:
 
 
 def _events(nodes: int) -> Iterator[JobEvent]:
-    """Jobs of GPUS_PER_JOB GPUs; of each ten one of two whole nodes takes the place of four."""
+    """Yield the events of jobs that fill the fleet, with GPUS_PER_JOB GPUs each.
+
+    Every tenth job instead has two whole nodes.
+    """
     began_ms = NOW_MS - 7_200_000
     slots = [(node, half) for node in range(nodes) for half in range(2)]
     number = at = 0

@@ -1,9 +1,10 @@
-"""Memory per GPU: a pipeline with a fleet, less one with a tenth of it, by GPU.
+"""Memory per GPU: pipelines with a whole fleet and with a tenth of it, and their difference.
 
-Each process has decoded every node's page (40 fields a GPU), filled rings of 120 fine slots and a day of 10-minute
-means, folded jobs on all GPUs, and ticked. The first page came a day before the others, so that every slot of the rings
-is open and its memory handed out, as after a day of work. `resident` is what the process then holds, `peak` its most.
-In the second pair of cases each GPU has an InfiniBand port with 17 counters.
+Each process has decoded every node's page (40 fields a GPU), and filled rings of 120 fine slots and
+a day of 10-minute means. It has applied the events of jobs on all GPUs, and ticked. The first page
+came a day before the others, so that every slot of the rings is allocated, as after a day of work.
+`resident` is the memory at the end, `peak` the largest. In the second pair of cases each GPU has an
+InfiniBand port with 17 counters.
 """
 
 import asyncio
@@ -52,7 +53,10 @@ class MemoryUse:
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Two records a size and kind of fleet; sizes that do not fit the memory are left out."""
+    """Yield two records for each fleet size and kind of fleet.
+
+    Sizes that do not fit the memory are left out.
+    """
     for gpus in sizes:
         if not fits_memory(gpus, BYTES_PER_GPU):
             continue
@@ -97,7 +101,7 @@ def _fill(gpus: int, ports: int, line: Any) -> None:
 
 
 class MeasuredFleet:
-    """A pipeline with a decoder a node. Pages are made when they are scraped, as an exporter would."""
+    """A pipeline with a decoder for each node. Pages are made when they are scraped, as an exporter does."""
 
     def __init__(self, nodes: int, ports: int, folder: Path) -> None:
         self.nodes = nodes
@@ -112,7 +116,7 @@ class MeasuredFleet:
         self.pipeline.take(Batch(events=tuple(gangs(nodes, T0))))
 
     def scrape(self) -> None:
-        """One page of each node, and 15 s."""
+        """Ingest one page of each node, and advance the clock by SCRAPE_S."""
         now_ms = self.clock.now_ms()
         for first in range(0, self.nodes, 256):
             part = self._decoders[first : first + 256]

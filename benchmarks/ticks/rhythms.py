@@ -1,8 +1,9 @@
-"""The share of jobs of which `fleetcast.features.period` finds the rhythm, and the share of right answers.
+"""How often `fleetcast.features.period` finds the rhythm of a job, and how often it is right.
 
 Jobs pause for 3 to 97 % of a period of 60 s to 40 min, drawn by seed, with scrapes every 15 s.
-`exporter default`: activity, utilisation, momentary watts and the energy counter. `momentary`: without the counter.
-The peer is the autocorrelation alone, which needs a series that swings for much of the time.
+`exporter default`: activity, utilisation, momentary watts and the energy counter. `momentary`:
+without the counter. The peer is the autocorrelation alone, which needs a series that swings for
+much of the time.
 """
 
 import time
@@ -26,7 +27,11 @@ Array = NDArray[np.float64]
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Share without an answer where the pause lasts a scrape, share of wrong answers of those given, ms an answer."""
+    """Yield three records for each case: no answer, wrong answers, and ms an answer.
+
+    `no answer` is a share of the jobs whose pause lasts at least a scrape. `wrong answers` is a share
+    of the answers.
+    """
     for jobs in sizes:
         for span, samples in SPANS.items():
             for exporters, points in (("exporter default", 4), ("momentary", 3)):
@@ -70,7 +75,11 @@ def _measure(case: str, jobs: int, samples: int, points: int) -> Iterator[dict[s
 
 
 def readings(rng: np.random.Generator, period_s: float, works: float, samples: int) -> tuple[Array, NDArray[np.bool_]]:
-    """Return channels (activity, utilisation, watts, watts by energy) and which of them are means over the interval."""
+    """Return (channel, sample) readings, and (channel,) whether a channel is a mean over the interval.
+
+    The channels are activity, utilisation, watts, and watts by energy. works: the share of the period
+    with work.
+    """
     first_s = rng.uniform(0, period_s)
     at_s = np.arange(1, samples + 1) * INTERVAL_S
     fine_s = at_s[:, None] - (np.arange(FINE) + 0.5) / FINE * INTERVAL_S

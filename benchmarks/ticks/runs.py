@@ -1,8 +1,9 @@
-"""Run times, with a model that is fitted on jobs made here: by itself, and beside a pipeline.
+"""Run times, with a model fitted on simulated jobs: the model alone, and in a pipeline.
 
-`fit`: with its back-tests. `tell`: run-time quantiles of one submission after another. `look`: one pass over what is
-left of every running job (each minute, mostly in a thread). `rows`: what saying so adds to a tick, in `/v1/jobs` and
-the placer's section. `estimate`: the board's part of `POST /v1/jobs/estimate` (the placer's is `start`).
+`fit`: fitting it, with its back-tests. `tell`: run-time quantiles of one submission after another.
+`look`: one pass over the remaining time of every running job (each minute, mostly in a thread).
+`rows`: the remaining times that a tick adds to `/v1/jobs` and the placer's section. `estimate`: the
+board's part of `POST /v1/jobs/estimate` (the placer's part is `start`).
 """
 
 import asyncio
@@ -95,7 +96,7 @@ def _make_forecast(model: DurationModel, rows: RunRows) -> Callable[[], int]:
 
 
 class _Served(ServedRunModel):
-    """Serves one model, and reads no registry."""
+    """A served model that is always the same, and reads no registry."""
 
     def __init__(self, pipeline: Pipeline, model: DurationModel) -> None:
         super().__init__(Registry(pipeline.config.models_folder))

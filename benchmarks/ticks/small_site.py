@@ -1,8 +1,8 @@
-"""A site of a few hosts: seconds from the start to the first scores, and memory and CPU of all processes afterwards.
+"""A site of a few hosts: the time to the first scores, then memory and CPU of all processes.
 
-`fleetcast run` scrapes exporters on loopback, a host each, with one adapter, so that every role runs. Memory is the
-proportional set size (PSS): a page that processes share counts once. A wake-up is a voluntary context switch: a thread
-waited and was woken.
+`fleetcast run` scrapes exporters on loopback, one for each host, with one adapter, so that every
+role runs. Memory is the proportional set size (PSS): a page that processes share counts once. A
+wake-up is a voluntary context switch: a thread waited and was woken.
 """
 
 import sys
@@ -30,7 +30,7 @@ MIB = 2**20
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Four records a size in GPUs: start, memory, CPU at rest, and the bytes of a snapshot."""
+    """Yield the records of each size in GPUs: start, wake-ups, memory, CPU at rest, snapshot bytes."""
     for gpus in sizes:
         with tempfile.TemporaryDirectory() as folder:
             yield from _cases(Path(folder), gpus)
@@ -67,7 +67,7 @@ def _cases(folder: Path, gpus: int) -> Iterator[dict[str, Any]]:
 
 
 class SmallSite:
-    """A whole Fleetcast that scrapes a farm."""
+    """A whole Fleetcast that scrapes a farm of exporters."""
 
     def __init__(self, folder: Path, farm: Farm) -> None:
         self._state = folder / "state"
@@ -88,7 +88,7 @@ class SmallSite:
         self._process = ChildProcess("the service", command)
 
     def wait_for_scores(self) -> float:
-        """Return the seconds from the start until a board has all GPUs of all hosts."""
+        """Wait until a board has all GPUs of all hosts. Returns the seconds since the start."""
         reader, deadline = BoardReader(self._state / "board"), self._began + PATIENCE_S
         while True:
             board = reader.latest() if (self._state / "board").exists() else None
@@ -98,7 +98,7 @@ class SmallSite:
             time.sleep(POLL_S)
 
     def pids(self) -> dict[str, int]:
-        """Return process ids by name, as the supervisor wrote them."""
+        """Return process name → id, as the supervisor wrote them."""
         lines = (self._state / "pids").read_text(encoding="utf-8").splitlines()
         return {name: int(pid) for name, pid in (line.split() for line in lines)}
 
@@ -109,11 +109,11 @@ class SmallSite:
         return sum(map(read_cpu_s, self.pids().values()))
 
     def wake_ups(self) -> dict[str, int]:
-        """Voluntary context switches of each process since its start."""
+        """Return process name → voluntary context switches of its threads since their start."""
         return {name: wake_ups(pid) for name, pid in self.pids().items()}
 
     def measure_snapshot_bytes(self) -> int:
-        """Return what the snapshots take on disk: a file with several names counts once."""
+        """Return the bytes of the snapshots on disk. A file with several names counts once."""
         files = [path.stat() for path in (self._state / "snapshot").rglob("*") if path.is_file()]
         return sum({file.st_ino: file.st_blocks * 512 for file in files}.values())
 
@@ -122,13 +122,13 @@ class SmallSite:
 
 
 def pss_bytes(pid: int) -> int:
-    """Return the proportional set size of a process."""
+    """Return the proportional set size of a process in bytes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
 
 
 def wake_ups(pid: int) -> int:
-    """Return the voluntary context switches of the threads that a process has now."""
+    """Return the voluntary context switches of a process's present threads."""
     files = Path(f"/proc/{pid}/task").glob("*/status")
     lines = (line for file in files for line in file.read_text(encoding="ascii").splitlines())
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))

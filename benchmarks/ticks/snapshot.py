@@ -1,6 +1,7 @@
-"""Saving a snapshot: how long a save holds up the loop that writes and ticks, and how long it takes in all.
+"""Saving a snapshot: how long a save blocks the loop, and how long it takes in all.
 
-The fleet is the tick's, after weeks of jobs. A minute's save adds to those before; each sixtieth writes every ring.
+The fleet is that of the benchmark `tick`, after weeks of jobs. A minute's save adds to earlier
+ones. Each sixtieth save writes every ring.
 """
 
 import asyncio
@@ -30,7 +31,10 @@ DAYS_MS = 5 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save. pause_ms: the longest time in which the loop did nothing else."""
+    """The times of one save in ms, and its CPU seconds.
+
+    pause_ms: the longest time for which the save blocked the loop.
+    """
 
     pause_ms: float
     took_ms: float
@@ -38,7 +42,7 @@ class Save:
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory."""
+    """Measure a fleet of each size in GPUs. Sizes that do not fit the memory are left out."""
     for gpus in sizes:
         if not fits_memory(gpus, BYTES_PER_GPU):
             continue
@@ -69,7 +73,7 @@ def _cases(fleet: BusyFleet, gpus: int) -> Iterator[dict[str, Any]]:
 
 
 async def _measure_save(fleet: BusyFleet) -> Save:
-    """Save while a task looks at the time every millisecond."""
+    """Save a snapshot, while another task measures the longest pause of the loop."""
     pause_ms, done = 0.0, False
 
     async def measure() -> None:
@@ -92,7 +96,7 @@ async def _measure_save(fleet: BusyFleet) -> Save:
 
 
 def make_old_site(gpus: int, folder: Path) -> BusyFleet:
-    """Return a busy fleet with steps of every running job, and the jobs of weeks at rest."""
+    """Make a busy fleet with steps of every running job, and weeks of ended jobs at rest."""
     fleet = BusyFleet(gpus, folder)
     jobs = fleet.pipeline.state.jobs
     for attempt in jobs.running():
@@ -107,7 +111,7 @@ def make_old_site(gpus: int, folder: Path) -> BusyFleet:
 
 
 def _ended(job: str) -> JobAttempt:
-    """Return a job of two GPUs that ran for an hour, days ago."""
+    """Make a job of two GPUs that ran for an hour, days ago."""
     ranks = (RankPlacement(0, "n00000", (0, 1)),)
     attempt = JobAttempt(job, 1)
     for event in (

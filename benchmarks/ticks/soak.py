@@ -1,8 +1,9 @@
-"""A simulated day: memory and tick time by the hour, as fast as it goes, through the real pipeline.
+"""A simulated day in the real pipeline, as fast as possible: memory and tick time by the hour.
 
-Every 15 s of fleet time all GPUs and nodes are scraped; every minute comes a tick and a step of each running job; gangs
-queue, run for half an hour to hours and end, some failing; snapshots are five minutes apart, forecasts ten. Pages have
-a dozen metrics a GPU: rings have the room of all metrics anyway.
+Every 15 s of fleet time all GPUs and nodes are scraped. Every minute brings a tick and a step of
+each running job. Gangs queue, run for half an hour to hours and end. Some fail. Snapshots are five
+minutes apart, forecasts ten. Pages have a dozen metrics a GPU, but rings have room for all metrics
+anyway.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ USERS = 50
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """The use of one hour. Times are medians, wall milliseconds."""
+    """The memory, times and numbers of jobs in one hour. Times are medians in wall ms."""
 
     rss_mib: float
     tick_ms: float
@@ -59,7 +60,10 @@ class Hour:
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Measure a day of a fleet of each size in GPUs, up to LARGEST. Leaves out sizes that do not fit the memory."""
+    """Measure a day of a fleet of each size in GPUs, up to LARGEST.
+
+    Sizes that do not fit the memory are left out.
+    """
     for gpus in sizes:
         if gpus > LARGEST or not fits_memory(gpus, BYTES_PER_GPU):
             continue
@@ -84,7 +88,7 @@ def _cases(hours: Sequence[Hour], gpus: int, cpu_s: float) -> Iterator[dict[str,
 
 
 class SoakSite:
-    """A pipeline, and all that happens around it."""
+    """A pipeline with a simulated fleet: its scrapes, its jobs and its clock."""
 
     def __init__(self, gpus: int, folder: Path) -> None:
         self.nodes = max(1, gpus // GPUS_PER_NODE)
@@ -112,7 +116,10 @@ class SoakSite:
         self._exact = np.tile([name.startswith("pcie_") or name == "xid" for name in METRICS], len(rows))
 
     def live(self, hours: int, tick_s: int = TICK_S) -> Iterator[Hour]:
-        """Hour by hour. AssertionError where samples or events are not taken, or a board is not of its time."""
+        """Run the site for some hours, and yield the measurements of each hour.
+
+        Raises AssertionError if samples or events are not applied, or if a board is out of date.
+        """
         for _ in range(hours):
             ticks, saves = [], []
             for second in range(0, 3600, SCRAPE_S):
@@ -159,7 +166,10 @@ class SoakSite:
 
 
 class JobMill:
-    """Gangs that are submitted, wait for nodes, step every minute, and end; a tenth of them fail."""
+    """A source of gangs that are submitted, wait for nodes, step every minute and end.
+
+    A tenth of them fail.
+    """
 
     def __init__(self, nodes: int) -> None:
         self.running: dict[str, int] = {}  # job -> its last sequence
@@ -170,7 +180,7 @@ class JobMill:
         self._made = 0
 
     def minute(self, now_ms: int) -> list[JobEvent]:
-        """Return the events of a minute, in order."""
+        """Return the events of the next minute, in order."""
         return [*self._end(now_ms), *self._submit(now_ms), *self._start(now_ms), *self._step(now_ms)]
 
     def _end(self, now_ms: int) -> Iterator[JobEvent]:
@@ -220,7 +230,7 @@ Columns = tuple[EntityKind, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
 
 
 def _columns(kind: EntityKind, metrics: Sequence[str], rows: Sequence[int]) -> Columns:
-    """Kind, and the metric and entity columns of a page after the other."""
+    """Return the kind, and the (sample,) metric and entity columns of all pages in a row."""
     numbers = np.array([find_metric_row(kind, name) for name in metrics], np.int16)
     return kind, np.tile(numbers, len(rows)), np.repeat(np.array(rows, np.int32), len(metrics))
 

@@ -1,8 +1,8 @@
 """Starting: from the start of a pipeline to its first board, with the snapshot of a fleet and of weeks of jobs.
 
 The process is a real one, with a configuration file and a topology file. The snapshot is what a busy site leaves
-behind: full rings, a file for each of the last minutes, running jobs with their steps, and ended ones at rest. One start
-that does not count comes first, so that every module is compiled, as after an installation.
+behind: full rings, a file for each of the last minutes, running jobs with their steps, and ended ones at rest.
+One start that does not count comes first, so that every module is compiled, as after an installation.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ PATIENCE_S = 300.0
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory twice."""
+    """Measure a fleet of each size in GPUs. Sizes that do not fit the memory twice are left out."""
     for gpus in sizes:
         if not fits_memory(gpus, 2 * BYTES_PER_GPU):
             continue
@@ -44,7 +44,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 def leave(fleet: BusyFleet) -> None:
-    """Leave on disk what an earlier process would."""
+    """Write the files that an earlier process would have left on disk."""
     fleet.tick()
     asyncio.run(fleet.pipeline.save())
     for _ in range(MINUTES):
@@ -54,7 +54,10 @@ def leave(fleet: BusyFleet) -> None:
 
 
 def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float, float]:
-    """Seconds from the start of a process to its first board, and of its CPU; the board must know the running jobs."""
+    """Return the wall and CPU seconds from the start of a process to its first board.
+
+    Asserts that the board knows the running jobs.
+    """
     config = _write_config(folder, now_ms, gpus)
     reader = BoardReader(folder / "board")
     before = reader.latest()

@@ -1,11 +1,11 @@
 """The tick: extract, score and publish, on a fleet of busy nodes.
 
-    extract, score, publish      healthy, under gangs of one to eight nodes
-    … 40 % of the nodes silent   the same, and so many nodes stopped answering
+    extract, score, publish      healthy, with gangs of one to eight nodes
+    … 40 % of the nodes silent   the same, after 40 % of the nodes stopped answering
     … a job on each node         as many jobs as nodes
     … a job on each GPU          eight times as many jobs
 
-The garbage collector is set as the service sets it.
+The garbage collector has the service's settings.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ USUAL = {
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory."""
+    """Measure a fleet of each size in GPUs. Sizes that do not fit the memory are left out."""
     for gpus in sizes:
         if not fits_memory(gpus, BYTES_PER_GPU):
             continue
@@ -71,10 +71,13 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 class BusyFleet:
-    """A pipeline that has taken in some scrapes of a whole fleet."""
+    """A pipeline that has ingested some scrapes of a whole fleet."""
 
     def __init__(self, gpus: int, folder: Path, jobs: Callable[[int, int], Iterator[JobEvent]] | None = None) -> None:
-        """jobs: the events of the jobs that run, of a number of nodes and the time now; None: gangs."""
+        """Create the fleet, and scrape it SCRAPES times.
+
+        jobs: makes the events of running jobs from the number of nodes and the time now in ms. None: gangs.
+        """
         self.nodes = max(1, gpus // GPUS_PER_NODE)
         self.clock = ManualClock(T0)
         self.pipeline = Pipeline(Config(state=str(folder)), self.clock, topology_of(self.nodes), no_sources)
@@ -88,7 +91,7 @@ class BusyFleet:
             self.scrape()
 
     def scrape(self) -> None:
-        """One scrape of everything, and the 15 s after it."""
+        """Ingest one scrape of all GPUs and ports, and advance the clock by 15 s."""
         now_ms = self.clock.now_ms()
         self.pipeline.take(
             Batch(samples=tuple(make_scrape(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()))
@@ -96,7 +99,7 @@ class BusyFleet:
         self.clock.advance(15)
 
     def silence(self, share: float) -> None:
-        """Let the first nodes stop answering, and tick until that is known."""
+        """Stop the scrapes of the first nodes (a share), and tick until the pipeline has flagged them."""
         self._may_flag = True
         silent = round(share * self.nodes) * GPUS_PER_NODE
         self._rows = {kind: rows[silent:] for kind, rows in self._rows.items()}
@@ -108,7 +111,7 @@ class BusyFleet:
         assert board.array("node.flagged").sum() == silent // GPUS_PER_NODE, "the silent nodes are not flagged"
 
     def tick(self) -> int:
-        """One tick; returns how many nodes the published board holds."""
+        """Run one tick. Returns the number of nodes on the published board."""
         self.clock.advance(1)
         asyncio.run(self.pipeline.tick())
         board = self.reader.latest()
@@ -123,14 +126,14 @@ def no_sources(entities: Entities) -> Sequence[MemorySource]:
 
 
 def rows_of(entities: Entities, kind: EntityKind, nodes: int) -> NDArray[np.int32]:
-    """(entity,) rows of eight GPUs, or eight ports, a node."""
+    """Return (entity,) int32, the rows of eight GPUs or eight ports on each node. Adds missing entities."""
     units = [(f"mlx5_{unit}", 1) if kind is EntityKind.PORT else (unit,) for unit in range(GPUS_PER_NODE)]
     names = [f"n{node:05d}" for node in range(nodes)]
     return np.array([entities.of_node(kind, name, *unit) for name in names for unit in units], np.int32)
 
 
 def make_scrape(kind: EntityKind, rows: NDArray[np.int32], now_ms: int, rng: np.random.Generator) -> SampleBatch:
-    """All metrics of some entities, a little off what is usual."""
+    """Make samples of all metrics of some entities, close to the usual values. rows: (entity,)."""
     metrics = METRICS[kind]
     usual = np.array([USUAL.get(metric.name, 0.0) for metric in metrics])
     values = usual * (1 + 0.005 * rng.standard_normal((len(rows), len(metrics))))
@@ -155,7 +158,7 @@ def topology_of(nodes: int) -> Topology:
 
 
 def gangs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
-    """Gangs of whole nodes until the fleet is full, started a quarter of an hour ago."""
+    """Yield the events of gangs on whole nodes that fill the fleet. They started a quarter of an hour ago."""
     began_ms = now_ms - 900_000
     rng = np.random.default_rng(2)
     node = number = 0
@@ -170,17 +173,17 @@ def gangs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
 
 
 def make_job_per_node(nodes: int, now_ms: int) -> Iterator[JobEvent]:
-    """Yield a job on all GPUs of each node."""
+    """Yield the events of a job on all GPUs of each node."""
     return _make_single_member_events(nodes, now_ms, [tuple(range(GPUS_PER_NODE))])
 
 
 def make_job_per_gpu(nodes: int, now_ms: int) -> Iterator[JobEvent]:
-    """Yield a job on each GPU."""
+    """Yield the events of a job on each GPU."""
     return _make_single_member_events(nodes, now_ms, [(gpu,) for gpu in range(GPUS_PER_NODE)])
 
 
 def _make_single_member_events(nodes: int, now_ms: int, places: Sequence[tuple[int, ...]]) -> Iterator[JobEvent]:
-    """Jobs of one member. places: their GPUs on each node."""
+    """Yield the events of jobs with one member. places: the GPUs of each of a node's jobs."""
     began_ms = now_ms - 900_000
     for node in range(nodes):
         for number, gpus in enumerate(places):

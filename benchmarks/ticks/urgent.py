@@ -45,7 +45,10 @@ FILL_PER_GPU_S = 0.002
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Start, both ways of a signal, CPU and memory of a fleet of each size in GPUs, where it fits the memory."""
+    """Yield the records of each fleet size in GPUs: start, both ways of a signal, CPU and memory.
+
+    Sizes that do not fit the memory are left out.
+    """
     for gpus in sizes:
         if not fits_memory(gpus, BYTES_PER_GPU):
             continue
@@ -63,7 +66,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 class FleetFeed(Source):
-    """A source for `pipeline.sources`: a busy fleet, all of it at once and then a part every tenth of a second."""
+    """A source for `pipeline.sources`: a whole busy fleet at once, then a part every tenth of a second."""
 
     name = "fleet"
 
@@ -90,14 +93,18 @@ class FleetFeed(Source):
         return {}
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Nothing to do: it goes on as it began."""
+        """Do nothing, because the source has no position."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the source holds nothing open."""
 
 
 class Exporters:
-    """Pages of nodes `u000`, `u001`, …; `strike` lets all of them show an XID. `shown`: when each first did."""
+    """HTTP exporters of nodes `u000`, `u001`, …
+
+    `code`: the XID that all of them show, 0 for none. `shown`: node → when it first showed one, in
+    monotonic seconds.
+    """
 
     def __init__(self) -> None:
         self.code = 0
@@ -118,7 +125,7 @@ class Exporters:
                 self.wfile.write(body)
 
             def log_message(self, *args: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = False  # they end with the connections of the pipeline, which ends first
@@ -140,7 +147,7 @@ class Exporters:
 
 
 class UrgentSite:
-    """A pipeline and an api on one state folder."""
+    """A pipeline and an api with one state folder."""
 
     def __init__(self, folder: Path, gpus: int) -> None:
         self.nodes = max(1, gpus // GPUS_PER_NODE)
@@ -177,7 +184,7 @@ class UrgentSite:
         return ChildProcess(f"the {name}", command)
 
     def _is_whole(self) -> bool:
-        """Return whether the board knows every node, and the api serves."""
+        """Return whether the board has every node and the api answers."""
         board = BoardReader(self._folder / "state" / "board").latest()
         if board is None or len(board.names("names.node")) < self.nodes + NODES_WITH_XID:
             return False
@@ -189,7 +196,10 @@ class UrgentSite:
                 return False
 
     def drains(self) -> list[float]:
-        """Milliseconds from each event's request to an answer that tells of it; events come at any moment of a tick."""
+        """Return the milliseconds from each drain event to an answer that shows it.
+
+        The events are sent at random moments of a tick.
+        """
         rng = np.random.default_rng(3)
         took = []
         with self._wait_for_ticks():
@@ -205,7 +215,7 @@ class UrgentSite:
         return took
 
     def xids(self) -> list[float]:
-        """Milliseconds from the moment that each exporter shows an XID to an answer that tells of it."""
+        """Return the milliseconds from the first XID on each exporter's page to an answer that shows it."""
         exporters, took = self._exporters, {}
 
         def is_visible() -> bool:
@@ -222,7 +232,7 @@ class UrgentSite:
 
     @contextmanager
     def _wait_for_ticks(self) -> Iterator[None]:
-        """Tick while the context is open, so that it measures beside ticks."""
+        """Wait at the end of the context until TICKS ticks have passed since its beginning."""
         before = self._ticks()
         yield
         self._until("ticks", PATIENCE_S, lambda: self._ticks() >= before + TICKS)
@@ -252,7 +262,7 @@ class UrgentSite:
         return read_cpu_s(self._processes[0].pid)
 
     def read_resident_mib(self) -> float:
-        """Return the resident memory of the pipeline."""
+        """Return the resident memory of the pipeline in MiB."""
         pages = Path(f"/proc/{self._processes[0].pid}/statm").read_text(encoding="utf-8").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
 

@@ -1,14 +1,14 @@
-"""The CPU time of each part of a tick, on a fleet at work. It is measured in the thread that runs the part.
+"""The CPU time of each part of a tick, on a fleet at work, measured in the thread that runs the part.
 
     python -m fleetcast.benchmarks.ticks.working_tick                      10,000 GPUs, a table
     python -m fleetcast.benchmarks.ticks.working_tick --json -             the same as one JSON object
     python -m fleetcast.benchmarks.ticks.working_tick --gpus 2000 --ranks 8 --step-s 2
 
-Before each tick, every node is scraped (GPUs, ports, the node itself), and every job reports its steps. Some
-jobs also report checkpoints and evaluations. A tenth of the nodes had a fault in the last week. Some jobs share
-GPUs with another job, and others share only nodes. All nodes lie in racks, power domains and rail groups.
-Then the service runs its usual tick: extract, score, publish. Outside the tick, the benchmark also measures a
-pass of fingerprints, and a snapshot each minute.
+Before each tick, every node is scraped (GPUs, ports, the node itself), and every job reports its
+steps. Some jobs also report checkpoints and evaluations. A tenth of the nodes had a fault in the
+last week. Some jobs share GPUs with another job, and others share only nodes. All nodes lie in
+racks, power domains and rail groups. Then the service runs its usual tick: extract, score, publish.
+Outside the tick, the benchmark also measures a pass of fingerprints, and a snapshot each minute.
 """
 
 import argparse
@@ -90,7 +90,7 @@ BESIDE = ("samples", "events", "fingerprints", "snapshot")  # not of the tick
 
 
 class Stopwatch:
-    """CPU seconds of the thread that does the work, by part."""
+    """A stopwatch that adds up the CPU seconds of a thread by part of its work."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -113,7 +113,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Every part of PARTS is timed."""
+        """Time every part of PARTS while the context is open."""
         with contextlib.ExitStack() as stack:
             for part, (owner, names) in PARTS.items():
                 for name in names:
@@ -123,7 +123,11 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """ranks: that report of each node; step_s: mean seconds of a step."""
+    """The size of the simulated fleet.
+
+    ranks: the number of ranks on each node that report steps. step_s: mean seconds of a step. scrapes:
+    the number of scrapes before the first tick.
+    """
 
     gpus: int
     ranks: int = 1
@@ -132,14 +136,17 @@ class Size:
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory."""
+    """Measure a fleet of each size in GPUs. Sizes that do not fit the memory are left out."""
     for gpus in sizes:
         if fits_memory(gpus, BYTES_PER_GPU):
             yield measured(Size(gpus))
 
 
 def measured(size: Size, ticks: int = TICKS) -> dict[str, Any]:
-    """Return the line of a case. `value`: CPU milliseconds of the median tick. `parts`: the same of each part."""
+    """Measure a fleet, and return its record.
+
+    `value`: CPU milliseconds of the median tick. `parts`: the same for each part.
+    """
     with tempfile.TemporaryDirectory() as folder:
         fleet = WorkingFleet(size, Path(folder))
         with configure_garbage_collector():
@@ -158,7 +165,7 @@ def measured(size: Size, ticks: int = TICKS) -> dict[str, Any]:
 
 
 class WorkingFleet:
-    """A fleet whose jobs tell what they do."""
+    """A pipeline of a fleet whose jobs report steps, checkpoints and evaluations."""
 
     def __init__(self, size: Size, folder: Path) -> None:
         self.nodes = max(4, size.gpus // GPUS_PER_NODE)
@@ -178,14 +185,14 @@ class WorkingFleet:
             self.scrape()
 
     def scrape(self) -> None:
-        """One scrape of everything, and the 15 s after it."""
+        """Ingest one scrape of all GPUs, ports and nodes, and advance the clock by SCRAPE_S."""
         now_ms = self.clock.now_ms()
         samples = [make_scrape(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()]
         self.pipeline.take(Batch(samples=(*samples, make_node_samples(self.nodes, now_ms))))
         self.clock.advance(SCRAPE_S)
 
     def tick(self) -> None:
-        """One tick, which finds the whole fleet healthy."""
+        """Run one tick. Asserts that it flags no node."""
         asyncio.run(self.pipeline.tick())
         board = self.reader.latest()
         assert board is not None
@@ -193,7 +200,7 @@ class WorkingFleet:
         assert not board.array("node.flagged").any(), "a healthy fleet was flagged"
 
     def measure_tick(self) -> dict[str, float]:
-        """CPU milliseconds of a tick and its parts, and of what is done beside it."""
+        """Return part → CPU milliseconds of a tick, of its parts, and of the work outside it."""
         self.watch.seconds.clear()
         with self.watch.of("samples"):
             self.scrape()
@@ -209,11 +216,11 @@ class WorkingFleet:
         return {name: 1000 * self.watch.seconds.get(name, 0.0) for name in (*PARTS, *BESIDE)} | {"tick": 1000 * tick_s}
 
     def events_per_s(self) -> float:
-        """Events folded into the tables per second of CPU time."""
+        """Return how many events are applied to the tables per second of CPU time."""
         return self.sent / self.folding_s
 
     def _send_steps(self, now_ms: int) -> None:
-        """Fold what all jobs did since the last tick."""
+        """Ingest the events of all jobs since the last tick."""
         events = tuple(event for job in self._jobs for event in job.until(now_ms))
         before = self.watch.seconds["events"]
         with self.watch.of("events"):
@@ -227,7 +234,7 @@ class WorkingFleet:
 
 
 class WorkingJob:
-    """One job: its steps, checkpoints and evaluations, as its ranks tell them."""
+    """A job with its steps, checkpoints and evaluations, as its ranks report them."""
 
     def __init__(self, number: int, place: Sequence[RankPlacement], size: Size) -> None:
         self.name = f"train-{number % 40}-{number}"
@@ -241,7 +248,7 @@ class WorkingJob:
         self._ranks = len(place) * size.ranks
 
     def begin(self) -> Iterator[JobEvent]:
-        """Its start, and the steps that a job keeps, up to now."""
+        """Yield the job's start, and its steps until T0."""
         start_ms, gpus = self._time_ms, len(self.place[0].gpus)
         yield Submitted(
             job=self.name,
@@ -256,7 +263,7 @@ class WorkingJob:
         yield from self.until(T0)
 
     def until(self, now_ms: int) -> Iterator[JobEvent]:
-        """Yield the events of the job up to now."""
+        """Yield the job's events from the last one until `now_ms`."""
         while self._time_ms + self._step_s * 1000 <= now_ms:
             before_ms = self._time_ms
             seconds = self._step_s * float(np.exp(self._noise * self._rng.standard_normal()))
@@ -282,7 +289,7 @@ class WorkingJob:
             )
 
     def _pauses(self, before_ms: int) -> Iterator[JobEvent]:
-        """Yield a checkpoint or an evaluation, when it is time for one."""
+        """Yield the events of a checkpoint or an evaluation, if one is due since `before_ms`."""
         began_ms = self._time_ms
         if began_ms // (CHECKPOINT_S * 1000) > before_ms // (CHECKPOINT_S * 1000):
             yield Checkpoint(job=self.name, sequence=self._next(), time_ms=began_ms, edge="begin", bytes=10**11)
@@ -301,7 +308,8 @@ class WorkingJob:
 def placements(nodes: int) -> Iterator[tuple[RankPlacement, ...]]:
     """Yield the placement of each job: gangs on whole nodes, then pairs of jobs on the last nodes.
 
-    The jobs of a pair share GPUs of one node, or each of them has half of the GPUs of the same two nodes.
+    The jobs of a pair share GPUs of one node, or each of them has half of the GPUs of the same two
+    nodes.
     """
     rng = np.random.default_rng(2)
     alone = nodes - max(2, round(SHARED * nodes)) // 2 * 2
@@ -322,7 +330,10 @@ def placements(nodes: int) -> Iterator[tuple[RankPlacement, ...]]:
 
 
 def faults(nodes: int) -> Iterator[NodeEvent]:
-    """Yield a fault of every tenth node, taken back since: its repeat hazard stays."""
+    """Yield the health events of every tenth node: a fault that has ended.
+
+    It still raises the node's hazard.
+    """
     for node in range(0, nodes, round(1 / FAULTY)):
         began_ms = T0 - 86_400_000 - node * 60_000 % (5 * 86_400_000)
         for sequence, severity in enumerate(SAID):
@@ -338,7 +349,7 @@ def faults(nodes: int) -> Iterator[NodeEvent]:
 
 
 def domains_of(nodes: int) -> Topology:
-    """Racks of 16 nodes, four racks a power domain, rail groups of 32."""
+    """Make a topology: racks of 16 nodes, power domains of four racks, and rail groups of 32 nodes."""
     return Topology.build(
         [
             NodeSpec(
@@ -354,7 +365,7 @@ def domains_of(nodes: int) -> Topology:
 
 
 def make_node_samples(nodes: int, now_ms: int) -> SampleBatch:
-    """Return typical samples of `nodes` nodes, as scrapers report them.
+    """Make typical samples of `nodes` nodes, as scrapers report them.
 
     The nodes are the first rows of the scrapers' node table.
     """
@@ -370,7 +381,7 @@ def make_node_samples(nodes: int, now_ms: int) -> SampleBatch:
 
 
 def main() -> None:
-    """`python -m fleetcast.benchmarks.ticks.working_tick`."""
+    """Run `python -m fleetcast.benchmarks.ticks.working_tick`."""
     parser = argparse.ArgumentParser(
         prog="python -m fleetcast.benchmarks.ticks.working_tick",
         description=__doc__,
@@ -394,7 +405,7 @@ def main() -> None:
 
 
 def table(line: dict[str, Any]) -> str:
-    """Return the record for people."""
+    """Format the record as a table for people."""
     names = {name.strip(): name for name in (*PARTS, *BESIDE)}
     rows = [f"{names[name]:<16}{ms:>9.1f} ms" for name, ms in line["parts"].items()]
     head = f"{'whole tick':<16}{line['value']:>9.1f} ms   ({line['min']:.1f} to {line['max']:.1f})"

@@ -1,1 +1,1 @@
-"""`fleetcast demo`, with its checks, its terminal and its report."""
+"""The command `fleetcast demo`, with its checks, its terminal and its report."""

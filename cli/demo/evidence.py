@@ -1,4 +1,4 @@
-"""The reasons of a flagged node that show an injected fault, by its kind and part.
+"""Matching of a flagged node's reasons with an injected fault, by its kind and part.
 
 All functions are pure. The service's answers name no rule, so the rule of a reason is found by its
 feature and by its sentence's template.
@@ -34,7 +34,7 @@ REPORTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FlagReason:
-    """One reason of a flagged node. `rule` is "" if the sentence belongs to no rule."""
+    """One reason of a flagged node. `rule` is "" if its sentence matches no rule."""
 
     rule: str
     entity: str
@@ -43,7 +43,7 @@ class FlagReason:
 
     @property
     def flags(self) -> bool:
-        """Whether its rule asks for more than watching."""
+        """Whether the reason's rule asks for more than watching."""
         from fleetcast.models.risk.rules import BY_NAME
 
         return bool(self.rule) and BY_NAME[self.rule].action not in UNFLAGGED
@@ -67,7 +67,7 @@ class FlagReason:
 
 
 def parse_flag_reasons(reasons: list[Mapping[str, Any]]) -> tuple[FlagReason, ...]:
-    """Convert the `reasons` of `/v1/nodes/{node}`."""
+    """Parse the `reasons` in an answer of `/v1/nodes/{node}`."""
     return tuple(
         FlagReason(_rule_of(row["feature"], row["sentence"]), row["entity"], row["value"] or 0.0, row["sentence"])
         for row in reasons
@@ -75,7 +75,7 @@ def parse_flag_reasons(reasons: list[Mapping[str, Any]]) -> tuple[FlagReason, ..
 
 
 def _rule_of(feature: str, sentence: str) -> str:
-    """Return the rule of a reason.
+    """Return the name of a reason's rule, or "" if its sentence matches no rule.
 
     >>> _rule_of("sm_clock_mhz", "GPU 3: SM clock 990 MHz, usual 1,980; power brake since 14:02 UTC")
     'power_brake'

@@ -1,4 +1,4 @@
-"""The checks of a demo before it starts: no other process listens on its ports or runs in its folder."""
+"""The checks before a demo starts: no other process listens on its ports or runs in its folder."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,7 @@ from fleetcast.fleet.process import TOKEN_VARIABLE, bearer
 def refuse_taken_ports(port: int) -> None:
     """Raise ConfigError if the service could not listen on its ports.
 
-    The simulated fleet would then talk to another program.
+    Otherwise the simulated fleet would send its jobs to another program.
     """
     from fleetcast.service.config import Config, override
     from fleetcast.service.start_checks import check_ports
@@ -28,7 +28,7 @@ def refuse_taken_ports(port: int) -> None:
 
 
 def refuse_unknown_token() -> None:
-    """Raise ConfigError if the service would require a token, and ours lacks the scopes of a demo."""
+    """Raise ConfigError if the service requires a token, and ours lacks the scopes that a demo needs."""
     from fleetcast.service.http.access import LOOPBACK, Scope, load_access
     from fleetcast.service.http.problems import Problem
 
@@ -45,9 +45,9 @@ def refuse_unknown_token() -> None:
 
 @contextlib.contextmanager
 def fresh(folder: Path) -> Iterator[Path]:
-    """Yield an empty run folder, locked until the end.
+    """Yield an empty run folder, locked while the context is open.
 
-    It empties a folder only if an earlier demo made it and no longer runs.
+    A folder that is not empty is emptied only if an earlier demo made it and no demo runs in it.
     """
     mark = folder / "demo"
     if folder.exists() and not folder.is_dir():

@@ -1,4 +1,4 @@
-"""The verdict on a demo run: faults of the simulator's truth file compared with the service's flags.
+"""The verdict on a demo run: the simulator's true faults, compared with the service's flags.
 
 All functions are pure.
 """
@@ -21,7 +21,7 @@ FALSE_NODES_ALLOWED = 2
 
 @dataclass(slots=True)
 class Flag:
-    """One spell during which the service flagged a node.
+    """One time span during which the service flagged a node.
 
     seen: (rule, entity, XID) → when the evidence was first observed, and the evidence.
     """
@@ -38,27 +38,30 @@ class Flag:
             self.seen.setdefault((each.rule, each.entity, code), (now_ms, each))
 
     def find_first_evidence(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
-        """Return (since when, sentence) of the earliest evidence of a fault's own kind and part, or None."""
+        """Return the earliest evidence of a fault's own kind and part: when it was observed, and its sentence.
+
+        Returns None if there is none.
+        """
         rows = [(since_ms, each.sentence) for since_ms, each in self.seen.values() if each.shows(fault)]
         return min(rows, default=None)
 
     @property
     def is_reported(self) -> bool:
-        """Whether only reports of others, such as a site's events, ask for more than watching."""
+        """Whether only reports from outside, such as a site's events, ask for more than watching."""
         rules = {each.rule for _, each in self.seen.values() if each.flags}
         return bool(rules) and rules <= REPORTED
 
 
 @dataclass(slots=True)
 class Watch:
-    """A record of which nodes were flagged when, from successive answers of `/v1/risk/nodes`."""
+    """The flags of all nodes over time, recorded from successive answers of `/v1/risk/nodes`."""
 
     flags: dict[str, list[Flag]] = field(default_factory=dict)
     _open: set[str] = field(default_factory=set)
     _restarted_ms: int | None = None
 
     def update(self, rows: Iterable[Mapping[str, Any]], as_of_ms: int) -> list[tuple[str, str]]:
-        """Record one answer. Returns (node, reason) of the nodes that are newly flagged."""
+        """Record one answer, and return (node, reason) of the nodes that are newly flagged."""
         now = {row["node"]: row.get("reason") or "" for row in rows if is_flagged(row)}
         fresh = [(node, reason) for node, reason in now.items() if not self._is_ongoing_flag(node, as_of_ms)]
         new = {node for node, _ in fresh}
@@ -86,14 +89,15 @@ class Watch:
         return until_ms >= self._restarted_ms - NOTICED_MS and as_of_ms - until_ms <= RELEARN_MS
 
     def record(self, node: str, evidence: Iterable[FlagReason], now_ms: int) -> None:
-        """Record the evidence against a node that is flagged."""
+        """Record evidence against a node. Ignores nodes that are not flagged."""
         if node in self._open:
             self.flags[node][-1].add(evidence, now_ms)
 
     def detected(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
-        """Return (since when, sentence) of the first flag of a fault's own kind and part, or None.
+        """Return the first flag of a fault's own kind and part: since when, and the sentence of its evidence.
 
-        A flag shortly after the fault's end counts too, because windows remember.
+        A flag shortly after the fault's end counts too, because windows still contain the fault. Returns
+        None if there is none.
         """
         start_ms = fault["start_ms"]
         last_ms = (fault.get("end_ms") or start_ms) + LINGER_MS
@@ -108,7 +112,7 @@ class Watch:
 class Totals:
     """The counters of `/v1/ingestion`, summed over the restarts of a pipeline.
 
-    Each restart begins at zero, as a Prometheus counter does.
+    After each restart they begin at zero, as a Prometheus counter does.
     """
 
     restarts: int = 0
@@ -116,7 +120,7 @@ class Totals:
     _running: Counter[str] = field(default_factory=Counter)
 
     def update(self, ingestion: Mapping[str, Any]) -> bool:
-        """Record one answer. Returns whether it is the first after a restart."""
+        """Record one answer, and return whether it is the first after a restart."""
         now = Counter({name: int(ingestion.get(name, 0)) for name in COUNTED})
         now["bad_telemetry"] = bad_telemetry(ingestion)
         began = any(now[name] < self._running[name] for name in COUNTED)
@@ -131,7 +135,7 @@ class Totals:
 
 
 def bad_telemetry(ingestion: Mapping[str, Any]) -> int:
-    """Count the bad records of all sources except the inbox, into which any client may push."""
+    """Count the bad records of all sources except the inbox, to which any client may push."""
     return sum(int(source["bad"]) for source in ingestion.get("sources", ()) if source["kind"] != "inbox")
 
 
@@ -141,10 +145,7 @@ def is_flagged(row: Mapping[str, Any]) -> bool:
 
 
 def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) -> list[dict[str, Any]]:
-    """Return a row for each fault that has begun: when and why it was detected.
-
-    It also says whether the fault was visible.
-    """
+    """Return a row for each fault that has begun: if it was visible, and when and why it was detected."""
     rows = []
     for fault in sorted(truth, key=lambda fault: int(fault["start_ms"])):
         if fault.get("benign") or fault["start_ms"] > now_ms:
@@ -167,7 +168,10 @@ def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) 
 
 
 def false_nodes(truth: Sequence[Mapping[str, Any]], watch: Watch) -> list[str]:
-    """Return the nodes with a flag that neither a fault of theirs (visible or not) nor a report explains."""
+    """Return the nodes with a flag that neither a fault of the node nor a report from outside explains.
+
+    Faults that were not visible count as well.
+    """
     wrong = set()
     for node, spells in watch.flags.items():
         faults = [fault for fault in truth if fault["node"] == node and not fault.get("benign")]
@@ -182,7 +186,7 @@ def false_nodes(truth: Sequence[Mapping[str, Any]], watch: Watch) -> list[str]:
 
 
 def verdict(report: Mapping[str, Any], now_ms: int) -> list[str]:
-    """Return why the run failed. Empty if it is good."""
+    """Return the reasons why the run failed. The list is empty if it succeeded."""
     problems = []
     if not report["samples"]:
         problems.append("no sample arrived")

@@ -1,4 +1,4 @@
-"""The terminal of `fleetcast demo`: one live status line, and events above it as they happen."""
+"""The terminal output of `fleetcast demo`: one live status line, and events above it as they happen."""
 
 import math
 import sys
@@ -20,10 +20,7 @@ LOG_WIDTH = 240  # of a file or a pipe: nothing is wrapped there
 
 
 class DemoScreen:
-    """A live status line on a terminal, and plain lines every ten seconds elsewhere.
-
-    It writes to stderr only.
-    """
+    """The output of a demo on stderr: a live status line, or plain lines if stderr is no terminal."""
 
     def __init__(self, port: int) -> None:
         from rich.console import Console
@@ -85,7 +82,7 @@ class DemoScreen:
             self.console.print(line, soft_wrap=True)
 
     def finish(self, report: Mapping[str, Any], problems: Sequence[str]) -> None:
-        """Print the faults and when they were found, the comparison with a risk-blind engine, and the verdict."""
+        """Print when faults were detected, the comparison with a risk-blind engine, and the verdict."""
         from rich.table import Table
 
         if self._status is not None:
@@ -102,7 +99,7 @@ class DemoScreen:
 
 
 def _count(number: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Format a number with its noun, in the singular or plural.
 
     >>> _count(1, "node"), _count(2, "node")
     ('1 node', '2 nodes')
@@ -111,7 +108,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _where(row: Mapping[str, Any]) -> str:
-    """Return the place of a fault.
+    """Describe the place of a fault: the node, and the GPU or port if it has one.
 
     >>> _where({"node": "n001", "gpu": None, "port": 3})
     'n001 port mlx5_3'

@@ -1,4 +1,4 @@
-"""The class of all commands: unusable values are refused, and errors name the option they come from.
+"""CheckedCommand: the class of all commands. It refuses unusable values, and errors name their option.
 
 A command function receives only text that is UTF-8 without NUL, finite numbers, and integers of 64
 bits. An error of the file system that is about an option's value becomes a sentence.
@@ -27,7 +27,7 @@ class CheckedCommand(TyperCommand):
     """A command whose options are checked before its function runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. An error that names only the option also gets its value."""
+        """Parse the arguments. If an error names only the option, its value is added to the message."""
         before = list(args)
         try:
             return list(super().parse_args(ctx, args))
@@ -68,9 +68,9 @@ def use_checked_commands(app: typer.Typer) -> None:
 
 
 def _given(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (option as it is typed, value) of everything on the command line.
+    """Yield (option or argument, value) for each value on the command line.
 
-    An argument is named by its metavar.
+    An option is named as it is typed, and an argument by its metavar.
     """
     for param in command.params:
         source = ctx.get_parameter_source(param.name)
@@ -94,7 +94,7 @@ def _typed(args: list[str], param: Any) -> str | None:
 
 
 def _describe_problem(value: Any) -> str:
-    """Return why no command can use a value. "" if it is usable."""
+    """Return the reason why no command can use a value, or "" if it is usable."""
     if isinstance(value, float) and not math.isfinite(value):
         return "must be a finite number"
     if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
@@ -115,7 +115,7 @@ def _describe_problem(value: Any) -> str:
 
 
 def _named(message: str, given: list[tuple[str, Any]]) -> str:
-    """Put the options in front of a message that is about their values, unless it already names one."""
+    """Put the options whose values a message contains in front of it, unless it already names one."""
     options = _find_options_in_message(message, given)
     return f"{', '.join(options)}: {message}" if options and not any(one in message for one in options) else message
 
@@ -123,8 +123,8 @@ def _named(message: str, given: list[tuple[str, Any]]) -> str:
 def _find_options_in_message(message: str, given: list[tuple[str, Any]]) -> list[str]:
     """Return the options whose values a message contains.
 
-    A value that is part of a longer value does not count. No message shows an empty value, so an option
-    with one is always among them.
+    A value that is part of a longer value does not count. An option with an empty value is always
+    included, because no message shows that value.
     """
     texts = [(option, _text(value).strip()) for option, value in given if value is not None]
     empty = {option for option, text in texts if text in ("", ".")}  # Path("") is "."
@@ -149,7 +149,7 @@ def _holds(message: str, text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as one short line of printable characters."""
+    """Format a value as one short line of printable characters."""
     text = value if isinstance(value, (int, float)) else repr(_text(value))
     line = str(text)
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."

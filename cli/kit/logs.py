@@ -1,8 +1,8 @@
-"""Logs of the processes: one line for each event, as text or as JSON. No line holds a secret.
+"""Logging of the processes: one line for each event, as text or as JSON. No line contains a secret.
 
-2026-11-21T13:43:20.123Z INFO api fleetcast.service.api.role: listening on http://127.0.0.1:8080/ {"time":
-"2026-11-21T13:43:20.123Z", "level": "info", "role": "api", "logger": "fleetcast.service.api.role", "message":
-"…"}
+2026-11-21T13:43:20.123Z INFO api fleetcast.service.api.role: listening on http://127.0.0.1:8080/
+{"time": "2026-11-21T13:43:20.123Z", "level": "info", "role": "api", "logger":
+"fleetcast.service.api.role", "message": "…"}
 """
 
 import json
@@ -89,7 +89,7 @@ def _died(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 def complain(error: FleetcastError) -> None:
-    """Print on stderr why the command ends."""
+    """Print the error with which the command ends on stderr. With JSON logs, log it instead."""
     if os.environ.get(FORMAT_VARIABLE) == Format.JSON:
         logging.getLogger("fleetcast").error("%s", error)
     else:

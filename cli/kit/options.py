@@ -1,6 +1,6 @@
 """Options that `train`, `evaluate`, `backtest` and `drift` share.
 
-The module also opens the inputs that these options name, shows progress and writes the outputs.
+The module also loads the inputs that these options name, shows progress and writes the outputs.
 """
 
 import os
@@ -49,7 +49,7 @@ ForecasterOption = Annotated[
 
 
 def _check_moment(text: str) -> str:
-    """Check that a text is a date and time, before anything is loaded. Raises BadParameter."""
+    """Return the text if it is a date and time. Raises BadParameter, before anything is loaded."""
     from fleetcast.simulator.days.traces import parse_time_ms
 
     try:
@@ -70,7 +70,7 @@ Say = Callable[[str], None]
 
 
 def check_outputs(json: Path | None, **files: Path | None) -> None:
-    """Check, before any work, that each file can be written at the end. Raises ConfigError.
+    """Check, before any work, that each output file can be written. Raises ConfigError.
 
     json: may be -, which is stdout.
     """
@@ -96,7 +96,7 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def write_json(path: Path | None, body: dict[str, Any]) -> None:
-    """Write the body to a file, or to stdout. Does nothing without a path."""
+    """Write the body to a file, or to stdout if the path is -. Does nothing without a path."""
     import msgspec
 
     if path is None:
@@ -110,7 +110,7 @@ def write_json(path: Path | None, body: dict[str, Any]) -> None:
 
 
 def write_html(path: Path | None, page: Callable[[], str]) -> None:
-    """Write the page to a file. Without a path, it is not made."""
+    """Write the page to a file. Without a path, the page is not rendered."""
     if path is not None:
         path.write_text(page(), encoding="utf-8")
         echo(f"wrote {path}", err=True)
@@ -119,8 +119,8 @@ def write_html(path: Path | None, page: Callable[[], str]) -> None:
 def configured(config: Path | None, state: str | None) -> "Config":
     """Return the site's configuration.
 
-    It is --config, or else the one that `fleetcast run` saved in its state folder. If neither exists, it is
-    the defaults.
+    It is that of --config, or else the one that `fleetcast run` saved in its state folder. If neither
+    exists, it is the defaults.
     """
     from fleetcast.service.config import Config, load_config, override
 
@@ -190,7 +190,7 @@ def fleet_gpus(config: "Config") -> int:
 
 
 def load_site_topology(config: "Config") -> "Topology | None":
-    """Return the topology file of the configuration, or None without one."""
+    """Load the topology file of the configuration. Returns None if it names none."""
     if not config.fleet.topology:
         return None
     from fleetcast.ingest.topology.load import load_topology
@@ -202,7 +202,7 @@ def load_site_topology(config: "Config") -> "Topology | None":
 def print_progress(label: str) -> Iterator[Say]:
     """Yield a function that prints progress lines on stderr.
 
-    On a terminal it shows the newest line with a clock, and keeps every line that begins with `skipped`.
+    On a terminal it shows the newest line with a clock. Lines that begin with `skipped` stay visible.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""A writer of measured tables in a Markdown file.
+"""A writer of tables of measurements in a Markdown file.
 
 Each table is between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 """
@@ -30,7 +30,7 @@ def write_table(path: Path, name: str, command: Sequence[str], rows: Sequence[Se
 
 
 def make_bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return a row for each case. The alternative is bold if it is better."""
+    """Return the header, and a table row for each case. The alternative is bold if it is better."""
     rows = [["case", "size", "Fleetcast", "alternative"]]
     for line in lines:
         peer = "–"
@@ -43,11 +43,11 @@ def make_bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def describe_machine(line: Mapping[str, Any]) -> str:
-    """Return processor, cores, memory and Python of a line of `fleetcast bench`."""
+    """Describe the machine of a line of `fleetcast bench`: processor, cores, memory and Python."""
     about = line["machine"]
     return f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}"
 
 
 def short(value: float) -> str:
-    """Return three digits of a value below a thousand, and a whole number from there on."""
+    """Format a value with three digits, or as a whole number from a thousand on."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

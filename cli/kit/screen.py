@@ -1,6 +1,6 @@
 """Output of commands for people and scripts.
 
-No name, reason or file can forge a line or control the terminal.
+Text from outside, such as a name or a file, cannot forge a line or control the terminal.
 """
 
 import typer
@@ -9,12 +9,15 @@ from fleetcast.fleet.printable import printable
 
 
 def echo(line: str = "", *, err: bool = False) -> None:
-    """Print one line, to stderr if `err`. Line breaks and control characters inside are shown as escapes."""
+    """Print one line to stdout, or to stderr if `err`.
+
+    Line breaks and control characters in it are shown as escapes.
+    """
     typer.echo(printable(line), err=err)  # noqa: TID251
 
 
 def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print a document of several lines.
+    """Print a text of several lines to stdout, or to stderr if `err`.
 
     Its line breaks and tabs stay. Other control characters are escaped.
     """

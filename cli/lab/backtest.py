@@ -1,4 +1,4 @@
-"""`fleetcast backtest`: how good forecasts would have been, with a new fit for each window of history."""
+"""`fleetcast backtest`: evaluates forecasts on history, with a new fit before each window."""
 
 from typing import Annotated
 
@@ -48,10 +48,10 @@ def backtest(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Back-test forecasts: fit before each window, judge on it, compare with the baselines of `evaluate`.
+    """Back-test forecasts: fit before each window, evaluate on it, and compare with baselines.
 
-    Windows are independent pieces of work. With --dask they go to the workers of a scheduler, with the same
-    results.
+    The baselines are those of `evaluate`. Windows are independent pieces of work. With --dask they go
+    to the workers of a scheduler, with the same results.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`fleetcast bench`: measures every hot path at its sizes, and writes one JSON line for each case."""
+"""`fleetcast bench`: measures every hot path at several sizes, and writes one JSON line for each case."""
 
 import contextlib
 import importlib
@@ -69,19 +69,19 @@ def bench(
 
 
 def _output(path: str | None) -> contextlib.AbstractContextManager[TextIO]:
-    """Open the file for the lines. A run that is cut off leaves the lines that it had written."""
+    """Open the file for the JSON lines, stdout for -, or a null device without a path."""
     if path == "-":
         return contextlib.nullcontext(sys.stdout)
     return open(path or os.devnull, "w", encoding="utf-8")
 
 
 def available() -> list[str]:
-    """Return the modules below `benchmarks/` that are benchmarks with a `run(sizes)`."""
+    """Return the names of all benchmarks, sorted."""
     return sorted(modules())
 
 
 def modules() -> dict[str, str]:
-    """Return the module of each benchmark, by its last name."""
+    """Return the name of each benchmark -> its module. The name is the last part of the module's."""
     package = importlib.import_module("fleetcast.benchmarks")
     found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     names = [info.name for info in found if not info.ispkg and not info.name.startswith(TOOLS)]

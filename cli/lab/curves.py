@@ -1,8 +1,8 @@
 """`fleetcast evaluate straggler|risk --curve`: quality and false alarms along an axis.
 
-The axis is magnitude, scrape interval or missing telemetry. Small fleets with faults and look-alikes
-are simulated at each point, from the same seeds. They are judged like runs of `fleetcast simulate
-faults`. A run takes about ten seconds of one core.
+The axis is magnitude, scrape interval or missing telemetry. Small fleets with faults and
+look-alikes are simulated at each point, from the same seeds. They are evaluated like runs of
+`fleetcast simulate faults`. A run takes about ten seconds of one core.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CurveOutputs:
-    """The files to write. None: do not write that file."""
+    """The files that an evaluation of a curve writes. None: do not write that file."""
 
     json: Path | None
     results: Path | None
@@ -57,7 +57,7 @@ def evaluate_curve(
 ) -> None:
     """Evaluate every point of a curve, and write the files.
 
-    Raises ConfigError for options that do not fit. drop: telemetry that is left out
+    Raises ConfigError for options that cannot be combined. drop: telemetry that is left out
     (`fleetcast.training.sets.dropped`).
     """
     from fleetcast.training.reports.curves import draw_curve, make_curve_table
@@ -83,7 +83,10 @@ def evaluate_curve(
 
 
 def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> str:
-    """Return the curve. Raises ConfigError if it is unknown, or for options that have no meaning with it."""
+    """Return the curve's name. Raises ConfigError if it is unknown, or for options that it cannot have.
+
+    beside: the other options on the command line.
+    """
     if curve not in CURVES:
         raise ConfigError(f"--curve {curve}: expected one of {', '.join(CURVES)}")
     if task not in ("straggler", "risk"):
@@ -95,9 +98,9 @@ def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> s
 
 
 def judge_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options: Any) -> "list[CurvePoint]":
-    """Return a point for each magnitude, interval or set of left-out telemetry.
+    """Evaluate each point of a curve: each magnitude, interval or set of left-out telemetry.
 
-    options: passed on to the judge.
+    options: passed on to the evaluation.
     """
     from fleetcast.simulator.instrument import simulate_faults
     from fleetcast.training.reports.curves import format_point_label, make_curve_point
@@ -118,10 +121,11 @@ def judge_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options
 
 
 def make_fault_settings(curve: str, at: float | str, seed: int) -> "FaultFile":
-    """Return the settings of the run of a seed at one point of a curve.
+    """Return the settings of the simulated run with one seed at one point of a curve.
 
-    at: the strength of its faults (look-alikes keep full strength), or the seconds between scrapes. On the
-    curve of missing telemetry the run itself is the usual one, because telemetry is left out afterwards.
+    at: the strength of its faults (look-alikes keep full strength), or the seconds between scrapes. On
+    the curve of missing telemetry the run itself is the usual one, because telemetry is left out
+    afterwards.
     """
     from msgspec.structs import replace
 

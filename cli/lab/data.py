@@ -31,7 +31,7 @@ DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the d
 
 @app.command("list")
 def list_sets(data: DataOption = None) -> None:
-    """List the sets of FLEETCAST_DATA with their rows and spans, and the missing sets with their sources.
+    """List the data sets in FLEETCAST_DATA with rows and spans, and the sources of missing ones.
 
     Example:  fleetcast data list
     """
@@ -85,7 +85,7 @@ def split(
     ] = None,
     data: DataOption = None,
 ) -> None:
-    """Split a set into a train and a test folder of the same layout.
+    """Split a data set into a train and a test folder of the same layout.
 
     Examples:
 

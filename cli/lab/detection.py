@@ -1,7 +1,7 @@
-"""Measurement of the effects of faults and of their detection, on the real path.
+"""Measurement of what faults do and how fast they are detected, through the real code path.
 
-The path is pages → decoder → store → features → score. A small simulated fleet runs a gang of two nodes
-for every fault and decoy. The comparison of days draws from the result.
+The path is pages → decoder → store → features → score. A small simulated fleet runs a gang of two
+nodes for every fault and decoy. The comparison of days draws from the result.
 """
 
 import functools
@@ -39,7 +39,7 @@ FAIL, SLOW = RISK_KINDS.index("fail"), RISK_KINDS.index("slow")
 
 @dataclass(slots=True)
 class _Trial:
-    """One gang of two nodes. The first node has the fault. Times are fleet ms."""
+    """One trial: a gang of two nodes, of which the first has the fault. Times are fleet ms."""
 
     kind: str
     job: str
@@ -71,7 +71,7 @@ class _Trial:
 
 @functools.lru_cache(maxsize=4)
 def measure_detection(seed: int, copies: int = COPIES) -> DetectionTable:
-    """Measure the table of one seed. It takes some seconds of CPU, once in each process."""
+    """Measure effects and detection for one seed. It takes some seconds of CPU, once in each process."""
     bench = _Bench(seed, copies)
     for number in range(WARM_UP_ROUNDS + WATCH_ROUNDS):
         bench.round(EPOCH_MS + (number + 1) * SCRAPE_MS)
@@ -79,7 +79,7 @@ def measure_detection(seed: int, copies: int = COPIES) -> DetectionTable:
 
 
 class _Bench:
-    """The small fleet, and the pipeline that observes it."""
+    """The small fleet with one gang per trial, and the pipeline that observes it."""
 
     def __init__(self, seed: int, copies: int) -> None:
         kinds = [*(FAULT_KINDS * copies), *(DECOY_KINDS * DECOY_COPIES)]
@@ -124,7 +124,7 @@ class _Bench:
             )
 
     def _pages(self) -> Iterator[ExporterPage]:
-        """Yield the current answer of every exporter."""
+        """Yield the present page of every exporter."""
         for node, exporter in self.fleet.targets():
             body = self.fleet.page(node, exporter) if self.fleet.answers(node, exporter) else None
             late_s = self.fleet.delay_s(node) + float(self.rng.uniform(0.01, 0.03)) if exporter == "dcgm" else 0.02

@@ -1,4 +1,4 @@
-"""`fleetcast drift`: compares recent features and errors with those that a model was fitted on."""
+"""`fleetcast drift`: compares recent features and errors with those of the data a model was fitted on."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,9 +51,9 @@ def drift(
 ) -> None:
     """Show the features that moved since the model was fitted (PSI, KS), and its recent errors.
 
-    It also shows whether to fit it again. Recent errors are those of the service that runs on the same
-    state folder. `fleetcast train KIND --if-drift` acts on the same conditions. Features that moved are
-    only reported.
+    It also shows whether the model should be fitted again. Recent errors are those of the service that
+    runs on the same state folder. `fleetcast train KIND --if-drift` acts on the same conditions.
+    Features that moved are only reported.
 
     Examples:
 
@@ -82,9 +82,9 @@ def drift(
 
 
 def measure_recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | None":
-    """Judge the serving version against its card. Returns None if no version serves.
+    """Compare the serving version's recent errors with its card. Returns None if no version serves.
 
-    It uses the errors on the service's board, or else the version's age.
+    The errors are those on the service's board. Without them, only the version's age counts.
     """
     from fleetcast.models.versions.drift import Recent, judge
     from fleetcast.service.board.board import BoardReader
@@ -127,7 +127,7 @@ def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
 
 
 def _describe_drifted_features(one: "FeatureDrift") -> str:
-    """Return a sentence on the features that drifted."""
+    """Describe in words which features drifted."""
     far = ", ".join(f"{row.feature} (PSI {row.psi:.2f}, {row.by_chance:.2f} by chance)" for row in one.far[:5])
     said = f"{len(one.far)} of {len(one.rows)} features drifted{': ' + far if far else ''}"
     if one.untold:
@@ -138,7 +138,7 @@ def _describe_drifted_features(one: "FeatureDrift") -> str:
 
 
 def _explain_serving(serving: "Drift", drifted: int) -> str:
-    """Return why a version continues to serve."""
+    """Return the reason in words why the version need not be fitted again."""
     from fleetcast.models.versions.drift import DriftLimits
 
     fewest, n = DriftLimits().fewest, serving.recent.n

@@ -140,7 +140,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Outputs:
-    """The files to write. None: do not write that file."""
+    """The files that an evaluation writes. None: do not write that file."""
 
     json: Path | None
     html: Path | None
@@ -151,10 +151,10 @@ class _Outputs:
 def _judge(
     task: str, judge: "Judge", source: dict[str, str], seed: int, asked: tuple[list[str], list[str]], to: _Outputs
 ) -> None:
-    """Run the judge, print its result, and write the files.
+    """Run the evaluation, print its result, and write the files.
 
-    asked: telemetry that was left out, and further words of the command. Raises FleetcastError if the judge
-    found nothing to judge.
+    asked: telemetry that was left out, and further words of the command. Raises FleetcastError if there
+    was nothing to evaluate.
     """
     from fleetcast.fleet.errors import FleetcastError
     from fleetcast.training.reports.report import render_report
@@ -188,7 +188,10 @@ def _judge(
 
 
 def _make_rolling_arguments(task: str, windows: int, forecaster: list[str] | None) -> dict[str, Any]:
-    """Return keyword arguments for the judges that roll. Raises ConfigError for any other task with them."""
+    """Return the keyword arguments of evaluations over rolling windows.
+
+    Raises ConfigError if another task has such options.
+    """
     from fleetcast.fleet.errors import ConfigError
 
     if windows and task not in ROLLING:
@@ -198,7 +201,10 @@ def _make_rolling_arguments(task: str, windows: int, forecaster: list[str] | Non
 
 
 def _make_queue_arguments(task: str, capacity: int | None, max_wait_h: float | None) -> dict[str, Any]:
-    """Return keyword arguments for the judge of queues. Raises ConfigError for any other task with them."""
+    """Return the keyword arguments of the evaluation of queues.
+
+    Raises ConfigError if another task has such options.
+    """
     from fleetcast.fleet.errors import ConfigError
 
     given = {"capacity": capacity, "max_wait_h": max_wait_h}
@@ -230,7 +236,10 @@ def _choose_judge(
 def _choose_folder_judge(
     task: str, train: Path | None, test: Path | None, drop: list[str], rolling: dict[str, Any]
 ) -> "tuple[Judge, dict[str, str]]":
-    """Return the judge of two data folders, and its arguments."""
+    """Return the evaluation of a task on data folders, and the options that name them.
+
+    Raises ConfigError if a folder is missing.
+    """
     from importlib import import_module
 
     from fleetcast.fleet.errors import ConfigError
@@ -252,7 +261,7 @@ def _choose_folder_judge(
 def _choose_log_judge(
     task: str, train: Path | None, test: Path | None, faults: Path | None, nodes: int | None, year: bool
 ) -> "tuple[Judge, dict[str, str]]":
-    """Return the judge of a log of faults or of a simulated year, and its arguments."""
+    """Return the evaluation of a log of faults or of a simulated year, and the options that name it."""
     from fleetcast.fleet.errors import ConfigError
 
     if task != "risk":

@@ -1,4 +1,4 @@
-"""The quality of each request's first start time, compared with the average of the queue's last waits."""
+"""Accuracy of each request's first start time, compared with the average of the queue's last waits."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 class FirstAnswerTally:
-    """A tally of the first answer to each waiting request, and of its outcome. Times are Unix ms."""
+    """The first answer to each waiting request, and when the request started. Times are Unix ms."""
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[int, Times | None, float | None]] = {}  # when, issued, average wait in ms then
@@ -24,9 +24,9 @@ class FirstAnswerTally:
         self._waits_ms: deque[float] = deque(maxlen=AVERAGED)
 
     def ask(self, submitted_ms: Mapping[str, int], starts_ms: Mapping[str, Times], now_ms: int) -> None:
-        """Record the first answer to each request that waits.
+        """Record the first answer to each waiting request that has none yet.
 
-        submitted_ms: request_id → when it was submitted.
+        submitted_ms: request_id → when it was submitted. starts_ms: request_id → its start time at LEVELS.
         """
         average_ms = float(np.mean(self._waits_ms)) if self._waits_ms else None
         for name, since_ms in submitted_ms.items():
@@ -35,15 +35,15 @@ class FirstAnswerTally:
                 self._asked[name] = now_ms, starts_ms.get(name), left_ms
 
     def started(self, name: str, submitted_ms: int, now_ms: int) -> None:
-        """Record a start. A job that started without waiting, before any answer, does not count."""
+        """Record that a request has started. It does not count if it started before any answer."""
         if name in self._asked:
             self._started[name] = now_ms
             self._waits_ms.append(now_ms - submitted_ms)
 
     def summary(self) -> dict[str, Any]:
-        """Return the share of first answers given, and the mean pinball losses in minutes over LEVELS.
+        """Return the share of first answers with a start time, and mean pinball losses in minutes over LEVELS.
 
-        The losses are of requests that started and had both an answer and an average.
+        The losses are those of requests that started and had both an answer and an average.
         """
         given = [issued is not None for _, issued, _ in self._asked.values()]
         rows = [
@@ -61,7 +61,10 @@ class FirstAnswerTally:
 
 
 def _loss(rows: Iterable[tuple[float, Array]]) -> float | None:
-    """Return the mean pinball loss in minutes of (wait, quantiles at LEVELS) in ms. None without rows."""
+    """Return the mean pinball loss in minutes, or None without rows.
+
+    rows: (wait, quantiles of the wait at LEVELS), both in ms.
+    """
     levels = np.array(LEVELS)
     losses = []
     for wait_ms, quantiles_ms in rows:

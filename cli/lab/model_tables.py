@@ -1,4 +1,4 @@
-"""The tables of `fleetcast models`: a list of versions, and a card with its metrics and calibration."""
+"""The tables of `fleetcast models`: the list of versions, and a card with its metrics and calibration."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ def print_card(card: "Card", document: Mapping[str, Any]) -> None:
 
 
 def _describe_promotion(row: Mapping[str, Any]) -> str:
-    """Return a sentence on a change of the version that serves."""
+    """Describe in words one change of the version that serves."""
     words = "promoted" if row["action"] == "promote" else "rolled back to"
     forced = " by force" if row["forced"] else ""
     return f"{_format_moment(row['time_ms'])} UTC {words} {row['version']}{forced}"

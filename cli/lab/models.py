@@ -102,9 +102,9 @@ def promote(
     folder: FolderOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Let a version serve.
+    """Make a version serve.
 
-    A version that lost to its baseline, was never judged or is damaged is refused.
+    A version that lost to its baseline, was never evaluated or is damaged is refused.
 
     Examples:
 
@@ -234,7 +234,7 @@ def _known(kind: str) -> str:
 
 
 def _choose_version(registry: "Registry", kind: str) -> str:
-    """Return the version that serves. If none does, return the newest one and print that it is.
+    """Return the version that serves. If none does, print that, and return the newest one.
 
     Raises UnknownEntity if there is no version.
     """

@@ -1,4 +1,4 @@
-"""`fleetcast play`: a trace of jobs through the plan that serves, compared with peers and oracles."""
+"""`fleetcast play`: simulates a trace of jobs under the plan that serves, and under peers and oracles."""
 
 import sys
 import time
@@ -96,9 +96,9 @@ def play(
 
 
 def _parse_machine_size(nodes: int | None, each: int, capacity: int | None) -> tuple[int, int]:
-    """Return (nodes, GPUs of each), or (0, all GPUs) if only their count is known.
+    """Return (nodes, GPUs of each node), or (0, all GPUs) if only their number is given.
 
-    Raises ConfigError for both or neither.
+    Raises ConfigError if both options are given, or neither.
     """
     from fleetcast.fleet.errors import ConfigError
 
@@ -108,7 +108,7 @@ def _parse_machine_size(nodes: int | None, each: int, capacity: int | None) -> t
 
 
 def _jobs(path: Path) -> "tuple[HistoryJobs, Counter[str]]":
-    """Read the jobs of a trace. Raises ConfigError if it is no job history."""
+    """Read the jobs of a trace. Raises ConfigError if the file has no job history."""
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.training.sets.job_sets import read_jobs
 
@@ -122,7 +122,10 @@ def _jobs(path: Path) -> "tuple[HistoryJobs, Counter[str]]":
 
 
 def _tree(path: Path, gpus: int) -> "QueueTree":
-    """Read the file of queues. Raises ConfigError if the file is refused."""
+    """Read the queue tree of a file for a machine of `gpus` GPUs.
+
+    Raises ConfigError if the file is refused.
+    """
     from fleetcast.cli.queues import read_tree
     from fleetcast.placement.queues.tree import ANY
 
@@ -130,7 +133,10 @@ def _tree(path: Path, gpus: int) -> "QueueTree":
 
 
 def _choose_methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
-    """Return the methods to play. Raises ConfigError for an unknown one, or one that needs another scene."""
+    """Return the scheduling methods to simulate, all of them if none is named.
+
+    Raises ConfigError for a method that is unknown, or that this scene cannot run.
+    """
     from fleetcast.fleet.errors import ConfigError
 
     there = scene.methods()
@@ -142,7 +148,10 @@ def _choose_methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
 
 @contextmanager
 def _show_progress(method: str, scene: "PlayScene") -> "Iterator[Tick]":
-    """Show a progress bar on stderr, if that is a terminal: how much of the trace's time has passed."""
+    """Yield a function that draws a progress bar on stderr: the share of the trace's time that has passed.
+
+    It draws nothing if stderr is no terminal.
+    """
     first_s, last_s = scene.trace.submit_s[0], scene.trace.submit_s[-1]
     drawn_s = [0.0]
 

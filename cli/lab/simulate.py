@@ -1,4 +1,4 @@
-"""`fleetcast simulate`: the simulated fleet in a separate process."""
+"""`fleetcast simulate`: runs the simulated fleet in a separate process, and experiments on it."""
 
 import time
 from collections.abc import Awaitable
@@ -54,11 +54,11 @@ def starts(
     cold: Annotated[bool, typer.Option("--cold", help="A site without any history: its first days.")] = False,
     nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=1000)] = 133,
 ) -> None:
-    """Simulate the demo's queue without its telemetry, and report how often start times held.
+    """Simulate the demo's queue without its telemetry, and report how often start times proved right.
 
-    Prints one JSON line for each seed. If FLEETCAST_DATA has the Venus trace, its jobs are used for every
-    seed. Otherwise the generator draws them. `first` judges the first answer to each request, compared with
-    the average of the queue's last waits.
+    Prints one JSON line for each seed. If FLEETCAST_DATA has the Venus trace, its jobs are used for
+    every seed. Otherwise the generator draws them. `first` evaluates the first answer to each request,
+    compared with the average of the queue's last waits.
 
     Example:  fleetcast simulate starts --seeds 5
     """
@@ -159,9 +159,11 @@ def faults(
 
     `fleetcast evaluate` reads them.
 
-    fleetcast simulate faults --print-config > faults.toml
+    Examples:
 
-    fleetcast simulate faults --config faults.toml --out var/data --seed 7
+      fleetcast simulate faults --print-config > faults.toml
+
+      fleetcast simulate faults --config faults.toml --out var/data --seed 7
     """
     from msgspec.structs import replace
 
@@ -183,10 +185,10 @@ def steps(
     seed: Annotated[int, typer.Option(help="Seed of patterns and noise.", min=0)] = 1,
     series: Annotated[int, typer.Option(help="Runs of Megatron at most, over the range of step times.", min=1)] = 24,
 ) -> None:
-    """Render real step times as the telemetry they would have left, with the true period and steps.
+    """Convert real step times to the telemetry that they would have left, with the true period and steps.
 
-    Reads faults/megatron_step_times and faults/straggler_bytedance below FLEETCAST_DATA. Renders at 0.05,
-    0.5, 1 and 15 s.
+    Reads faults/megatron_step_times and faults/straggler_bytedance below FLEETCAST_DATA. Writes
+    telemetry at intervals of 0.05, 0.5, 1 and 15 s.
 
       fleetcast simulate steps --out var/data
     """
@@ -203,8 +205,8 @@ def compare(
 ) -> None:
     """Compare healthy simulated telemetry with recorded H100 runs.
 
-    Prints a Kolmogorov-Smirnov distance for each quantity: 0 is alike, 1 has nothing in common. Reads
-    telemetry/h100-phases below FLEETCAST_DATA.
+    Prints a Kolmogorov-Smirnov distance for each quantity: 0 is the same distribution, 1 has nothing in
+    common. Reads telemetry/h100-phases below FLEETCAST_DATA.
 
       fleetcast simulate compare --seed 2
     """
@@ -220,7 +222,10 @@ def compare(
 
 
 def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]:
-    """Measure detection on a small fleet. Then simulate the day for every seed, with and without risk."""
+    """Measure detection on a small fleet, then simulate a day for every seed, with and without risk.
+
+    Returns the GPU-hours lost in each case.
+    """
     from fleetcast.cli.lab.detection import measure_detection
     from fleetcast.fleet.topology import Topology
     from fleetcast.ingest.topology.load import parse_toml_nodes
@@ -239,7 +244,7 @@ def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]
 
 
 def _clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> "ScaledClock":
-    """Return the clock of the simulation. Raises BadParameter."""
+    """Return the clock of the simulation. Raises BadParameter if `at` is not a time."""
     from fleetcast.fleet.clock import ScaledClock
     from fleetcast.simulator.days.traces import parse_time_ms, shift_start_ms
 
@@ -252,7 +257,7 @@ def _clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> 
 
 
 def _run_cluster(options: "SimulationOptions", kafka: str, topic: str) -> None:
-    """Run the fleet, and write its telemetry to a topic if brokers are named."""
+    """Run the simulated fleet, and write its telemetry to a topic if brokers are named."""
     import asyncio
 
     from fleetcast.simulator.run import run_simulation
@@ -281,7 +286,7 @@ def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
 
 
 async def _beside(main: Awaitable[None], other: Awaitable[None]) -> None:
-    """Run `main` to its end, with `other` in parallel. If `other` ends first, cancel `main`."""
+    """Run `main` to its end, with `other` in parallel. When one of them ends, cancel the other."""
     import asyncio
 
     work, beside = asyncio.ensure_future(main), asyncio.ensure_future(other)
@@ -296,7 +301,7 @@ async def _beside(main: Awaitable[None], other: Awaitable[None]) -> None:
 
 
 async def _write_telemetry(options: "SimulationOptions", brokers: str, topic: str) -> None:
-    """Scrape the fleet's pages as any scraper would, and write them as records to a topic."""
+    """Scrape the fleet's pages as any scraper would, and write them as records to a Kafka topic."""
     import asyncio
 
     from fleetcast.clients.kafka import KafkaWriter

@@ -1,6 +1,6 @@
 """`fleetcast train`: fits models on a site's history or on data sets.
 
-It also fits the coefficients that ship, on the simulator.
+It also fits, on the simulator, the coefficients that ship with the program.
 """
 
 import shlex
@@ -79,7 +79,7 @@ def fit_kind(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Fit the model that the command names: a forecaster of demand, or of run times."""
+    """Fit the model that the command names: a forecaster of demand or of run times."""
     from fleetcast.training.fits.retrain import TrainingPlan
 
     kind = context.info_name or ""
@@ -158,7 +158,7 @@ def _train_version(
 
 
 def _report(kind: str, trained: "Trained") -> None:
-    """Print ours compared with the baselines, and whether it serves now."""
+    """Print our metrics and the baselines', and whether the new version serves now."""
     from fleetcast.training.reports.contests import MAIN, contests, sentences
 
     for line in sentences(contests(trained.results.rows, MAIN[kind])):
@@ -191,9 +191,9 @@ def risk(
     hours: Annotated[float, typer.Option(min=1.0, help="Fleet time of each run.")] = 4.0,
     nodes: Annotated[int, typer.Option(min=4, help="Nodes of each fleet.")] = 24,
 ) -> None:
-    """Fit node risk on a site's archive, as a version.
+    """Fit node risk on a site's archive, as a new version.
 
-    Without --archive, fit the evidence of the hour on simulated faults.
+    Without --archive, fit the coefficients of the next hour on simulated faults.
 
     Examples:
 
@@ -256,9 +256,9 @@ def interference(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Store what a site's past co-runs teach as a version.
+    """Fit interference on a site's past co-runs, as a new version.
 
-    A service uses it together with its own co-runs.
+    A service uses it together with the co-runs that it observes itself.
 
     Example:  fleetcast train interference --archive var/archive
     """
@@ -285,7 +285,7 @@ def history(
     until_day: Annotated[int | None, typer.Option(help="Fit on what was known by this day [the last].")] = None,
     out: Annotated[Path, typer.Option(help="Where to write the coefficients (JSON).")] = Path("fault_history.json"),
 ) -> None:
-    """Fit how a node's past faults predict its next one.
+    """Fit how the past faults of a node predict its next one.
 
     A service reads the result from the folder `pipeline.models`.
 
@@ -308,7 +308,10 @@ def _write_fit(out: Path, fit: "RiskFit | HistoryFit") -> None:
 
 
 def simulate_rows(seed: int, hours: float, nodes: int, horizon_s: float) -> "RiskRows":
-    """Return the rows of one run: a fleet with jobs and faults, observed through its pages for `hours`."""
+    """Simulate a fleet with jobs and faults for some hours, and return the training rows of this run.
+
+    The rows are observed through the fleet's exporter pages.
+    """
     from fleetcast.cli.lab.watch import SimulatedJobs
     from fleetcast.training.replay.dataset import PageObserver
 

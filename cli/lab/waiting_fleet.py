@@ -1,8 +1,9 @@
-"""A fleet whose jobs wait, in fleet time that a manual clock advances: how often do start times hold?
+"""WaitingFleet: a simulated fleet whose jobs wait, to measure how often start times prove right.
 
-It takes minutes of CPU. Jobs of the trace arrive, wait, start and end. The product's own pipeline folds
-their events, and its own placer places them and samples futures. There is no telemetry, and there are
-no faults, because only the queue is judged.
+A manual clock advances the fleet time. It takes minutes of CPU. Jobs of the trace arrive, wait,
+start and end. The product's own pipeline folds their events, and its own placer places them and
+samples futures. There is no telemetry, and there are no faults, because only the queue is
+evaluated.
 """
 
 import heapq
@@ -47,8 +48,8 @@ class WaitingFleet:
     """A fleet with the jobs of one seed, our pipeline and our placer, in one thread.
 
     Nodes have eight GPUs, by default 133 of them. teams: three teams share the fleet, as in the demo.
-    Otherwise all jobs wait in one line. jobs: a sentence on where the jobs come from. is_cold: the pipeline
-    receives no history, as on the first day of a site. first: the tally of first answers.
+    Otherwise all jobs wait in one line. jobs: a sentence on where the jobs come from. is_cold: the
+    pipeline receives no history, as on the first day of a site. first: the record of first answers.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class WaitingFleet:
         self._replay_past(replace(replay, history=()) if is_cold else replay)
 
     async def live(self, seconds: float) -> StartTimesRecord:
-        """Let the fleet live for some seconds. Returns how often the announced start times held."""
+        """Simulate the fleet for some seconds, and return how often the issued start times proved right."""
         until_ms = self.clock.now_ms() + round(seconds * 1000)
         while self.clock.now_ms() < until_ms:
             await self._step(self.clock.now_ms())
@@ -151,9 +152,9 @@ def waiting_fleet(
     folder: Path, data: Path, seed: int, at: str, now_ms: int, teams: bool = False, *,
     nodes: int = DEMO_NODES, hours: float = 0.0, is_cold: bool = False,
 ) -> WaitingFleet:  # fmt: skip
-    """Return the fleet of `fleetcast demo`. Raises ValueError if `at` is not a time.
+    """Build the waiting fleet from the jobs of `fleetcast demo`. Raises ValueError if `at` is not a time.
 
-    hours: how long a fleet without history has more demand than GPUs.
+    hours: for how long a fleet without history has more demand than GPUs.
     """
     spec = FleetSpec(nodes=nodes)
     trace = load_trace(

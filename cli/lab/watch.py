@@ -1,4 +1,4 @@
-"""A simulated fleet whose jobs start and end, as a source of pages and events for training."""
+"""SimulatedJobs: a simulated fleet whose jobs start and end, as training data for node risk."""
 
 from collections.abc import Iterator
 from typing import Literal, cast
@@ -24,7 +24,7 @@ STEP_GPUS = 8  # jobs from this size on report steps
 def make_frequent_fault_settings() -> FaultSettings:
     """Return settings with faults more frequent and shorter than real ones, and with benign decoys.
 
-    So a run of hours has many faults.
+    With these, a run of a few hours has many faults.
     """
     return FaultSettings(
         rates=dict.fromkeys(FAULT_KINDS, 400.0),  # per 1,000 node-days and kind
@@ -36,7 +36,7 @@ def make_frequent_fault_settings() -> FaultSettings:
 
 
 class SimulatedJobs:
-    """A simulated fleet with jobs.
+    """A simulated fleet with jobs that start and end.
 
     A job starts if there is room, runs for a lognormal time, and dies if a fault kills it.
     """
@@ -70,7 +70,7 @@ class SimulatedJobs:
         return events + self._steps(now_ms)
 
     def pages(self) -> Iterator[ExporterPage]:
-        """Yield the current answer of every exporter."""
+        """Yield the present page of every exporter."""
         for node, exporter in self.fleet.targets():
             answers = self.fleet.answers(node, exporter)
             body = self.fleet.page(node, exporter) if answers else None
@@ -127,7 +127,7 @@ class SimulatedJobs:
         return events
 
     def _room(self, gpus: int) -> tuple[RankPlacement, ...] | None:
-        """Find GPUs for a job, or return None.
+        """Return free GPUs for a job as placements of its ranks, or None if there is no room.
 
         A large job gets whole nodes, a small one the fullest node with room.
         """

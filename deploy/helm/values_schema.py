@@ -1,9 +1,9 @@
-"""Write the chart's values.schema.json: what a value may be, so that a misspelt one is refused before an install.
+"""Write the chart's values.schema.json, so that Helm refuses wrong or misspelt values.
 
     python deploy/helm/values_schema.py
 
-`config` is made of the configuration's own types and limits, `adapters` of the entries of values.yaml, and the rest
-stands here.
+The part `config` is made from the configuration's own types and limits, `adapters` from the entries
+of values.yaml. The other parts are defined here.
 """
 
 import json
@@ -40,7 +40,7 @@ OPTION: Schema = {"anyOf": [{"type": ["string", "number", "boolean"]}, {"type": 
 
 
 def table(**fields: Schema) -> Schema:
-    """Return an object with these fields and no other."""
+    """Return the schema of an object with these fields and no others."""
     return {"type": "object", "additionalProperties": False, "properties": fields}
 
 
@@ -96,7 +96,7 @@ OF_ADAPTERS = {  # the fields that an entry of `adapters` may have
 
 
 def schema() -> Schema:
-    """Return the whole schema."""
+    """Return the schema of all values."""
     written = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     entries = {name: _adapter(entry) for name, entry in written["adapters"].items()}
     fields = {**VALUES, "config": _config(), "adapters": table(**entries)}
@@ -109,7 +109,7 @@ def _adapter(entry: dict[str, Any]) -> Schema:
 
 
 def _config() -> Schema:
-    """Sections and keys of config.toml that are not the chart's, with the limits that its reader knows."""
+    """Return the schema of `config`: keys of config.toml that the chart does not set, with their limits."""
     made = msgspec.json.schema(Config)
     sections = _plain(made["$defs"]["Config"], made["$defs"])["properties"]
     del sections["state"]
@@ -126,7 +126,10 @@ def _config() -> Schema:
 
 
 def _plain(part: Any, definitions: dict[str, Any]) -> Any:
-    """Without references, titles, sentences and defaults: those stand in values.yaml and config.toml."""
+    """Return a part of a schema with references resolved, and without titles, descriptions and defaults.
+
+    values.yaml and config.toml contain those.
+    """
     if isinstance(part, list):
         return [_plain(one, definitions) for one in part]
     if not isinstance(part, dict):

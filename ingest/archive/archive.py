@@ -1,8 +1,8 @@
 """The archive: every accepted sample and event, once, in Parquet files that any tool reads.
 
-    add (in the loop) ─ columns as they came ─ hand_over ─ in a thread: sort ─ drop what is there already ─ files
+    event loop: collect rows in order of arrival ─ thread: sort ─ drop rows that are in files ─ write files
 
-Rows wait in memory until a snapshot calls `hand_over`. The snapshot counts only once its rows are on disk,
+Rows wait in memory until a snapshot flushes them. The snapshot counts only once its rows are on disk,
 because sources repeat everything that is in no file. A row is written only if no file holds its series and
 time, or its event's identity. Rows that the window store or job table accepted, and that are later than all
 files at the start, are new. All others are looked up in the files of their hour. If a flush fails, the
@@ -50,8 +50,8 @@ BYTES_AN_EVENT = 600  # about; with its strings
 class ArchiveLimits:
     """The limits of an archive's memory, file size and age.
 
-    `buffer_bytes`: the most that may wait in memory. From a quarter of it on, the archive should be written.
-    `file_rows`: the most rows of a compacted file.
+    `buffer_bytes`: the most bytes that may wait in memory. A flush is due from a quarter of it on.
+    `file_rows`: the most rows of a compacted file. `keep_days`: the age at which days are deleted, 0 for never.
     """
 
     buffer_bytes: int = 134_217_728
@@ -61,7 +61,7 @@ class ArchiveLimits:
 
 @dataclass(slots=True)
 class ArchiveHealth:
-    """Counts since the process began.
+    """Counts of what an archive has written since the process began.
 
     `failing`: why the last flush failed, empty if it succeeded.
     """
@@ -92,9 +92,9 @@ class _Waiting:
 class Archive:
     """The writer of an archive.
 
-    The event loop calls all methods, and a thread runs the work of `hand_over`.
+    The event loop calls all methods. Only a prepared flush runs in a thread.
     writer: this writer's unique part of file names. saved_ms: when the restored state was saved, 0 for none.
-    when_due: called with each addition that leaves the archive due.
+    when_due: called with each addition that leaves a flush due.
     """
 
     def __init__(
@@ -148,17 +148,17 @@ class Archive:
 
     @property
     def due(self) -> bool:
-        """Return whether so many rows wait that they should be written before the next snapshot."""
+        """Whether so many bytes wait that the rows should be written before the next snapshot."""
         return self._waiting.nbytes > self.limits.buffer_bytes // 4
 
     @property
     def full(self) -> bool:
-        """Return whether the memory is full, so that the sources must not be read for now."""
+        """Whether the memory limit is reached, so that the pipeline must not read its sources for now."""
         return self.nbytes > self.limits.buffer_bytes
 
     @property
     def claimed(self) -> bool:
-        """Return whether the archive holds its writer's name. It does from its first flush on.
+        """Whether the archive holds its writer's name, which it does from its first flush on.
 
         From then on, the leftovers of a crash are finished, and no other process uses the name.
         """
@@ -197,9 +197,9 @@ class Archive:
         return write
 
     def _again(self, taken: _Waiting, error: Exception) -> None:
-        """Put the rows of a failed flush back.
+        """Put the rows of a failed flush back into memory.
 
-        Any of its files may exist, so the next flush looks all rows up.
+        Any file of that flush may exist, so the next flush looks all rows up.
         """
         doubtful = [(batch, np.zeros(len(batch), np.bool_)) for batch, _ in taken.batches]
         with self._swap:
@@ -221,9 +221,10 @@ class Archive:
         self._write_events(taken.events, flush, oldest_ms)
 
     def _open(self) -> int:
-        """Return the newest time in the files. Claims the writer's name before the first flush.
+        """Prepare the files for a flush, and return the newest sample time in them, in Unix ms.
 
-        After a failed flush as at the first, it finishes leftover files and reads that time again.
+        The first flush also claims the writer's name. The first flush, and each one after a failure, finishes
+        leftover files and reads that time from the files.
         """
         if self._give_back is None:
             self._give_back = self.files.claim(self.writer)
@@ -250,9 +251,9 @@ class Archive:
             self.counts.rows += len(part)
 
     def _on_disk(self, rows: ArchiveRows, hour_ms: int, names: Sequence[FileName]) -> NDArray[np.bool_]:
-        """Return (n,) whether a file holds the series and time of each row already.
+        """Return (n,) whether an existing file holds the series and time of each row.
 
-        Files with such rows are synced first, so that the rows are on disk for certain.
+        The names of such files are synced first, so that the rows are certain to be on disk.
         """
         span = [("time_ms", ">=", int(rows.time_ms.min())), ("time_ms", "<=", int(rows.time_ms.max()))]
         wanted = code(rows, hour_ms)
@@ -286,7 +287,10 @@ class Archive:
 
 
 class _Blocks:
-    """The block of each row. Its arrays do not change while the state moves on."""
+    """The topology blocks of archived rows, as they were when a flush began.
+
+    A thread uses it, so its arrays must not change while the event loop goes on.
+    """
 
     def __init__(self, topology: Topology, owners: dict[EntityKind, NDArray[np.int32]]) -> None:
         self._names = topology.domain_names[Level.BLOCK]
@@ -294,7 +298,7 @@ class _Blocks:
         self._owners = owners
 
     def of(self, rows: ArchiveRows) -> NDArray[np.int16]:
-        """Return (n,) the row of each block's name, -1 if unplaced."""
+        """Return (n,) int16, the index of each row's block, or -1 if the topology does not contain its node."""
         block = np.full(len(rows), -1, np.int16)
         starts, entities = rows.find_kind_starts(), rows.entity
         for kind, first, end in zip(KINDS, starts[:-1], starts[1:], strict=True):
@@ -334,9 +338,10 @@ def _split_by_hour(
     series: dict[EntityKind, NDArray[np.int64]],
     doubt_ms: int,
 ) -> Iterator[tuple[int, ArchiveRows, NDArray[np.bool_]]]:
-    """Yield the samples of each hour, in order of arrival, and which of them are certain to be new.
+    """Yield (start of the hour in Unix ms, rows, sure) for each hour, with the rows in order of arrival.
 
-    series: for each kind, (row of its catalogue,) the number of the first series of the metric.
+    sure: (n,) whether each row is certain to be new. series: kind → (row of its catalogue,) the number of the
+    metric's first series. doubt_ms: rows up to this time are not certain to be new.
     """
     if not batches:
         return
@@ -366,9 +371,9 @@ def _split_by_hour(
 
 
 def _choose_part_name(keys: tuple[Dataset, str, str], hour_ms: int, number: int, there: Sequence[FileName]) -> FileName:
-    """Return a name for a part whose number is above those of all existing files.
+    """Return a name for a part whose number is above the numbers of all existing files.
 
-    So no compacted file stands for it, whatever the clock does.
+    So no compacted file supersedes the part, even if the clock was set back.
     """
     dataset, block, writer = keys
     ends = [name.last for name in there if (name.block, name.writer) == (block, writer)]

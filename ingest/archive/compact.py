@@ -51,8 +51,8 @@ def runs(
 ) -> list[CompactionRun]:
     """Find the files worth compacting among a writer's files of hours that ended before `closed_ms`.
 
-    days: look at the hours of these days, except those that were compacted before and have fewer than MANY
-    files now. None: look at all hours.
+    days: only these days, without hours that were compacted before and have fewer than MANY files now. None
+    means all hours of all days.
     """
     places: dict[Any, list[FileName]] = {}
     for dataset in DATASETS:
@@ -66,7 +66,7 @@ def runs(
 
 
 def _runs(files: ArchiveFiles, names: Sequence[FileName], most_rows: int) -> Iterator[CompactionRun]:
-    """Yield runs of neighbours by number, each with at most `most_rows` rows.
+    """Yield runs of files with consecutive numbers, each with at most `most_rows` rows.
 
     A file that cannot be read ends a run.
     """
@@ -97,18 +97,18 @@ def _rows(files: ArchiveFiles, name: FileName) -> int:
 
 
 def compact(files: ArchiveFiles, run: CompactionRun) -> None:
-    """Replace a run by one file. The caller must be the hour's only writer.
+    """Replace the files of a run by one file. The caller must be the hour's only writer.
 
-    Raises OSError or ValueError (torn, changed). In this case nothing has changed.
+    Raises OSError, or ValueError if a file is torn or the hour's files have changed. Nothing has changed then.
     """
     files.become(merge(files, run))
 
 
 def merge(files: ArchiveFiles, run: CompactionRun) -> FileName:
-    """Write the file that replaces a run, and return its name. `files.become` then puts it in place.
+    """Write the file that will replace the files of a run, and return its name, which ends in `.ready`.
 
-    The writer may add files to the hour at the same time. Raises OSError or ValueError (torn, changed). In this
-    case nothing has changed.
+    The file then still needs its final name. The writer may add files to the hour at the same time. Raises
+    OSError, or ValueError if a file is torn or the hour's files have changed. Nothing has changed then.
     """
     ready = replace(run.becomes, ready=True)
     there = [name for name in live(files.names(ready.dataset, [ready.day])) if ready.supersedes(name)]

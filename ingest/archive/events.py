@@ -1,9 +1,9 @@
-"""A filter for events whose identity no archive file holds.
+"""A filter for events that no archive file holds yet.
 
 The job table passes each event on once, so an event later than all files at the start is new. Any other
-event, and any that is more than an hour late (the job table forgets), is looked up in the files of its
-hour. Some sources stamp events when they observe them, such as a poll of Kubernetes. After a crash they
-repeat events under another time, so the events of the last hour are read as well.
+event is looked up in the files of its hour. So is an event that is more than an hour late, because the job
+table forgets old identities. Some sources, such as a poll of Kubernetes, stamp events when they observe
+them. After a crash they repeat events with another time, so the events of the last hour are read as well.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,7 +56,7 @@ class KnownEvents:
         return new
 
     def _find_stored_events(self, times_ms: Sequence[int]) -> set[Identity]:
-        """Return the events of one hour's files at these times and in between."""
+        """Return the identities of stored events from the first to the last of these times, in Unix ms."""
         return identities(self._files, ArchiveSpan(min(times_ms), max(times_ms) + 1)) if times_ms else set()
 
     def _read(self) -> tuple[int, set[Identity]]:
@@ -70,9 +70,9 @@ class KnownEvents:
 
 
 def identities(files: ArchiveFiles, span: ArchiveSpan) -> set[Identity]:
-    """Return the identities of the events of a span. Raises OSError.
+    """Return the identities of the archived events of a span. Raises OSError.
 
-    On return, the files that hold them are on disk for certain.
+    The files that hold them are certain to be on disk when it returns.
     """
     import pyarrow.parquet as pq
 

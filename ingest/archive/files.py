@@ -1,13 +1,13 @@
 """Files of the archive: their places, their names, and how each is written whole or not at all.
 
     samples/day=2026-11-21/block=b1/13-0-1795278000123.parquet                 a part: 13:00 to 14:00, of writer 0
-    samples/day=2026-11-21/block=b1/13-0-1795278000123-1795281580456.parquet   stands for all parts in that range
+    samples/day=2026-11-21/block=b1/13-0-1795278000123-1795281580456.parquet   replaces all parts in that range
     events/day=2026-11-21/13-0-1795278000123.parquet
 
 Days and hours are UTC. A file is written under a temporary name, fsynced and renamed. An object store's
 put is atomic. A compacted file is first stored as `….parquet.ready`. Then its parts are deleted, and it
 gets its final name. So readers of `*.parquet` never see a row twice. Our own readers use the `.ready`
-file. The next start finishes whatever a crash interrupted.
+file. After a crash, the next start finishes what was interrupted.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ class FileName:
 
     @property
     def first_ms(self) -> int:
-        """The beginning of the file's hour."""
+        """The beginning of the file's hour, in Unix ms."""
         return day_ms(self.day) + self.hour * HOUR_MS
 
     def supersedes(self, other: "FileName") -> bool:
@@ -105,7 +105,7 @@ class FileName:
 
 
 def day_of(time_ms: int) -> str:
-    """Return the day of a time, in UTC.
+    """Return the day of a time in UTC, as YYYY-MM-DD.
 
     >>> day_of(1_795_278_000_000)
     '2026-11-21'
@@ -114,12 +114,12 @@ def day_of(time_ms: int) -> str:
 
 
 def day_ms(day: str) -> int:
-    """Return the first millisecond of a day."""
+    """Return the beginning of a day in UTC, in Unix ms."""
     return round(datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()) * 1000
 
 
 def live(names: Iterable[FileName]) -> list[FileName]:
-    """Return the files that together hold each row once: those that no other file stands for."""
+    """Return the files that no other file supersedes, sorted. Together they hold each row once."""
     places: dict[tuple[Any, ...], list[FileName]] = {}
     for name in names:
         places.setdefault((*name.place, name.writer), []).append(name)
@@ -152,7 +152,7 @@ class ArchiveFiles:
         self.folder = Path(self._root) if "file" in _list_protocols(self._fs) else None
 
     def names(self, dataset: Dataset, days: Sequence[str] | None = None) -> list[FileName]:
-        """Return all existing files, live or not, of some days or of all."""
+        """Return the names of all existing files, superseded or not. days: only these days, or None for all."""
         self._fs.invalidate_cache()
         folders = [dataset] if days is None else [f"{dataset}/day={day}" for day in days]
         paths = [path for folder in folders for path in self._fs.find(f"{self._root}/{folder}")]
@@ -186,9 +186,9 @@ class ArchiveFiles:
         files.replace_file(path, [data], AREA)
 
     def _make_folder(self, folder: Path) -> None:
-        """Make a folder, and sync its name and those of the folders above it.
+        """Make a folder, and sync its name and the names of the folders above it.
 
-        An earlier process may have made a folder above it and ended before it could sync it.
+        An earlier process may have made one of them and ended before it could sync the name.
         """
         assert self.folder is not None
         if folder not in self._on_disk or not folder.exists():
@@ -205,7 +205,7 @@ class ArchiveFiles:
                 files.sync_folder(folder, AREA)
 
     def become(self, ready: FileName) -> None:
-        """Put a `.ready` file in its place: remove the files that it stands for, then rename it.
+        """Delete the files that a `.ready` file supersedes, then give it its final name.
 
         Repeating it changes nothing.
         """
@@ -224,7 +224,10 @@ class ArchiveFiles:
             files.sync_folder((self.folder / final.path).parent, AREA)
 
     def finish(self, writer: str) -> None:
-        """Put a writer's `.ready` files in their places: those that a crash or an error left, or a merge just wrote."""
+        """Give each `.ready` file of a writer its final name.
+
+        A crash, an error or a merge may have left such files.
+        """
         for dataset in DATASETS:
             for name in self.names(dataset):
                 if name.ready and name.writer == writer:
@@ -244,9 +247,9 @@ class ArchiveFiles:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     def claim(self, writer: str) -> Callable[[], None]:
-        """Hold a writer's name until the caller calls the returned function, and delete its half-written files.
+        """Reserve a writer's name, delete its half-written files, and return a function that releases it.
 
-        Raises OSError if another process holds it. Object stores hold no names and have no half-written files.
+        Raises OSError if another process holds the name. Object stores hold no names and have no half-written files.
         """
         if self.folder is None:
             return lambda: None

@@ -21,14 +21,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSpan:
-    """The times from `first_ms` up to, but without, `end_ms`, of all blocks or of one."""
+    """A span of archived time from `first_ms` up to, but without, `end_ms`, in Unix ms.
+
+    block: only this block, or None for all.
+    """
 
     first_ms: int
     end_ms: int
     block: str | None = None
 
     def names(self, files: ArchiveFiles, dataset: Dataset) -> list[FileName]:
-        """Return the live files that may hold rows of the span."""
+        """Return the files that may hold rows of the span, without superseded ones."""
         days = [
             day for day in files.days(dataset) if day_ms(day) < self.end_ms and day_ms(day) + DAY_MS > self.first_ms
         ]
@@ -42,13 +45,13 @@ class ArchiveSpan:
 
     @property
     def filters(self) -> list[tuple[str, str, Any]]:
-        """Return the filters in the form that pyarrow reads."""
+        """The span as filters in pyarrow's form."""
         return [("time_ms", ">=", self.first_ms), ("time_ms", "<", self.end_ms)]
 
 
 @contextlib.contextmanager
 def log_damaged_file(name: FileName) -> Iterator[None]:
-    """Log an error of a damaged file and go on. Errors of the operating system are raised."""
+    """Log an error that shows a damaged file, and continue. Raises errors of the operating system."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -60,9 +63,9 @@ def log_damaged_file(name: FileName) -> Iterator[None]:
 def read_each_file(
     files: ArchiveFiles, span: ArchiveSpan, dataset: Dataset, read: Callable[[IO[bytes]], T]
 ) -> Iterator[tuple[FileName, T]]:
-    """Yield each live file with what `read` returns for it. Raises OSError.
+    """Yield (file name, result of `read`) for each file of a span, without superseded ones.
 
-    If compaction replaces a file at the same time, all files are read again.
+    If compaction replaces a file at the same time, all files are read again. Raises OSError.
     """
     for attempt in range(RETRIES):
         answers = []
@@ -112,9 +115,9 @@ def read_events(files: ArchiveFiles, span: ArchiveSpan) -> tuple[list[JobEvent |
 
 
 def newest_ms(files: ArchiveFiles, dataset: Dataset = "samples") -> int:
-    """Return the time of the newest row, or NOTHING_MS if there is none. No row is later.
+    """Return the time of the newest row in Unix ms, or NOTHING_MS if there is none. No row is later.
 
-    A damaged file counts with the end of its hour.
+    A damaged file counts as if its newest row were at the end of its hour.
     """
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Rows of the archive: columns in memory, their order, and their Parquet encoding.
+"""The rows of the archive: columns in memory, their order, and their Parquet encoding.
 
     samples   kind, metric, entity (dictionary strings) · time_ms int64 · value float64; by (kind, metric, entity, time)
     events    time_ms · of ("job" or "node") · name · attempt · source · sequence · type · event (the whole of it, JSON)
@@ -49,18 +49,18 @@ class ArchiveRows:
 
     @property
     def kind(self) -> NDArray[np.int8]:
-        """(n,) index of KINDS."""
+        """(n,) int8, the index of each row's kind in KINDS."""
         return (self.series >> (METRIC_BITS + ENTITY_BITS)).astype(np.int8)
 
     @property
     def metric(self) -> NDArray[np.int16]:
-        """(n,) index of METRIC_NAMES."""
+        """(n,) int16, the index of each row's metric in METRIC_NAMES."""
         metric: NDArray[np.int16] = (self.series >> ENTITY_BITS & 2**METRIC_BITS - 1).astype(np.int16)
         return metric
 
     @property
     def entity(self) -> NDArray[np.int32]:
-        """(n,) index of the names of its kind."""
+        """(n,) int32, the index of each row's entity among the names of its kind."""
         entity: NDArray[np.int32] = (self.series & 2**ENTITY_BITS - 1).astype(np.int32)
         return entity
 
@@ -68,7 +68,10 @@ class ArchiveRows:
         return ArchiveRows(self.series[at], self.time_ms[at], self.value[at])
 
     def find_kind_starts(self) -> list[int]:
-        """Return (kinds + 1,) where the rows of each kind begin. The rows must be ordered by series."""
+        """Return, for each kind and for the end, the index at which its rows begin.
+
+        The rows must be ordered by series.
+        """
         starts: list[int] = np.searchsorted(self.series, series_of(np.arange(len(KINDS) + 1), 0, 0)).tolist()
         return starts
 
@@ -86,18 +89,21 @@ class ArchiveRows:
 
 
 def series_of(kind: Any, metric: Any, entity: Any) -> NDArray[np.int64]:
-    """Return the number of each series. The arguments are what `ArchiveRows` calls so, as arrays or numbers."""
+    """Pack the kind, metric and entity of each series into one int64 number, in this order.
+
+    The arguments are indices as in `ArchiveRows`, each an array or a number.
+    """
     series: NDArray[np.int64] = (np.int64(1) * kind << METRIC_BITS | metric) << ENTITY_BITS | entity
     return series
 
 
 def make_metric_columns() -> dict[EntityKind, NDArray[np.int16]]:
-    """Return for each kind: row of its catalogue → row of METRIC_NAMES."""
+    """Return, for each kind: (row of its catalogue,) int16, the index in METRIC_NAMES."""
     return {kind: np.array([_METRIC_AT[metric.name] for metric in METRICS[kind]], np.int16) for kind in KINDS}
 
 
 def code(rows: ArchiveRows, hour_ms: int) -> NDArray[np.int64]:
-    """Return (n,) one number for each (kind, metric, entity, time), in that order.
+    """Return (n,) int64 keys that order rows by kind, metric, entity and time.
 
     All times must lie in the hour that begins at `hour_ms`.
     """
@@ -105,9 +111,9 @@ def code(rows: ArchiveRows, hour_ms: int) -> NDArray[np.int64]:
 
 
 def in_order(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.intp]]:
-    """Return one hour's rows by series and time, and where each row was before.
+    """Sort one hour's rows by series and time, and drop repeated ones.
 
-    Each (series, time) occurs once: its first row remains.
+    Returns the rows and (n,) their former indices. Of rows with the same series and time, the first remains.
     """
     series, order = _sort_series(rows.series)
     ordered = ArchiveRows(series, rows.time_ms[order], rows.value[order])
@@ -123,7 +129,7 @@ def in_order(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.i
 
 
 def _sort_series(series: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Return the series in order, and where each was before. Equal ones keep their order."""
+    """Return the series sorted, and (n,) their former indices. Equal series stay in their order."""
     if len(series) > 2**POSITION_BITS:
         order = np.argsort(series, kind="stable")
         return series[order], order
@@ -139,10 +145,10 @@ def encode_samples(
     metrics: Sequence[str] = METRIC_NAMES,
     statistics: Sequence[str] = PART_STATISTICS,
 ) -> Any:
-    """Encode rows that are in order as a Parquet file (a buffer).
+    """Encode sorted rows as a Parquet file, and return it as a buffer.
 
-    names: kind → the names that `rows.entity` indexes. statistics: columns whose smallest and largest value each
-    row group states.
+    names: kind → the names that `rows.entity` indexes. statistics: the columns whose smallest and largest value
+    each row group states.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -162,7 +168,10 @@ def encode_samples(
 
 
 def _tables(rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metrics: Sequence[str]) -> Iterator[Any]:
-    """Yield a table for each row group, at least one. Tables of this size fit the caches of a core."""
+    """Yield an Arrow table for each row group, at least one.
+
+    Tables of ROWS_A_GROUP rows fit the caches of a core.
+    """
     import pyarrow as pa
 
     place, used = _make_name_dictionary(rows, names)
@@ -185,7 +194,10 @@ def _tables(rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metric
 def _make_name_dictionary(
     rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]]
 ) -> tuple[dict[EntityKind, NDArray[np.int32]], list[str]]:
-    """Return for each kind (entity,) its place in the list of names of all entities that occur, and this list."""
+    """Return the dictionary of all entity names in the rows, and the place of each entity in it.
+
+    Returns (kind → (entity,) int32 index in the list of names, the list of names).
+    """
     place: dict[EntityKind, NDArray[np.int32]] = {}
     used: list[str] = []
     starts = rows.find_kind_starts()
@@ -201,16 +213,19 @@ def _make_name_dictionary(
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The lookups from a file's names to our own numbers. Rows with a name that gives None are left out."""
+    """The lookups from the names in a file to our own indices.
+
+    Rows are dropped if the lookup of their entity or metric returns None.
+    """
 
     row_of: Callable[[EntityKind, str], int | None]
     metric_of: Callable[[str], int | None] = _METRIC_AT.get
 
 
 def decode_samples(file: IO[bytes], words: Words, filters: Any = None) -> ArchiveRows:
-    """Read a file's rows. Raises OSError or ValueError if the file is torn.
+    """Read the rows of a samples file. Raises OSError or ValueError if the file is torn.
 
-    filters: in the form that pyarrow.parquet.read_table accepts.
+    filters: as for pyarrow.parquet.read_table, or None for all rows.
     """
     import pyarrow.parquet as pq
 
@@ -239,7 +254,7 @@ def _row(found: int | None) -> int:
 
 
 def make_row_lookup(entities: Entities) -> Callable[[EntityKind, str], int]:
-    """Return a lookup of rows in `entities` that adds new names."""
+    """Return a function that finds the row of an entity in `entities`, and adds unknown entities."""
 
     def row_of(kind: EntityKind, name: str) -> int:
         if kind is EntityKind.NODE:
@@ -263,7 +278,7 @@ def _indices(table: Any, column: str) -> tuple[NDArray[Any], list[str]]:
 
 
 def encode_events(events: Sequence[JobEvent | NodeEvent]) -> Any:
-    """Encode events as a Parquet file (a buffer), ordered by time."""
+    """Encode events as a Parquet file, ordered by time, and return it as a buffer."""
     import pyarrow as pa
 
     rows = [_event_row(event) for event in sorted(events, key=lambda event: event.time_ms)]
@@ -282,7 +297,7 @@ def encode_events(events: Sequence[JobEvent | NodeEvent]) -> Any:
 
 
 def encode_event_table(table: Any) -> Any:
-    """Encode a table of events as a Parquet file (a buffer)."""
+    """Encode a table of events as a Parquet file, and return it as a buffer."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

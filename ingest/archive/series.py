@@ -1,4 +1,4 @@
-"""Whole series of the archive, for viewing one or computing from a few."""
+"""A reader of whole archived series, to view one or to compute from several."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fleetcast.ingest.archive.rows import KINDS, METRIC_NAMES, ArchiveRows, Word
 
 @dataclass(frozen=True, slots=True)
 class ArchivedSeries:
-    """One series, ordered by time. time_ms, value: (n,), n > 0."""
+    """One archived series in order of time. time_ms, value: (n,), with n > 0."""
 
     kind: str
     metric: str
@@ -37,8 +37,8 @@ def read_series(
 ) -> list[ArchivedSeries]:
     """Read series, ordered by kind, metric and entity. Raises OSError.
 
-    metric, entity: read only these, or all if empty. `each` wraps the list of files, for example with a
-    progress bar.
+    metric, entity: only these series, or all if empty. `each` wraps the iteration over the files, for example
+    with a progress bar.
     """
     filters: list[tuple[str, str, Any]] = [*span.filters]
     filters += [(key, "==", value) for key, value in (("metric", metric), ("entity", entity)) if value]

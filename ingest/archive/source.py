@@ -1,4 +1,4 @@
-"""The archive as the source "history": it delivers a span of time again, in order (docs/archive.md).
+"""The source "history": it delivers a span of the archive again, in order of time (docs/archive.md).
 
 A batch holds `step_ms` of all blocks or of one. A thread reads ahead. Metrics that are no longer in the
 catalogue are dropped.
@@ -48,7 +48,7 @@ class HistoryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _Window:
-    """Ten minutes of the archive, ordered by time."""
+    """At most ten minutes of the archive, ordered by time."""
 
     rows: ArchiveRows
     events: list[Event]
@@ -57,7 +57,7 @@ class _Window:
 
 
 class ArchiveSource(Source):
-    """A source that reads a span of the archive as fast as its reader asks.
+    """A source that reads a span of the archive as fast as its reader consumes it.
 
     Its position is the time of the next step.
     """
@@ -122,16 +122,19 @@ class ArchiveSource(Source):
         return _Window(rows, events, bad, deque(sorted(steps)))
 
     async def _next_ms(self, after_ms: int) -> int:
-        """Return the earliest time at which the archive may have rows again.
+        """Return the earliest time from `after_ms` on at which the archive may have rows, in Unix ms.
 
-        A span may be empty for months.
+        A span may be empty for months, so that reading it window by window would be slow.
         """
         span = ArchiveSpan(after_ms, self.options.to_ms, self.options.block or None)
         names = [name for dataset in DATASETS for name in await asyncio.to_thread(span.names, self._files, dataset)]
         return max(after_ms, min((name.first_ms for name in names), default=self.options.to_ms))
 
     def _renumber_entities(self, rows: ArchiveRows, known: Entities) -> tuple[ArchiveRows, list[RecordError]]:
-        """Return the rows with our own entity numbers, and an error for each name that there was no room for."""
+        """Return the rows with this process's entity rows, and an error for each refused name.
+
+        A name is refused if it is invalid or if there is no room for it.
+        """
         kinds, entity, refused = rows.kind, rows.entity, list[RecordError]()
         for number, kind in enumerate(KINDS):
             own = np.array([self._own(kind, name, refused) for name in known[kind].names], np.int32)
@@ -141,7 +144,10 @@ class ArchiveSource(Source):
         return (rows.take(entity >= 0) if refused else rows), refused
 
     def _own(self, kind: EntityKind, name: str, refused: list[RecordError]) -> int:
-        """Return our number of an entity, or -1 if there is no room for it."""
+        """Return this process's row of an archived entity, or -1 if its name is refused.
+
+        Adds the error of a refused name to `refused`.
+        """
         try:
             if kind is not EntityKind.NODE and kind not in NODE_OWNED:
                 return self._entities[kind].add(name)
@@ -159,7 +165,10 @@ class ArchiveSource(Source):
         return rows.take(np.argsort(rows.time_ms, kind="stable")), *read_events(self._files, span)
 
     def _floor_to_step(self, time_ms: Any) -> Any:
-        """Return the beginning of a time's step. The first step begins where the span does."""
+        """Return the beginning of the step that contains each time.
+
+        The first step begins at the present position.
+        """
         return np.maximum(time_ms // self.options.step_ms * self.options.step_ms, self._at_ms)
 
     def _batch(self, window: _Window, first_ms: int, end_ms: int) -> Batch:
@@ -186,7 +195,10 @@ class ArchiveSource(Source):
 
 
 def _find_catalogue_rows(columns: Any) -> Any:
-    """Return (METRIC_NAMES row,) the row in a kind's catalogue, -1 if the kind lacks the metric."""
+    """Return (METRIC_NAMES row,) int16, the row in a kind's catalogue, -1 if the kind lacks the metric.
+
+    columns: (catalogue row,) the index in METRIC_NAMES.
+    """
     rows = np.full(sum(len(metrics) for metrics in METRICS.values()) + 1, -1, np.int16)
     rows[columns] = np.arange(len(columns))
     return rows

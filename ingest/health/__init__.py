@@ -1,1 +1,1 @@
-"""Health services and launchers: gpud, UFM, NVSentinel, torchelastic."""
+"""Readers of health services and launchers: gpud, UFM, NVSentinel and torchelastic."""

@@ -94,7 +94,7 @@ Known = dict[str, list[Any]]
 
 
 def parse_gpud_target(entry: str) -> tuple[str, str]:
-    """Split one target into (node, URL). Raises ConfigError."""
+    """Split a target such as NODE=URL into (node, URL). Raises ConfigError."""
     found = _named.fullmatch(entry)
     node, url = (found[1], found[2]) if found is not None else ("", entry)
     try:
@@ -108,7 +108,7 @@ def parse_gpud_target(entry: str) -> tuple[str, str]:
 
 
 class GpudSource(Source):
-    """The source `gpud`. Its position is the last report of each check, by node."""
+    """The source `gpud`. Its position is the last report of each check of each node."""
 
     def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
         chosen = read_options("gpud", options, GpudOptions)
@@ -150,7 +150,7 @@ class GpudSource(Source):
         await self._poller.close()
 
     async def _ask(self, poller: Poller, node: str) -> Batch:
-        """Fetch the states and the newest XIDs of one node."""
+        """Fetch the states and the newest XIDs of one node, and return them as events."""
         url, now_ms = self._urls[node], self._clock.now_ms()
         states = decode_states(await poller.get(f"{url}/v1/states"))
         since_s = self._seen_s.get(node, (now_ms - LOOKBACK_MS) // 1000)
@@ -168,9 +168,9 @@ class GpudSource(Source):
 def count_states_and_events(
     states: list[ComponentStates], events: list[ComponentEvents], events_found: int, xids: int, refused: int
 ) -> RecordTally:
-    """Count the states and events of an answer.
+    """Count the states and events in one node's answers, for the source's tally.
 
-    told: number of states that changed. xids: number of XIDs. refused: number of records whose event is bad.
+    events_found: number of states that changed. xids: number of XIDs. refused: number of invalid node events.
     """
     rows = [state for component in states for state in component.states or ()]
     unread = [state.health[:80] for state in rows if _severity(state) is None and state.health not in NOT_YET]
@@ -183,7 +183,7 @@ def count_states_and_events(
 
 
 def decode_states(body: bytes) -> list[ComponentStates]:
-    """Decode the states. Raises RecordError."""
+    """Decode an answer of /v1/states. Raises RecordError."""
     try:
         return _states(body) or []
     except (ValueError, RecursionError) as error:
@@ -191,7 +191,7 @@ def decode_states(body: bytes) -> list[ComponentStates]:
 
 
 def decode_events(body: bytes) -> list[ComponentEvents]:
-    """Decode the events. Raises RecordError."""
+    """Decode an answer of /v1/events. Raises RecordError."""
     try:
         return _events(body) or []
     except (ValueError, RecursionError) as error:
@@ -199,7 +199,7 @@ def decode_events(body: bytes) -> list[ComponentEvents]:
 
 
 def state_events(node: str, components: list[ComponentStates], known: Known, now_ms: int) -> Iterator[NodeEvent]:
-    """Yield an event for each state that differs from `known`, and update `known`.
+    """Yield a node event for each state that differs from `known`, and update `known`.
 
     A bad state that did not change is repeated after AGAIN_MS.
     """
@@ -237,12 +237,12 @@ def _make_state_event(node: str, check: str, severity: Severity, state: Componen
 
 
 def _reported(event: NodeEvent) -> list[Any]:
-    """Return what the source remembers of an event."""
+    """Return [severity, CRC-32 of the message, time in Unix ms] of an event, to compare reports."""
     return [event.severity, zlib.crc32(event.message.encode("utf-8", "replace")), event.time_ms]
 
 
 def make_xid_events(node: str, components: list[ComponentEvents], now_ms: int) -> Iterator[NodeEvent]:
-    """Yield the XIDs among a daemon's events, with the time that it gives them."""
+    """Yield a node event for each XID among a daemon's events, with the daemon's time."""
     for component in components:
         for event in component.events or ():
             found = _xid.search(f"{event.name} {event.message}") if "xid" in component.component.lower() else None
@@ -275,7 +275,7 @@ def _checked(events: list[NodeEvent], now_ms: int) -> Batch:
 
 
 def _severity(state: ComponentHealth) -> Severity | None:
-    """Return the severity of a state, or None if gpud does not know it yet."""
+    """Return the severity of a state, or None if gpud states no known health."""
     match state.health:
         case "Healthy":
             return "ok"
@@ -299,7 +299,7 @@ def _sequence(time_ms: int, what: str) -> int:
 
 
 def _time_ms(stated: str, now_ms: int) -> int:
-    """Return the daemon's time, or now if it states no plausible time."""
+    """Return the time that the daemon states in Unix ms, or `now_ms` if it states no plausible time."""
     try:
         time = datetime.fromisoformat(stated)
     except ValueError:

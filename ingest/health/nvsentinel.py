@@ -1,8 +1,8 @@
-"""Health events of NVIDIA NVSentinel's event exporter, decoded into node events.
+"""A decoder of health events from NVIDIA NVSentinel's event exporter into node events.
 
-They arrive as CloudEvents 1.0 in its three modes. Delivery is at-least-once and unordered. The id
-identifies an event, and the later `generatedTimestamp` wins. Events that NVSentinel only stores are
-warnings at most. Our own predictions are not read back.
+The events arrive as CloudEvents 1.0 in any of its three modes. Delivery is at-least-once and unordered. The
+id identifies an event, and the later `generatedTimestamp` wins. An event that NVSentinel only stores becomes
+a warning at most. Our own predictions are dropped.
 """
 
 import re
@@ -66,7 +66,7 @@ class Instant(msgspec.Struct):
 
 
 class HealthEvent(msgspec.Struct, rename="camel"):
-    """An event as the exporter writes it. Unknown fields are ignored."""
+    """A health event as NVSentinel's exporter writes it. Unknown fields are ignored."""
 
     node_name: str
     check_name: str = ""
@@ -88,7 +88,7 @@ class HealthData(msgspec.Struct, rename="camel"):
 
 
 class HealthEnvelope(msgspec.Struct):
-    """A CloudEvent that carries one or more health events."""
+    """A CloudEvent that carries one health event."""
 
     specversion: str
     id: str
@@ -114,7 +114,7 @@ class EventEnvelope:
 
 
 def decode(body: bytes, headers: Mapping[str, str], now_ms: int, future_limit_ms: int) -> DecodedBody:
-    """Decode every event of a body, and list refused ones by index.
+    """Decode every event of a request body, and list refused ones by index.
 
     headers: names in lower case.
     """
@@ -172,9 +172,9 @@ def _decoded(part: bytes) -> EventEnvelope:
 
 
 def node_events(envelope: EventEnvelope, now_ms: int) -> list[NodeEvent]:
-    """Return one event for each impacted GPU or other device, or one for the node if none is named.
+    """Return one node event for each affected GPU or other device, or one for the node if none is named.
 
-    Returns none for our own predictions. Raises RecordError.
+    Returns no events for our own predictions. Raises RecordError.
     """
     event = envelope.event
     if event.agent == OWN_AGENT:
@@ -211,7 +211,10 @@ def _severity(event: HealthEvent) -> Literal["ok", "warning", "fatal"]:
 
 
 def _xid(event: HealthEvent) -> int | None:
-    """Return the XID if the check reports XIDs, otherwise None. Other checks have their own codes."""
+    """Return the XID if the check reports XIDs, otherwise None.
+
+    Other checks have error codes of their own.
+    """
     if "xid" not in event.check_name.lower():
         return None
     found = (_xid_code.fullmatch(code) for code in event.error_code or ())
@@ -233,9 +236,10 @@ def _advice(event: HealthEvent) -> str:
 
 
 def _devices(entities: tuple[Entity, ...]) -> list[tuple[int | None, str]]:
-    """List (GPU index, device) of each GPU, or of each other device. A node alone is (None, "").
+    """Return (GPU index, device) for each affected GPU, or for each other device.
 
-    A GPU's index, PCI address and UUID are separate entities, in the same order.
+    A node without named devices gives (None, ""). NVSentinel lists the indices, PCI addresses and UUIDs of GPUs
+    as separate entities in the same order.
     """
     gpus: list[int | None] = []
     addresses: list[str] = []

@@ -1,7 +1,7 @@
-"""HTTP services that are polled by one task each, with TLS and login.
+"""A poller of HTTP services, with one task for each target, and with TLS and login.
 
-A target that hangs delays no other. A target that does not answer is polled again at its next turn. While
-none answers, `next` raises SourceError.
+A target that hangs delays no other. A target that does not answer is polled again after `poll_s`. While no
+target answers, `next` raises SourceError.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ class PollOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def check_polling_options(name: str, options: PollOptions) -> "ssl.SSLContext | bool":
-    """Return the TLS context that the options describe. Raises ConfigError that names the key.
+    """Check the options of a polled source, and return its TLS context.
 
-    Returns False if certificates are not to be verified.
+    Returns False if certificates are not to be verified. Raises ConfigError that names the key.
     """
     for key, value in (("poll_s", options.poll_s), ("timeout_s", options.timeout_s)):
         if not 0 < value <= LONGEST_S:
@@ -74,7 +74,7 @@ Ask = Callable[["Poller", str], Awaitable[Batch]]
 
 
 class Poller:
-    """A poller of several targets, each every `poll_s`.
+    """A poller of several targets, each every `poll_s` seconds.
 
     `ask(poller, target)` fetches and decodes one target. It may raise FetchError.
     """
@@ -109,7 +109,10 @@ class Poller:
         return (await fetch(self._session, url, self._options.max_body_bytes)).body
 
     async def next(self) -> Batch:
-        """Wait for answers, and return the new records in them."""
+        """Wait until a target has new or bad records, and return all records since the last call.
+
+        Raises SourceError while no target answers.
+        """
         if not self._tasks and not self._closed:
             self._start()
         while not self._closed:
@@ -134,7 +137,7 @@ class Poller:
     def health(self, kind: str) -> dict[str, Any]:
         """Return the source's row of the ingestion document.
 
-        `targets_up` of `targets` answered when they were last polled.
+        `targets_up`: the number of targets that answered their last poll.
         """
         recent = [count for at, count in self._rates if at > time.monotonic() - 60.0]
         up = sum(target.up is True for target in self._targets.values())

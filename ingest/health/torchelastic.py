@@ -1,8 +1,8 @@
-"""Events of the elastic launchers torchelastic (torchrun) and NVRx (ft_launcher) as job events.
+"""A decoder of events of the elastic launchers torchelastic (torchrun) and NVRx (ft_launcher).
 
-    Event: a worker or an agent FAILED      failed, with the category that its error says, and the node
+    Event: a worker or an agent FAILED      failed, with the category that its error states, and the node
     Event: agent of group rank 0 SUCCEEDED  finished: it has waited for the others
-    Event or RdzvEvent: a rendezvous        phase init, of the node's rank where it has one
+    Event or RdzvEvent: a rendezvous        phase init, with the rank if the record states one
     a cycle of NVRx's cycle file            started, and its active nodes as a resize (standby nodes only hold GPUs)
 
 An attempt is torchelastic's restarts + 1, or NVRx's attempt + 1, unless the request names it.
@@ -36,7 +36,7 @@ _SIGNAL = re.compile(r"got signal: (?:15|2)\b|\bSIG(?:TERM|INT)\b")
 
 
 class Metadata(msgspec.Struct):
-    """The metadata of an Event. Other fields are skipped."""
+    """The metadata of a torchelastic Event. Other fields are skipped."""
 
     run_id: str = ""
     state: str = ""
@@ -74,7 +74,7 @@ _encode = msgspec.json.Encoder().encode
 class Sender:
     """The job and attempt that a request states for all its records.
 
-    They are empty and 0 if the records name them.
+    `job` is empty and `attempt` is 0 if the records name them.
     """
 
     job: str = ""
@@ -82,9 +82,9 @@ class Sender:
 
 
 def decode(body: bytes, headers: Mapping[str, str], sender: Sender, now_ms: int, future_limit_ms: int) -> DecodedBody:
-    """Decode a body into events, in its order, and list its bad records.
+    """Decode a request body into job events, in their order, and list its bad records.
 
-    headers: names in lower case.
+    headers: names in lower case. sender: what the request states for all records.
     """
     decoded = DecodedBody()
     for index, part in enumerate(split(body, headers)):
@@ -111,7 +111,7 @@ def _read(part: bytes) -> ElasticRecord:
 
 
 def job_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int = 0) -> Iterable[JobEvent]:
-    """Translate one record into job events. Raises RecordError.
+    """Convert one record into job events. Raises RecordError.
 
     mark: a number that is the same whenever the record is sent again.
     """
@@ -153,7 +153,7 @@ def _event(record: ElasticRecord, about: Metadata, sender: Sender, now_ms: int, 
 
 
 def _make_rendezvous_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int) -> list[JobEvent]:
-    """Return the events of a RdzvEvent, which states neither a time nor the agent's restarts."""
+    """Return the job events of a RdzvEvent, which states neither a time nor the agent's restarts."""
     if record.node_state.upper() not in ("INIT", "RUNNING"):
         return []
     same: dict[str, Any] = {"job": _job(sender, record.run_id), "attempt": sender.attempt or 1}
@@ -176,7 +176,7 @@ def _make_cycle_events(record: ElasticRecord, sender: Sender, now_ms: int) -> li
 
 
 def _nodes(stated: str | list[str] | None) -> tuple[str, ...]:
-    """Read node names from a list, or from a text in Slurm's form. Raises RecordError."""
+    """Return the node names in a list, or in a text in Slurm's notation. Raises RecordError."""
     if not stated:
         return ()
     if isinstance(stated, list):
@@ -188,7 +188,7 @@ def _nodes(stated: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _time_ms(stated: str | float | None, now_ms: int) -> int:
-    """Convert RFC 3339 or Unix seconds to Unix ms. Returns now if no time is stated.
+    """Convert RFC 3339 or Unix seconds to Unix ms. Returns `now_ms` if no time is stated.
 
     Raises RecordError.
     """
@@ -204,14 +204,14 @@ def _time_ms(stated: str | float | None, now_ms: int) -> int:
 
 
 def _sequence(timestamp_ms: int, mark: int) -> int:
-    """Return the sequence of an event, in the order of time if it states one."""
+    """Return the sequence number of an agent's event. It increases with the event's time if one is stated."""
     if timestamp_ms <= 0:
         return AGENTS + mark % (1 << AGENT_BITS)
     return AGENTS + ((timestamp_ms // 1000 - SINCE_S) * A_SECOND + mark % A_SECOND) % (1 << AGENT_BITS)
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The category and text of an error."""
+    """The category and the message of a worker's error."""
 
     category: FailureCategory
     message: str
@@ -237,7 +237,7 @@ class _ErrorFile(msgspec.Struct):
 
 
 def parse_failure(raw_error: str) -> Failure:
-    """Return the failure that an error file states.
+    """Return the failure that the text of a worker's error file states.
 
     >>> parse_failure('{"message": {"message": "RuntimeError: NCCL error: remote process exited"}}').category
     'network'

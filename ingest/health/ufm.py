@@ -1,8 +1,8 @@
-"""The source "ufm": link failures that NVIDIA UFM Cyber-AI predicts, as a prior of the port's risk.
+"""The source "ufm": link failures that NVIDIA UFM Cyber-AI predicts. They raise the risk of the port.
 
 FLEETCAST_UFM_TOKEN holds an access token, or FLEETCAST_UFM_PASSWORD the password of `user`. A prediction
-is delivered when it first appears, changes by five points, or is withdrawn. Ports of switches and unknown
-hosts are ignored.
+is delivered when it first appears, changes by five percentage points, or is withdrawn. Ports of switches
+and of unknown hosts are ignored.
 """
 
 import base64
@@ -39,7 +39,7 @@ _device = re.compile(r"(mlx\w{1,20})(?:/(\d{1,3}))?")
 
 
 class UfmOptions(PollOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The options of the source `ufm`. `since_h`: how old a prediction may be."""
+    """The options of the source `ufm`. `since_h`: the greatest age of a prediction in hours."""
 
     url: str
     name: str = "ufm"
@@ -52,7 +52,7 @@ class UfmOptions(PollOptions, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Alert(msgspec.Struct):
-    """One prediction. `probability` is in percent."""
+    """One predicted link failure. `probability` is in percent."""
 
     node_name: str
     probability: float
@@ -123,8 +123,8 @@ class UfmSource(Source):
     def health(self) -> dict[str, Any]:
         """Return the source's row of the ingestion document.
 
-        `unknown`: predictions for ports of switches, and of hosts that the fleet does not know. `standing`:
-        current predictions.
+        `unknown`: predictions for ports of switches, and of hosts that the fleet does not know. `standing`: the
+        number of current predictions.
         """
         return {**self._poller.health("ufm"), "standing": len(self._known), "unknown": self.unknown}
 
@@ -153,7 +153,7 @@ class UfmSource(Source):
         return replace(self._changes(predicted, bad, now_ms), tally=tally)
 
     def _port(self, alert: Alert) -> str | None:
-        """Return "node|device" for a host that the fleet knows, otherwise None.
+        """Return "node|device" for the port of a host that the fleet knows, otherwise None.
 
         UFM may write the adapter's name after the host's name.
         """
@@ -164,7 +164,10 @@ class UfmSource(Source):
         return f"{name}|{device}" if name in nodes else None
 
     def _changes(self, predicted: Mapping[str, tuple[float, Alert]], bad: list[RecordError], now_ms: int) -> Batch:
-        """Return events for predictions that are new, changed or gone since the last answer."""
+        """Return events for the predictions that are new, changed or gone since the last answer.
+
+        Errors of invalid events are added to `bad`, which the batch also contains.
+        """
         events = []
         for key, (percent, alert) in predicted.items():
             p = percent / 100
@@ -217,7 +220,7 @@ def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
 
 
 def _event(key: str, p: float | None, alert: Alert | None, now_ms: int) -> NodeEvent:
-    """Return the event of a prediction, or of its end if `p` is None."""
+    """Return the node event of a prediction, or of its withdrawal if `p` is None."""
     node, _, device = key.partition("|")
     id = "" if alert is None else str(alert.alert_id)
     what = zlib.crc32(f"{device}|{id}|{p}".encode("utf-8", "replace")) & ((1 << _HASH_BITS) - 1)

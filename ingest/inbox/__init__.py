@@ -1,1 +1,1 @@
-"""The durable inbox: job events and samples on disk before they are acknowledged."""
+"""The durable inbox: it writes job events and samples to disk before it acknowledges them."""

@@ -37,7 +37,10 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class DividedInbox(Source):
-    """A source over an InboxSource. With one pipeline, it delivers the same records."""
+    """The inbox as one of several pipelines reads it: samples of its own nodes, and events for the first.
+
+    With a single pipeline, it delivers the same records as the InboxSource.
+    """
 
     name = "inbox"
 
@@ -75,7 +78,7 @@ class DividedInbox(Source):
         return self._inbox.health()
 
     def models(self) -> dict[str, str]:
-        """Return node → GPU model, as learnt from the remote writes."""
+        """Return node → GPU model, from the labels of remote writes."""
         return self._inbox.models()
 
     def prune(self, position: Mapping[str, Any]) -> int:

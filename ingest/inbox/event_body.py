@@ -1,9 +1,9 @@
 """A decoder of request bodies: one object, an array, JSON lines, or CloudEvents 1.0 (three modes).
 
-    application/json, or lines, sniffed     {…}  or  [{…}, …]  or one object a line
+    application/json, or none               {…}  or  [{…}, …]  or one object a line, recognised by content
     ce-specversion header                   CloudEvents binary: the body is the event
     application/cloudevents+json            CloudEvents structured: the event is in `data` (or `data_base64`)
-    application/cloudevents-batch+json      an array of those
+    application/cloudevents-batch+json      an array of structured CloudEvents
 
 Good records of a bad body count. An array that breaks off gives its whole records and one error.
 """
@@ -39,7 +39,7 @@ _raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class DecodedRecord(msgspec.Struct, frozen=True, gc=False):
-    """A good record: its index in the body, its own bytes, and its event."""
+    """A good record: its index in the body, its bytes, and the decoded event."""
 
     index: int
     raw: bytes
@@ -76,7 +76,9 @@ _cloud_event = msgspec.json.Decoder(CloudEvent).decode
 def decode_body(
     body: bytes, now_ms: int, headers: Mapping[str, str] | None = None, future_limit_ms: int = FUTURE_LIMIT_MS
 ) -> DecodedBody:
-    """Decode every record of a body, and list rejected ones by index. `headers`: names in lower case.
+    """Decode every record of a request body, and list rejected ones by index.
+
+    `headers`: names in lower case.
 
     >>> decode_body(b'[{"job": "a", "sequence": 1, "time_ms": 5, "type": "finished"}, [5]]', now_ms=10).rejected
     [(1, RecordError('wrong_type: is [5], must be an object of keys and values'))]
@@ -116,7 +118,7 @@ RUNS = frozenset({"started", "resized", "phase", "step", "checkpoint"})  # types
 
 
 def _add_refused_start(part: bytes | RecordError, decoded: DecodedBody) -> None:
-    """Record the attempt of a refused record if the record says that the attempt runs."""
+    """Add the attempt of a refused record to `refused_starts` if the record shows that the attempt runs."""
     if isinstance(part, RecordError):
         return
     with contextlib.suppress(ValueError, RecursionError):
@@ -126,7 +128,10 @@ def _add_refused_start(part: bytes | RecordError, decoded: DecodedBody) -> None:
 
 
 def split(body: bytes, headers: Mapping[str, str]) -> Iterable[bytes | RecordError]:
-    """Split a body into its records in order, without decoding them. Yields an error where the framing is broken."""
+    """Split a body into the bytes of its records, in order, without decoding them.
+
+    An error takes the place of a record where the framing is broken.
+    """
     body = body.removeprefix(b"\xef\xbb\xbf").strip()
     if not body:
         return ()
@@ -202,7 +207,7 @@ def _binary(body: bytes, headers: Mapping[str, str]) -> bytes | RecordError:
 
 
 def _unwrap_cloud_event(body: bytes) -> bytes | RecordError:
-    """Return the event inside a CloudEvents envelope."""
+    """Return the bytes of the event inside a CloudEvents envelope, or an error."""
     try:
         envelope = _cloud_event(body)
     except (ValueError, RecursionError) as error:

@@ -1,15 +1,14 @@
-"""The durable inbox: every pushed record is in a segment, fsynced, before it is acknowledged.
+"""The durable inbox: it writes and fsyncs every pushed record in a segment before it acknowledges it.
 
-One process appends to a segment, and any number of processes read behind it. Three rules make a crash
-harmless:
+One process appends to a segment, and any number of processes read it. Three rules make a crash harmless:
 
 1. A writer starts a new segment, so a torn tail is never overwritten. A lock keeps two processes from using
    one name.
-2. A failed write is cut back to the last whole record. A failed fsync removes its records and ends the
-   segment, because the kernel may mark their pages clean, and then no later fsync shows whether they are on
-   disk. Nothing is acknowledged.
+2. After a failed write, the segment is truncated to its last whole record. A failed fsync removes its
+   records and ends the segment. The kernel may have marked their pages clean, and then no later fsync shows
+   whether they are on disk. Nothing is acknowledged.
 3. A reader waits for the rest of a torn record in a writer's newest segment. In any other segment it counts
-   "torn" and goes on.
+   the record as torn and continues.
 
 Delivery is at-least-once: a record whose write was refused may still be read. Events are idempotent
 downstream.
@@ -78,8 +77,8 @@ class _Append:
 class InboxWriter:
     """The writing side of an inbox, for one process and one event loop. A thread writes.
 
-    Appends during a commit share the next fsync. The first append makes the folder. So the process can start
-    with a full or read-only disk, which then refuses records.
+    Appends during a commit share the next fsync. The first append creates the folder. So the process can start
+    when the disk is full or read-only, and refuses records until it is not.
     """
 
     def __init__(self, folder: Path, name: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -152,7 +151,10 @@ class InboxWriter:
         return Position(self._path.name, self._offset)
 
     def _truncate_to_whole_records(self, file: files.File, blobs: Sequence[bytes], written: int) -> None:
-        """Leave only whole records after a write that broke off. A reader may already have read those."""
+        """Truncate the segment to whole records after a short write.
+
+        They stay because a reader may already have read them.
+        """
         whole = 0
         for blob in blobs:
             if whole + len(blob) > written:
@@ -165,7 +167,7 @@ class InboxWriter:
             self._end_segment()
 
     def _roll(self) -> files.File:
-        """Open the next segment and make its name durable."""
+        """Create the next segment, fsync its name, and return its file."""
         if self._give_back is None:
             self._open()
         path = self.folder / format_segment_name(self.name, self._number + 1)
@@ -188,7 +190,7 @@ class InboxWriter:
         return file
 
     def _open(self) -> None:
-        """Reserve a writer's name in the folder, and continue after the last segment of that name."""
+        """Create the folder, reserve a writer's name in it, and continue after the last segment of that name."""
         files.make_folder(self.folder, AREA)
         self.name, self._give_back = _claim_name(self.folder, self.name)
         self._number = find_last_segment_number(self.folder, self.name)
@@ -230,7 +232,10 @@ def _claim_name(folder: Path, name: str) -> tuple[str, Callable[[], None]]:
 
 
 class Backlog:
-    """The bytes that wait in an inbox, with an upper bound. Reads the folder at most once per second."""
+    """The number of bytes that wait in an inbox, with an upper bound.
+
+    It reads the folder at most once per second.
+    """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
@@ -239,7 +244,10 @@ class Backlog:
         self._bytes = 0
 
     def refuse(self) -> None:
-        """Raise SourceError if more bytes wait than the bound. The senders then send their records again."""
+        """Raise SourceError if more bytes wait than the bound allows.
+
+        The senders then send their records again.
+        """
         now = time.monotonic()
         if now > self._measured + 1.0 or self._measured < 0:
             self._measured, self._bytes = now, count_retained_bytes(self.folder)
@@ -249,7 +257,7 @@ class Backlog:
 
 
 class InboxSource(Source):
-    """A source that follows the segments of all writers.
+    """A source that reads the segments of all writers as they grow.
 
     Its position is {segment name: offset}, with the open segment of each writer.
     """
@@ -257,9 +265,9 @@ class InboxSource(Source):
     name = "inbox"
 
     def __init__(self, folder: Path, *, poll_s: float = 0.025, writes: WriteDecoder | None = None) -> None:
-        """Set up a reader.
+        """Create a reader.
 
-        poll_s: the least wall time between two wake-ups. writes: decodes remote writes.
+        poll_s: the least wall time between two wake-ups. writes: the decoder of remote writes, if there are any.
         """
         self.folder = folder
         self._changes = FileChanges({folder: APPENDED}, poll_s)
@@ -288,7 +296,7 @@ class InboxSource(Source):
         self._at = {writer: (number, int(offset)) for (writer, number), offset in places(position)}
 
     def begins(self) -> bool:
-        """Return whether each writer's first segment still exists, so nothing has been deleted yet."""
+        """Return whether each writer's first segment still exists, so that no segment has been deleted yet."""
         return all(rows[0][0] == 1 for rows in list_segments(self.folder).values())
 
     def prune(self, position: Mapping[str, Any]) -> int:
@@ -298,7 +306,7 @@ class InboxSource(Source):
     def health(self) -> dict[str, Any]:
         """Return the source's row of the ingestion document.
 
-        `lag_s` is 0 if nothing waits, and None otherwise: a source that reads as fast as it can does not know it.
+        `lag_s` is 0 if nothing waits, and None otherwise: the source does not know the age of unread records.
         """
         recent = [row for row in self._rates if row[0] > time.monotonic() - 60.0]
         span_s = time.monotonic() - recent[0][0] if len(recent) > 1 else 0.0
@@ -317,7 +325,7 @@ class InboxSource(Source):
         }
 
     def models(self) -> dict[str, str]:
-        """Return node → GPU model, as learnt from the remote writes."""
+        """Return node → GPU model, from the labels of remote writes."""
         return {} if self.writes is None else self.writes.models()
 
     def backlog_bytes(self) -> int:
@@ -334,7 +342,7 @@ class InboxSource(Source):
         self._changes.close()
 
     def _read_some(self) -> tuple[list[Record], list[RecordError]]:
-        """Read about a megabyte from each writer that has unread records."""
+        """Read about a megabyte from each writer that has unread records, and return records and errors."""
         records: list[Record] = []
         bad: list[RecordError] = []
         for writer, rows in sorted(list_segments(self.folder).items()):
@@ -361,9 +369,9 @@ class InboxSource(Source):
 
 
 def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
-    """Yield about `most` of the newest events on disk, oldest first.
+    """Yield the newest events on disk, oldest first, at least `most` if there are so many.
 
-    A starting receiver uses them to know which events were accepted before.
+    A receiver that starts uses them to recognise events that were accepted before.
     """
     events = [rows for writer, rows in list_segments(folder).items() if not writer.startswith(WRITES)]
     rows = [path for segments in events for _, path in segments]

@@ -53,7 +53,7 @@ Identity = tuple[str, str, str | int, int]
 
 
 def identity(event: JobEvent | NodeEvent) -> Identity:
-    """Return the identity of an event, which is equal for repeats.
+    """Return the identity of an event. Repeats of an event have equal identities.
 
     It is ("job", job, attempt, sequence) or ("node", node, source, sequence).
     """
@@ -93,15 +93,18 @@ def _decode(record: bytes) -> JobEvent | NodeEvent:
 def check_event(
     event: JobEvent | NodeEvent, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS, *, archived: bool = False
 ) -> None:
-    """Check what types cannot express: times ahead of the clock, counts, names. Raises RecordError."""
+    """Check the limits of an event that types cannot express: its time, counts and names.
+
+    Raises RecordError.
+    """
     if type(event) is not Step or not is_usual_step(event, now_ms + future_limit_ms):
         check_fields(event, now_ms, future_limit_ms, archived=archived)
 
 
 def is_usual_step(event: Step, latest_ms: int) -> bool:
-    """Return whether a step clearly passes `check_fields`.
+    """Return whether a step event surely passes `check_fields`.
 
-    Most records are such steps, and this single expression is faster.
+    Most records are such events, and this single expression is faster.
     """
     return (
         YEAR_2000_MS <= event.time_ms <= latest_ms
@@ -287,7 +290,7 @@ def _check_gpus(gpus: tuple[int, ...]) -> None:
 
 
 def _check_rank_place(event: Phase | Step) -> None:
-    """Check where a rank says that it runs: its rank, node and GPUs. Raises RecordError."""
+    """Check the rank, node and GPUs that an event states. Raises RecordError."""
     _check_count("rank", event.rank)
     if event.node:
         _check_node("node", event.node)

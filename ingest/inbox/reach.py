@@ -1,4 +1,4 @@
-"""The reach of an inbox, and the number of whole records that a position has not passed."""
+"""The ends of an inbox's segments, and the event records that a position has not passed yet."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ End = Mapping[str, tuple[int, int]]  # writer -> (segment number, offset)
 
 
 def find_inbox_end(folder: Path) -> End:
-    """Return where the newest segment of each writer of events ends now.
+    """Return, for each writer of events, the end of its newest segment as (segment number, offset).
 
     Every acknowledged event lies before it.
     """
@@ -32,14 +32,14 @@ def find_inbox_end(folder: Path) -> End:
 
 
 def find_oldest_segments(folder: Path) -> Mapping[str, int]:
-    """Return the oldest segment of each writer of events. Earlier ones were pruned."""
+    """Return the number of the oldest segment of each writer of events. Earlier ones were deleted."""
     return {writer: rows[0][0] for writer, rows in _find_event_segments(folder).items()}
 
 
 def unread(folder: Path, position: Mapping[str, Any]) -> End:
-    """Return, for each writer, the place of the first whole record that `position` has not passed.
+    """Return, for each writer of events, where the first whole record after `position` starts.
 
-    Writers without such a record are left out.
+    The places are (segment number, offset). Writers without such a record are left out.
     """
     found: dict[str, tuple[int, int]] = {}
     for writer, row, path, offset in _behind(folder, position):
@@ -49,7 +49,7 @@ def unread(folder: Path, position: Mapping[str, Any]) -> End:
 
 
 def covers(unread: End, end: End) -> bool:
-    """Return whether nothing unread lies before `end`.
+    """Return whether all records before `end` have been read. unread: the result of `unread()`.
 
     A deleted segment counts as read, because a snapshot covers it.
     """
@@ -65,7 +65,7 @@ def list_unread_event_types(folder: Path, position: Mapping[str, Any], job: str,
 
 
 class _Head(msgspec.Struct):
-    """The fields that name the attempt of an event. An event of a node has no job."""
+    """The fields that identify the attempt and type of an event. A node event has no job."""
 
     job: str = ""
     attempt: int = 1
@@ -83,7 +83,7 @@ def _read_event_heads(folder: Path, position: Mapping[str, Any]) -> Iterator[_He
 
 
 def _rest(folder: Path, position: Mapping[str, Any]) -> Iterator[Record]:
-    """Yield the whole records that `position` has not passed."""
+    """Yield the whole records in the segments of events that `position` has not passed."""
     for _, _, path, at in _behind(folder, position):
         with contextlib.suppress(FileNotFoundError):  # pruned meanwhile: a snapshot covers it
             end = -1
@@ -94,9 +94,9 @@ def _rest(folder: Path, position: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _behind(folder: Path, position: Mapping[str, Any]) -> Iterator[tuple[str, int, Path, int]]:
-    """Yield the segments that `position` has not passed as a whole.
+    """Yield the segments of events that `position` has not passed, or only in part.
 
-    Each is (writer, number, path, offset from which to read on).
+    Each is (writer, number, path, offset at which the unread part begins).
     """
     reached = {writer: (number, offset) for (writer, number), offset in places(position)}
     for writer, rows in _find_event_segments(folder).items():

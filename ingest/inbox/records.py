@@ -1,4 +1,4 @@
-"""Records of the inbox: events as they were sent, samples of remote writes, and refusal counts."""
+"""A decoder of inbox records: events as they were sent, samples of remote writes, and refusal counts."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ VERSIONS = {RecordKind.WRITE: Version.V1, RecordKind.WRITE_V2: Version.V2}
 def decode_records(
     records: Sequence[Record], bad: Sequence[RecordError] = (), writes: WriteDecoder | None = None
 ) -> Batch:
-    """Decode records whose times were checked on arrival.
+    """Decode inbox records into one batch. Their times were checked on arrival.
 
     Without `writes`, samples count as unknown records.
     """

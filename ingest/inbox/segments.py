@@ -1,12 +1,12 @@
-"""Segments: the inbox's file format, and the reader of a folder of them.
+"""The format of inbox segments, and readers of a folder of segments.
 
     folder/api-000000000007.seg     segments of the writer "api", numbered from 1, never reused
     header (16 bytes)               b"FLEETINB", version uint32, zero uint32
     record                          payload length uint32, crc32 uint32, kind uint8, received_ms int64, payload
 
 The checksum covers kind, received_ms and payload, and so reveals a torn record. After damage, the reader
-finds the next whole record by its head: a kind and a time before the year 2527, which no JSON text can
-hold.
+searches for the head of the next whole record: a kind and a time before the year 2527. No JSON text can
+contain such bytes.
 """
 
 import logging
@@ -38,10 +38,10 @@ _reported: set[str] = set()  # folders that were in the way
 
 
 class RecordKind(IntEnum):
-    """The kind of a payload.
+    """The kind of an inbox record's payload.
 
-    One event, a count of refusals ({"reasons": {reason: count}, "examples": {reason: detail}}), or a remote-write body
-    as received, of version 1.0 or 2.0.
+    EVENT: one event. REFUSED: refusal counts, {"reasons": {reason: count}, "examples": {reason: detail}}.
+    WRITE, WRITE_V2: a remote-write body as received, of version 1.0 or 2.0.
     """
 
     EVENT = 1
@@ -62,13 +62,13 @@ def encode_record(kind: int, received_ms: int, payload: bytes) -> bytes:
 
 
 def encode_records(kind: int, received_ms: int, payloads: Iterable[bytes]) -> list[bytes]:
-    """Encode records of one kind that arrived at the same time."""
+    """Encode records of one kind that arrived at the same time, each as bytes."""
     sealed, crc32, pack = zlib.crc32(_sealed_part.pack(kind, received_ms)), zlib.crc32, _record_head.pack
     return [pack(len(payload), crc32(payload, sealed), kind, received_ms) + payload for payload in payloads]
 
 
 def scan_records(data: bytes) -> tuple[list[Record], int]:
-    """Return the whole records at the head of `data`, and the number of their bytes.
+    """Return the whole records at the beginning of `data`, and the number of bytes that they take.
 
     The bytes after them are torn or have not arrived yet.
     """
@@ -87,7 +87,7 @@ def scan_records(data: bytes) -> tuple[list[Record], int]:
 
 
 def find_record(data: bytes, begin: int) -> int | None:
-    """Return where the first whole record at or after `begin` starts, or None."""
+    """Return the index at which the first whole record at or after `begin` starts, or None."""
     for match in _kind_and_time.finditer(data, begin + _before_kind):
         at = match.start() - _before_kind
         (length,) = struct.unpack_from("<I", data, at)
@@ -114,7 +114,7 @@ def list_segments(folder: Path) -> dict[str, list[tuple[int, Path]]]:
 
 
 def folders_in_the_way(folder: Path) -> int:
-    """Return how many folders have the name of a segment."""
+    """Return the number of folders that have the name of a segment."""
     return sum(path.is_dir() for _, _, path in _named(folder))
 
 
@@ -137,9 +137,10 @@ def _parse_segment_name(segment: str) -> tuple[str, int]:
 
 
 def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], int, RecordError | None]:
-    """Read whole records from `offset` on, at least one if there is any.
+    """Read the next whole records of a segment from `offset` on, at least one if there is any.
 
-    Returns the records, the new offset, and an error if bytes were skipped.
+    Returns the records, the new offset, and an error if bytes were skipped, otherwise None. sealed: no process
+    writes to the segment any more.
     """
     size = files.size_bytes(path)
     if size <= offset:
@@ -164,7 +165,7 @@ def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], i
 
 
 def find_next_record(path: Path, offset: int) -> int | None:
-    """Return where the first whole record at or after `offset` starts.
+    """Return the offset at which the first whole record at or after `offset` starts.
 
     Returns None if there is none or the file no longer exists.
     """

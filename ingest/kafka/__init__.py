@@ -1,1 +1,1 @@
-"""Kafka as a source and as an output, and the records that travel in it."""
+"""Kafka as a source and as an output, and the formats of its records."""

@@ -49,14 +49,14 @@ Row = TypeVar("Row")
 
 
 class RecordNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The names of the rows and columns of one kind's values, (metrics, entities)."""
+    """The metric and entity names of one kind's values, which are (metrics, entities)."""
 
     metrics: tuple[str, ...]
     entities: tuple[str, ...] = ("",)
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The header of a record: everything except its time and values."""
+    """The header of a record: everything except its time and its values."""
 
     node: str
     columns: dict[str, RecordNames]
@@ -84,9 +84,9 @@ _read_json = msgspec.json.Decoder(_JsonRecord).decode
 
 @dataclass(frozen=True, slots=True)
 class ColumnarRecord:
-    """A record before it is encoded.
+    """A columnar record before it is encoded.
 
-    values: for each kind of the header (metrics, entities), NaN where missing.
+    values: for each kind of the header, (metrics, entities) float64, NaN where missing.
     """
 
     header: Header
@@ -95,14 +95,14 @@ class ColumnarRecord:
 
 
 def encode_binary_record(record: ColumnarRecord) -> bytes:
-    """Encode the compact form."""
+    """Encode a record in the compact form."""
     header = msgspec.msgpack.encode(record.header)
     parts = [np.ascontiguousarray(block, "<f8").tobytes() for block in record.values]
     return b"".join((_HEAD.pack(MAGIC, len(header), record.time_ms), header, *parts))
 
 
 def encode_json_record(record: ColumnarRecord) -> bytes:
-    """Encode the JSON form. NaN becomes null."""
+    """Encode a record in the JSON form. NaN becomes null."""
     columns = {
         kind: _Columns(dict(zip(names.metrics, block.tolist(), strict=True)), names.entities)
         for (kind, names), block in zip(record.header.columns.items(), record.values, strict=True)
@@ -113,9 +113,9 @@ def encode_json_record(record: ColumnarRecord) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The series of one kind.
+    """The series of one kind in a record, and the place of their values.
 
-    rows: the metrics that the catalogue has, as rows of the values. None: all.
+    rows: the known metrics as rows of the values, or None if all metrics are known.
     """
 
     kind: EntityKind
@@ -128,7 +128,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The meaning of a header."""
+    """How to decode the values of all records with one header: their number and their series."""
 
     values: int
     blocks: tuple[_Block, ...]
@@ -139,9 +139,9 @@ class _Plan:
 
 @dataclass(slots=True)
 class RecordDecoder:
-    """A decoder of the records of all nodes.
+    """A decoder of the columnar records of all nodes.
 
-    `noted`: counts of blanks and of unknown_metric, by reason. models: node → GPU model.
+    `noted`: the counts of values skipped as `blank` and `unknown_metric`. models: node → GPU model.
     """
 
     entities: Entities
@@ -251,7 +251,7 @@ def _decoded(read: Callable[[bytes], Row], raw: bytes) -> Row:
 
 
 def _plan(header: Header, entities: Entities) -> _Plan:
-    """Register the node and entities of a header, and return its plan.
+    """Register the node and entities of a header, and return how to decode its values.
 
     Raises RecordError if a name is invalid.
     """
@@ -281,9 +281,9 @@ def _plan(header: Header, entities: Entities) -> _Plan:
 
 
 def _find_metric_rows(kind: str, names: Sequence[str]) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
-    """Return the catalogue rows of the known metrics, and their places among `names`.
+    """Return the catalogue rows of the known metrics, and their indices in `names`.
 
-    A newer sender may know more metrics than we do.
+    A newer sender may use metrics that this version does not know.
     """
     if kind not in METRICS:
         return np.empty(0, np.int16), np.empty(0, np.intp)
@@ -301,16 +301,19 @@ def _row(kind: EntityKind, name: str) -> int | None:
 
 @lru_cache(1024)  # the nodes of a fleet have the same columns
 def _repeated(metric: bytes, entities: int) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
-    """Repeat each metric once per entity. Also return the number of the entity in each place.
+    """Repeat each metric once per entity. metric: int16 rows of the catalogue, as bytes.
 
-    Both are (metrics × entities,).
+    Returns the metrics and the indices of their entities, both (metrics × entities,).
     """
     row = np.frombuffer(metric, np.int16)
     return np.repeat(row, entities), np.tile(np.arange(entities), len(row))
 
 
 def _entity(kind: EntityKind, node: str, name: str, entities: Entities) -> int:
-    """Return the row of the entity that a record calls `name`. Raises RecordError."""
+    """Return the row of the entity that a record calls `name`. Adds an unknown entity.
+
+    Raises RecordError if the name is invalid for its kind.
+    """
     good = len(name) <= MAX_NAME_LENGTH and name.isprintable() and " " not in name
     if kind is EntityKind.NODE:
         if not node or name:

@@ -1,6 +1,6 @@
-"""A converter of samples into columnar records, one for each node and moment.
+"""A converter of samples into columnar records, one for each node and time.
 
-See `ingest/kafka/columnar.py`.
+See `ingest/kafka/columnar.py` for the format.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ _Block = tuple[RecordNames, NDArray[np.float64]]
 
 
 def node_records(batch: Batch, entities: Entities, models: Mapping[str, str]) -> list[ColumnarRecord]:
-    """Convert a batch into records by node.
+    """Convert a batch into one columnar record for each node and time.
 
     The first record carries the counts of bad records. The record of the node "" carries the entities that no
     node owns. models: node → GPU model.
@@ -54,9 +54,9 @@ def _owners(samples: SampleBatch, entities: Entities) -> NDArray[np.int32]:
 
 
 def _find_first_times(batch: Batch, entities: Entities) -> NDArray[np.int64]:
-    """Return (nodes + 1,) the earliest time of each node in the batch.
+    """Return (nodes + 1,) int64, the earliest time of each node in the batch, in Unix ms.
 
-    The last place is for entities that no node owns.
+    The last element is for entities that no node owns.
     """
     first = np.full(len(entities[EntityKind.NODE]) + 1, np.iinfo(np.int64).max)
     for samples in batch.samples:
@@ -67,7 +67,10 @@ def _find_first_times(batch: Batch, entities: Entities) -> NDArray[np.int64]:
 def _blocks(
     samples: SampleBatch, entities: Entities, first: NDArray[np.int64]
 ) -> Iterator[tuple[tuple[int, int], _Block]]:
-    """Yield ((node row, time_ms), (names, values)) for each node and moment."""
+    """Yield ((node row, time_ms), (names, values)) for each node and time.
+
+    Samples up to MOMENT_MS after the node's first time count as read at that time.
+    """
     owner = _owners(samples, entities)
     begin = first[owner]
     time_ms = np.where(samples.time_ms - begin <= MOMENT_MS, begin, samples.time_ms)
@@ -78,7 +81,10 @@ def _blocks(
 
 
 def _block(samples: SampleBatch, rows: NDArray[np.intp], entities: Entities) -> _Block:
-    """Return the names and the (metrics, entities) values of some samples of one node and moment."""
+    """Return the names and the (metrics, entities) values of the samples in `rows`, NaN where missing.
+
+    The samples must belong to one node and time.
+    """
     metrics, row = np.unique(samples.metric[rows], return_inverse=True)
     those, column = np.unique(samples.entity[rows], return_inverse=True)
     values = np.full((len(metrics), len(those)), np.nan)
@@ -89,7 +95,7 @@ def _block(samples: SampleBatch, rows: NDArray[np.intp], entities: Entities) -> 
 
 
 def _strip_node_names(kind: EntityKind, rows: Sequence[int], entities: Entities) -> tuple[str, ...]:
-    """Return the names of entities as a record writes them: without their node."""
+    """Return the names of entities without their node, as a record writes them."""
     if kind is EntityKind.NODE:
         return ("",)
     names = entities[kind].names

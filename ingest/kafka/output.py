@@ -1,4 +1,4 @@
-"""The output to Kafka: a telemetry source's batches as columnar records, and events unchanged.
+"""The output to Kafka: batches of a telemetry source as columnar records, and events unchanged.
 
 A record's key is its node's block if known, else the node. So one pipeline reads a whole block in order.
 """
@@ -34,14 +34,17 @@ FORMS: dict[str, tuple[Callable[[ColumnarRecord], bytes], str]] = {
 
 
 class Writer(Protocol):
-    """A writer whose `send` returns once the records are written. See `fleetcast.clients.kafka.KafkaWriter`."""
+    """The interface of a Kafka writer. See `fleetcast.clients.kafka.KafkaWriter`.
+
+    `send` returns once the records are written.
+    """
 
     async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]: ...
 
 
 @dataclass(slots=True)
 class Sent:
-    """Counts of written records. `bad`: unreadable records, by reason."""
+    """Counts of what was written to Kafka. `bad`: the number of unreadable records by reason."""
 
     records: int = 0
     samples: int = 0
@@ -55,7 +58,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output to a topic. If the brokers do not answer, it waits and drops nothing."""
+    """An output to one topic. While the brokers do not answer, it waits and drops nothing."""
 
     writer: Writer
     topic: str
@@ -74,13 +77,13 @@ class Output:
 
 
 def blocks_of(topology: Topology) -> dict[str, str]:
-    """Return node → block, for nodes that have one."""
+    """Return node → block, for the nodes that the topology places in a block."""
     found = ((node.name, node.domains.get(Level.BLOCK, "")) for node in topology.nodes)
     return {name: block for name, block in found if block}
 
 
 async def forward(source: Source, entities: Entities, output: Output, blocks: Mapping[str, str], form: str) -> None:
-    """Write everything that `source` reads until it ends. form: a key of FORMS."""
+    """Write all batches that `source` reads, until it ends. form: a key of FORMS."""
     untold: tuple[RecordError, ...] = ()  # bad lines go with the next record there is
     while True:
         try:
@@ -101,7 +104,7 @@ async def forward(source: Source, entities: Entities, output: Output, blocks: Ma
 def encoded(
     batch: Batch, entities: Entities, models: Mapping[str, str], blocks: Mapping[str, str], to: tuple[str, str]
 ) -> list[Outgoing]:
-    """Return the encoded records of a batch. to: topic and form."""
+    """Encode a batch as Kafka records. to: (topic, form). blocks: node → block."""
     topic, form = to
     encode, kind = FORMS[form]
     headers = (("content-type", kind.encode()),)
@@ -113,7 +116,7 @@ def encoded(
 
 
 async def send_events(body: DecodedBody, output: Output) -> None:
-    """Send the good events of a body. They are keyed by job or node, so that those of one stay in order."""
+    """Send the good events of a body. Keys by job or node keep the events of each in order."""
     rows = [(row.event.node if isinstance(row.event, NodeEvent) else row.event.job, row) for row in body.records]
     headers = (("content-type", b"application/json"),)
     await output.send([Outgoing(output.topic, key.encode(), row.raw, headers, row.event.time_ms) for key, row in rows])

@@ -3,9 +3,9 @@
     telemetry topic   columnar records in JSON or compact form (`ingest/kafka/columnar.py`), exposition text
     events topic      JSON events: one, an array, lines, or CloudEvents in three modes (`ingest/inbox/event_body.py`)
 
-The header `content-type` decides the form. Without it, the first bytes do. A page's node comes from the
-header `node`, else the page, else the record's key. Its time comes from the header `time_ms`, else the
-record. Lines may carry their own times.
+The header `content-type` decides the form. Without it, the first bytes do. The node of exposition text comes
+from the header `node`, else from the text, else from the record's key. Its time comes from the header
+`time_ms`, else from the record. Lines may carry their own times.
 """
 
 from collections import Counter, OrderedDict
@@ -36,9 +36,10 @@ _BLANKS = b" \t\r\n\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The batch of a record.
+    """The batch decoded from a Kafka record.
 
-    `poison`: why the record must become a dead letter. The error is among the batch's bad records, too.
+    `poison`: the error for which the record must become a dead letter, or None. The batch's bad records contain
+    the error as well.
     """
 
     batch: Batch
@@ -46,7 +47,10 @@ class Decoded:
 
 
 class PayloadDecoder:
-    """A decoder of the records of one source. `noted`: counts by reason of what is neither good nor bad."""
+    """A decoder of the records of one source.
+
+    `noted`: counts, by reason, of records and values that are neither good nor bad.
+    """
 
     def __init__(self, entities: Entities, clock: Clock) -> None:
         self.noted: Counter[str] = Counter()
@@ -56,11 +60,11 @@ class PayloadDecoder:
         self._pages: OrderedDict[tuple[str, str, bytes], PageDecoder] = OrderedDict()
 
     def models(self) -> dict[str, str]:
-        """Return node → GPU model, as learnt from records and pages."""
+        """Return node → GPU model, from the records and pages decoded so far."""
         return {**self._resolver.inventory.models(), **self._columnar.models}
 
     def telemetry(self, message: Message) -> Decoded:
-        """Decode a record of the telemetry topic. Never raises on its content."""
+        """Decode a record of the telemetry topic. Bad content becomes poison and never an exception."""
         try:
             if message.value is None:
                 self.noted["tombstone"] += 1
@@ -77,7 +81,10 @@ class PayloadDecoder:
             return _make_poison(error)
 
     def events(self, message: Message) -> Decoded:
-        """Decode the good events of a record of the events topic. It is poison if any event was refused."""
+        """Decode a record of the events topic into its good events.
+
+        The record is poison if any of its events was refused, or if it has none.
+        """
         if message.value is None:
             self.noted["tombstone"] += 1
             return Decoded(_TOMBSTONE)
@@ -98,7 +105,10 @@ class PayloadDecoder:
         return Decoded(batch, RecordError(first.reason, where))
 
     def _page(self, message: Message, headers: Mapping[str, str]) -> Decoded:
-        """Decode a page. It is poison if all of its lines are bad. Bad lines among good ones are counted."""
+        """Decode a page of exposition text.
+
+        The record is poison if all lines are bad. Bad lines among good ones are counted.
+        """
         assert message.value is not None
         now_ms = self._clock.now_ms()
         time_ms = parse_timestamp(headers["time_ms"].encode()) if "time_ms" in headers else message.time_ms
@@ -112,9 +122,9 @@ class PayloadDecoder:
         return Decoded(batch)
 
     def _decoder(self, message: Message, headers: Mapping[str, str], page: bytes) -> PageDecoder:
-        """Return the decoder of earlier pages of the same node and exporter, or a new one.
+        """Return the decoder of earlier pages from the same node and exporter, or a new one.
 
-        The first comment identifies the exporter.
+        The first comment of a page identifies its exporter.
         """
         named = headers.get("node", "")
         node = named or (message.key or b"").decode("utf-8", "replace")
@@ -136,9 +146,9 @@ def _make_poison(error: RecordError) -> Decoded:
 
 
 def _headers(message: Message) -> dict[str, str]:
-    """Return the headers with names in lower case.
+    """Return a record's headers as text, with names in lower case.
 
-    Those of CloudEvents are named as in HTTP: `ce-id`, which Kafka's binding writes `ce_id`.
+    Names of CloudEvents headers are as in HTTP: `ce-id`, which Kafka's binding writes `ce_id`.
     """
     found = {}
     for name, value in message.headers:

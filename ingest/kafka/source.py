@@ -1,13 +1,14 @@
-"""The Kafka source: a telemetry topic that is divided by partition, and an events topic.
+"""The Kafka source: a telemetry topic whose partitions the pipelines share, and an events topic.
 
-    telemetry      partition p belongs to pipeline p mod instances; keyed by block, so a block has one pipeline
-    events         every pipeline reads all of it; the pipeline p mod instances alone reports its bad records
-    dead letters   unreadable records as they were, with headers reason, detail, topic, partition, offset
+    telemetry      pipeline p mod instances reads partition p. Records are keyed by block, so one pipeline
+                   reads a whole block
+    events         every pipeline reads all partitions. Pipeline p mod instances alone reports the bad records
+    dead letters   unreadable records unchanged, with headers reason, detail, topic, partition, offset
 
 The position in the snapshot is the next offset of every partition. A partition without one is read from
-its beginning. Group offsets are for lag tools only. A dead letter is written before the position passes
-its record, so none is lost. After a crash, the source reads the keys of letters since the last snapshot,
-so none is repeated.
+its beginning. Group offsets are for lag tools only. The source writes a dead letter before the position
+passes its record, so none is lost. After a crash, the source reads the keys of letters written since the
+last snapshot, so none is written twice.
 """
 
 import asyncio
@@ -43,9 +44,9 @@ LETTERS_READ = 100_000  # keys of dead letters that a start reads of each partit
 
 
 class KafkaOptions(KafkaAccess, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The options of the source `kafka`. The pipeline itself fills in `instance` and `instances`.
+    """The options of the source `kafka`. The pipeline itself sets `instance` and `instances`.
 
-    If `dead_letters` is "", poison is counted and dropped.
+    If `dead_letters` is empty, unreadable records are counted and dropped.
     """
 
     name: str = "kafka"
@@ -64,7 +65,7 @@ LIMITS = {"max_records": (1, 10_000), "fetch_bytes": (1024, 2**30), "partition_b
 
 
 def read_kafka_options(raw: Mapping[str, Any]) -> KafkaOptions:
-    """Read the options. Raises ConfigError that names the option."""
+    """Read the options of the source `kafka`. Raises ConfigError that names the bad option."""
     options = read_options("kafka", raw, KafkaOptions)
     check_access(options)
     if not 0 <= options.instance < options.instances:
@@ -82,7 +83,7 @@ def read_kafka_options(raw: Mapping[str, Any]) -> KafkaOptions:
 
 
 class Reader(Protocol):
-    """The interface of the Kafka client that the source needs. See `fleetcast.clients.kafka.KafkaReader`."""
+    """The part of a Kafka client that the source uses. See `fleetcast.clients.kafka.KafkaReader`."""
 
     async def partitions(self, topic: str) -> frozenset[int]: ...
     async def assign(self, starts: Mapping[Place, int | None]) -> None: ...
@@ -96,7 +97,7 @@ class Reader(Protocol):
 
 
 class KafkaSource(Source):
-    """The source `kafka`, as the module describes it. Only one task may call `next`."""
+    """The source `kafka`. Only one task may call `next`."""
 
     divides = True  # every pipeline runs it, on partitions of its own
 
@@ -140,7 +141,7 @@ class KafkaSource(Source):
                 return batch
 
     async def _reach(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work`. If it raises SourceError, record that the brokers do not answer."""
+        """Await `work()`. If it raises SourceError, record that the brokers do not answer, and raise it again."""
         try:
             await work()
         except SourceError:
@@ -149,7 +150,10 @@ class KafkaSource(Source):
             raise
 
     async def _assign_partitions(self) -> None:
-        """Assign the partitions of the topics, at the start and every POLL_S, because topics grow."""
+        """Assign the partitions of the topics to this reader, at the start and every POLL_S.
+
+        Topics may get new partitions.
+        """
         if time.monotonic() < self._polled_s + POLL_S:
             return
         if self._known_letters is None:
@@ -179,7 +183,7 @@ class KafkaSource(Source):
         return partition % self.options.instances == self.options.instance
 
     async def _read_dead_letters(self) -> None:
-        """Read which dead letters were written after the position from which the source continues."""
+        """Read the keys of the dead letters that were written after the position to continue from."""
         topic = self.options.dead_letters
         keys: Sequence[bytes] = ()
         if topic:
@@ -188,7 +192,7 @@ class KafkaSource(Source):
         self._known_letters = {key for key in keys if self._is_record_unread(key)}
 
     def _is_record_unread(self, key: bytes) -> bool:
-        """Return whether this pipeline will read the record of a letter again."""
+        """Return whether this pipeline will read the record of a dead letter again. key: the letter's key."""
         found = _LETTER.fullmatch(key)
         if found is None:  # of somebody else
             return False
@@ -197,7 +201,7 @@ class KafkaSource(Source):
         return ours and offset >= self._next.get((source, partition), 0)
 
     async def _fetch(self) -> None:
-        """Wait for records. Raises SourceError if none arrived for a while and no broker answers."""
+        """Wait for records. Raises SourceError if none arrived for QUIET_S and no broker answers."""
         if self._polling is None:
             self._polling = asyncio.ensure_future(self._reader.poll(POLL_S))
         try:
@@ -228,7 +232,7 @@ class KafkaSource(Source):
         logger.error("%s: %s has no offset %d, %s: going on at %d", self.name, gap.place, gap.wanted, what, gap.begins)
 
     def _decode_waiting_records(self) -> Batch:
-        """Decode waiting records, about BATCH_BYTES of them. Poison becomes dead letters."""
+        """Decode about BATCH_BYTES of the waiting records. Unreadable ones become dead letters."""
         parts, size = [], 0
         while self._waiting and size < BATCH_BYTES:
             message = self._waiting.popleft()
@@ -264,7 +268,7 @@ class KafkaSource(Source):
             self._letters.append(letter)
 
     async def _bury(self) -> None:
-        """Write the dead letters. The source waits until that is done."""
+        """Write the waiting dead letters, and return once they are written."""
         ends = await self._reader.send(self._letters)
         self._health.letters += len(self._letters)
         self._letters = []
@@ -283,7 +287,7 @@ class KafkaSource(Source):
         self._letters_end = {int(place): int(end) for place, end in position.get("dead_letters", {}).items()}
 
     def prune(self, position: Mapping[str, Any]) -> None:
-        """Commit the snapshots' offsets, for lag tools. Runs in a thread.
+        """Commit a snapshot's offsets for lag tools. Runs in a thread.
 
         If it fails, the next snapshot tries again.
         """
@@ -299,9 +303,9 @@ class KafkaSource(Source):
         return self.decoder.models()
 
     def backlog_bytes(self) -> int:
-        """Return the number of unread events, a lower bound of their bytes.
+        """Return the number of unread events, as a lower bound of their bytes.
 
-        A first board without these events would show wrong running jobs.
+        The pipeline waits for them, because a first board without them would show wrong running jobs.
         """
         return self._events_behind + sum(message.place[0] == self.options.events for message in self._waiting)
 
@@ -348,7 +352,7 @@ def _parse_offsets(position: Mapping[str, Any]) -> dict[Place, int]:
 
 
 class _Health:
-    """The source's health. Rates and lag are in wall time, like Kafka's timestamps."""
+    """The health of the Kafka source. Rates and lag are in wall time, as are Kafka's timestamps."""
 
     def __init__(self) -> None:
         self.up = False
@@ -362,7 +366,7 @@ class _Health:
         self._rates: deque[tuple[float, int]] = deque()
 
     def report(self, behind: Mapping[Place, int]) -> None:
-        """Record an answer of the brokers: the number of unread records in each partition."""
+        """Record the brokers' answer. behind: the number of unread records in each partition."""
         self.up = self.reported = True
         self._reported_s = time.monotonic()
         self.behind = sum(max(0, records) for records in behind.values())
@@ -375,9 +379,9 @@ class _Health:
             self._rates.popleft()
 
     def row(self, waiting: int) -> dict[str, Any]:
-        """Return the row of the ingestion document.
+        """Return the source's fields of the ingestion document.
 
-        waiting: records that were fetched but not consumed yet.
+        waiting: the number of records that were fetched but not decoded yet.
         """
         behind = self.behind + waiting
         span_s = time.monotonic() - self._rates[0][0] if self._rates else 0.0

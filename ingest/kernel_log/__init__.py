@@ -1,1 +1,1 @@
-"""Readers of kernel logs: they follow files and turn driver messages into node events."""
+"""Readers of kernel logs: they follow files and convert driver messages into node events."""

@@ -1,8 +1,8 @@
-"""A converter of kernel log lines into node events, for followed files and pushes.
+"""A converter of kernel log lines into node events, for followed files and pushed lines.
 
 An event is identified by its kind, its device and an interval of five seconds, so a storm of one error is
-one event. Its time is that of the line: by the wall clock, or since boot (dated by the node's newest line).
-Times ahead of our clock become now. A line from before 2000, or from ten years ahead, is a bad record.
+one event. Its time is the time of the line. A time since boot is dated by the node's newest line. A time
+ahead of our clock becomes now. A line from before 2000, or from ten years ahead, is a bad record.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ _HASH_MASK: Final = (1 << _HASH_BITS) - 1
 
 @dataclass(slots=True)
 class KernelReader:
-    """The reader of one stream of lines.
+    """A reader of one stream of kernel log lines.
 
-    `node`: the node of all lines. Empty: the node that each line names. `fallback`: the node of lines of a ring
-    buffer, which name none. boot_ms: when the node booted, 0 until known. `utc_offset_s`: the zone of stamps
-    without one. tally: counts of the lines of the last call.
+    `node`: the node of all lines. If it is empty, each line names its node. `fallback`: the node of lines from a
+    ring buffer, which name none. boot_ms: when the node booted, in Unix ms, 0 until known. `utc_offset_s`: the
+    time zone of times that name none. tally: counts of the lines of the last call.
     """
 
     node: str = ""
@@ -50,7 +50,7 @@ class KernelReader:
     _last: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def read(self, lines: Iterable[bytes], now_ms: int) -> tuple[list[NodeEvent], list[RecordError]]:
-        """Return the events of some lines, each once, and the errors of unreadable lines."""
+        """Return the new events in some lines, and the errors of unreadable lines."""
         rows = [row for row in lines if row.strip()]
         self._infer_boot_time(rows, now_ms)
         events, bad = [], []
@@ -74,7 +74,7 @@ class KernelReader:
         return events, bad
 
     def _infer_boot_time(self, rows: list[bytes], now_ms: int) -> None:
-        """Infer the boot time, given that the newest line of a boot was written now or earlier."""
+        """Infer the boot time from the newest line, which was written now or earlier."""
         stamp = None
         with contextlib.suppress(RecordError, IndexError):
             stamp = parse_log_line(rows[-1].decode("utf-8", "replace"), now_ms).boot_ms
@@ -112,7 +112,10 @@ class KernelReader:
         return now_ms if time_ms > now_ms + FUTURE_LIMIT_MS else time_ms
 
     def _is_new_event(self, event: NodeEvent) -> bool:
-        """Return whether no equal event occurred in the last five seconds. So a storm is one event."""
+        """Return whether no equal event occurred within five seconds of it, and remember the event.
+
+        So a storm of one error is one event.
+        """
         key = (event.node, event.sequence & _HASH_MASK)
         last_ms = self._last.pop(key, None)
         if last_ms is not None and abs(event.time_ms - last_ms) < STORM_MS:
@@ -126,7 +129,7 @@ class KernelReader:
 
 
 def event_of(finding: KernelFinding, node: str, time_ms: int) -> NodeEvent:
-    """Convert a finding into an event of a node."""
+    """Convert a finding into an event of a node at a time."""
     what = f"{finding.type}|{finding.code}|{finding.check}|{finding.severity}|{finding.device}"
     return NodeEvent(
         node=node,

@@ -1,4 +1,4 @@
-"""A follower of log files that grow, are rotated and truncated, line by line from a saved position.
+"""A follower of log files that grow, are rotated and truncated, from a saved position.
 
 A file is identified by its inode and first bytes. After a rename, the rest of the old file is read first. A
 truncated file is read from its start.
@@ -19,7 +19,7 @@ SIBLINGS_LOOKED_AT = 1_000
 
 
 class LogFile:
-    """One followed path. `position` covers every line that `read` returned."""
+    """One followed path of a log file. `position` covers every line that `read` returned."""
 
     def __init__(self, path: Path, position: Mapping[str, Any] | None = None) -> None:
         saved = position or {}
@@ -35,7 +35,10 @@ class LogFile:
         return {"inode": self._inode, "offset": self._offset, "head": list(self._head)}
 
     def read(self, most: int = READ_BYTES) -> list[bytes]:
-        """Return new whole lines, about `most` bytes of them. Raises OSError if the file cannot be read."""
+        """Return new whole lines, about `most` bytes of them. Raises OSError if the file cannot be read.
+
+        A line that is longer than `most` is returned in pieces.
+        """
         if self._file is None and not self._open():
             return []
         assert self._file is not None
@@ -54,7 +57,7 @@ class LogFile:
         return data[:end].splitlines()
 
     def backlog_bytes(self) -> int:
-        """Return the number of unread bytes of this file alone."""
+        """Return the number of unread bytes in the present file, without a file that has replaced it."""
         try:
             status = self.path.stat() if self._file is None else os.fstat(self._file)
         except OSError:
@@ -67,7 +70,7 @@ class LogFile:
             self._file = None
 
     def _open(self) -> bool:
-        """Open the last read file wherever it is now, or else the file at the path.
+        """Open the file that was read last, even if it was renamed, or else the file at the path.
 
         Returns False if there is none.
         """
@@ -89,17 +92,17 @@ class LogFile:
         return True
 
     def _moved(self) -> Path | None:
-        """Return where the file with our inode is now, or None.
+        """Return the present path of the renamed file, or None if it is gone.
 
-        It is searched for in its old folder, under names that begin with its old name.
+        Only files in its folder whose names begin with its old name are searched.
         """
         near = sorted(self.path.parent.glob(f"{_escaped(self.path.name)}*"))[:SIBLINGS_LOOKED_AT]
         return next((path for path in near if _inode(path) == self._inode), None)
 
     def _read_next_file(self, most: int) -> list[bytes]:
-        """Continue with the file that has replaced this one at its path. Call at the end of a file.
+        """Read on in the file that has replaced this one at its path. Call it at the end of a file.
 
-        Returns no lines if no file has replaced it.
+        Returns the rest of this file first, if there is any. Returns no lines if no file has replaced it.
         """
         now = _inode(self.path)
         if now is None or now == self._inode:

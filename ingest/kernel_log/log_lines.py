@@ -69,8 +69,9 @@ _stream = re.compile(r"\x1e|data: ")  # of journalctl -o json-seq and json-sse
 class LogLine:
     """One line of a kernel log.
 
-    boot_ms: since the node booted. host: empty if unknown. text: empty if the line is not the kernel's.
-    hostless: lines of this form usually name their host and this one does not, so it may be another machine's.
+    boot_ms: its time since the node booted. host: empty if unknown. text: empty if another program wrote the
+    line. hostless: lines of this form usually name their host but this one does not. So it may be from another
+    machine.
     """
 
     text: str
@@ -95,9 +96,9 @@ NOTHING = LogLine("")
 
 
 def parse_log_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine:
-    """Read one line. `utc_offset_s`: the zone of stamps that name none.
+    """Parse one line of a kernel log. `utc_offset_s`: the time zone of times that name none.
 
-    Raises RecordError: unknown_form, bad_time.
+    Raises RecordError `unknown_form` or `bad_time`.
 
     >>> parse_log_line("Feb 23 16:24:18 n001 kernel: NVRM: hello", 1_740_400_000_000)
     LogLine(text='NVRM: hello', time_ms=1740327858000, boot_ms=None, host='n001', hostless=False)
@@ -146,9 +147,10 @@ def _parse_journal_line(line: str) -> LogLine:
 
 
 def _parse_after_wall_time(rest: str, time_ms: int, utc_offset_s: float) -> LogLine:
-    """Parse the text after a wall-clock time. Raises RecordError if its form is unknown.
+    """Parse the rest of a line after its wall-clock time. Raises RecordError if its form is unknown.
 
-    It has a zone, a host, and a program that must be the kernel. It may also be a bare message.
+    The rest is a time zone, a host and a program, or a bare message. Lines of programs other than the kernel
+    give NOTHING.
     """
     found = _kernel.match(rest)
     if found is not None:
@@ -171,7 +173,7 @@ def _parse_zone_offset_s(zone: str, utc_offset_s: float) -> float:
 
 
 def _parse_after_dmesg_time(rest: str, time_ms: int | None = None, boot_ms: float | None = None) -> LogLine:
-    """Parse the text after dmesg's time. A collector may have put a host before it."""
+    """Parse the rest of a line after dmesg's time. A collector may have written a host before the message."""
     found = _kernel.match(rest)
     if found is not None:
         return LogLine(rest[found.end() :], time_ms, boot_ms, found["host"] or "")
@@ -237,9 +239,9 @@ def _parse_short_line(found: re.Match[str], rest: str, now_ms: int, utc_offset_s
 
 
 def _convert_date_parts(parts: tuple[str | None, str, str, str, str, str], now_ms: int, utc_offset_s: float) -> int:
-    """Convert the parts of a date to Unix ms. Raises ValueError if no such date exists.
+    """Convert (year, month, day, hour, minute, second) to Unix ms. Raises ValueError if it is no date.
 
-    A stamp without a year gets the latest year in which it is at most a day ahead.
+    A date without a year gets the latest year in which it is at most a day ahead.
     """
     year, month, day, hour, minute, second = parts
     zone = _make_timezone(utc_offset_s)

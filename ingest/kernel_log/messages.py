@@ -54,7 +54,10 @@ _recovery = re.compile(r"changed from .*? to 0x[0-9a-fA-F]+ \(([^)]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class KernelFinding:
-    """The meaning of a line. If `severity` is None, the XID's code decides it."""
+    """What a kernel message reports about the hardware.
+
+    If `severity` is None, the XID code decides it.
+    """
 
     type: Literal["xid", "health"]
     message: str
@@ -66,16 +69,16 @@ class KernelFinding:
 
 
 class MessageReader:
-    """The reader of one node's messages, in order.
+    """A reader of one node's kernel messages, in order.
 
-    "fallen off the bus" may follow two lines after the GPU's address.
+    It remembers the last named GPU, because "fallen off the bus" may follow two lines after the GPU's address.
     """
 
     def __init__(self) -> None:
         self._named = ""
 
     def read(self, text: str) -> KernelFinding | None:
-        """Return the meaning of a message, or None if it says nothing about the hardware."""
+        """Return the finding in a message, or None if it says nothing about the hardware."""
         if "NVRM" in text:
             return self._parse_driver_line(text)
         for pattern, read in _OTHERS:
@@ -112,7 +115,7 @@ def _of_xid(found: re.Match[str], text: str) -> KernelFinding | None:
 
 
 def _parse_severity(code: int, message: str) -> tuple[Severity | None, str]:
-    """Return the severity and the advice that the line itself states."""
+    """Return the severity and advice that an XID message itself states, or (None, "") if it states none."""
     if code == RECOVERY:
         action = _recovery.search(message)
         if action is None:
@@ -125,7 +128,7 @@ def _parse_severity(code: int, message: str) -> tuple[Severity | None, str]:
 
 
 def _parse_sxid(found: re.Match[str], text: str) -> KernelFinding | None:
-    """Return the finding of an SXid, or None for the line of registers that follows each SXid."""
+    """Return the finding of an NVSwitch error (SXid), or None for a register line that follows it."""
     switch, code, message = found.groups()
     if int(code) > MAX_CODE or message.startswith(("Data {", "Severity ")):
         return None
@@ -137,7 +140,7 @@ def _parse_sxid(found: re.Match[str], text: str) -> KernelFinding | None:
 
 
 def _parse_bus_error(found: re.Match[str], text: str) -> KernelFinding | None:
-    """Return the finding of an uncorrected error, or None for a corrected one.
+    """Return the finding of an uncorrected PCIe error, or None for a corrected one.
 
     Corrected errors are normal on a link. DCGM counts them as replays.
     """

@@ -1,8 +1,9 @@
 """The source "kernel_log": follows kernel log files (paths or globs) and delivers node events.
 
-The node of a line is the name before `=` (`n7=/mnt/n7/dmesg*`), else the text in place of `{node}`, else
-the option `node`, else the host that the line names. Lines of dmesg name no host: without any of these
-they belong to this host. `utc_offset_s`: the zone of stamps that name none.
+The node of a line is the first of these that is given: the name before `=` (`n7=/mnt/n7/dmesg*`), the text in
+place of `{node}`, the option `node`, the host that the line names. Lines of dmesg name no host. Without any of
+these, they belong to the host on which this process runs. `utc_offset_s`: the time zone of times that name
+none.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ class KernelLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """One entry of `paths`."""
+    """One entry of the option `paths`: a glob, and how its files name their node."""
 
     glob: str
     node: str
@@ -69,7 +70,7 @@ class _Pattern:
         return cls(f"{head}*{tail}", "", re.compile(shape))
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yield (path, node) of the files that exist now."""
+        """Yield (path, node) of the matching files that exist now."""
         for path in sorted(glob.glob(self.glob)):
             if self.node_of is None:
                 yield path, self.node
@@ -78,7 +79,7 @@ class _Pattern:
 
 
 def _translate_glob(pattern: str) -> str:
-    """Return a glob as a regular expression, whose `*` and `?` match within one folder."""
+    """Convert a glob into a regular expression whose `*` and `?` match within one folder."""
     special = {"*": "[^/]*", "?": "[^/]"}
     return "".join(special.get(letter) or re.escape(letter) for letter in pattern)
 
@@ -90,7 +91,7 @@ class _Followed:
 
 
 class KernelLogSource(Source):
-    """The source `kernel_log`. Its position is the offset in each path, and when the node booted."""
+    """The source `kernel_log`. Its position is the offset in each path, and when each path's node booted."""
 
     def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
         given = read_options("kernel_log", options, KernelLogOptions)
@@ -148,8 +149,8 @@ class KernelLogSource(Source):
     def health(self) -> dict[str, Any]:
         """Return the source's row of the ingestion document.
 
-        `up`: there is a file, and all files can be read. `files`: number of followed files. `backlog_bytes`: unread
-        bytes of these files.
+        `up`: whether there is a file and all files can be read. `files`: the number of followed files.
+        `backlog_bytes`: the number of unread bytes in these files.
         """
         now_s = time.monotonic()
         recent = [row for row in self._rates if row[0] > now_s - 60.0]
@@ -181,9 +182,9 @@ class KernelLogSource(Source):
         self._followed.clear()
 
     def _read_some(self) -> tuple[Batch, bool]:
-        """Read about a quarter of a megabyte of new lines, from the files in turn.
+        """Read about a quarter of a megabyte of new lines from the files in turn.
 
-        Also returns whether there may be more now.
+        Returns the batch, and whether there may be more lines now.
         """
         self._follow_new_files()
         events, bad, room, tally = [], [], READ_BYTES, RunningTally()
@@ -222,7 +223,7 @@ class KernelLogSource(Source):
         return lines
 
     def _follow_new_files(self) -> None:
-        """Begin to follow new files. Files that are gone keep their position."""
+        """Start to follow the files that are new. The position of a file that is gone stays."""
         if time.monotonic() - self._scanned_s < SCAN_S:
             return
         self._scanned_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The GPUs that a pod asks for, by resources, device claims (DRA) and schedulers' annotations.
+"""The GPUs that a pod requests, by resources, device claims (DRA) and annotations of schedulers.
 
 nvidia.com/gpu, amd.com/gpu, gpu.intel.com/*, habana.ai/gaudi    boards, or shares where the node divides its boards
 nvidia.com/mig-PROFILE                                           parts by the slices of the profile
@@ -36,10 +36,10 @@ _MIG = re.compile(r"mig-(.+?)(\.shared)?$")
 
 
 class AskedGpus(NamedTuple):
-    """The GPUs (or MIG instances) that a pod asks for.
+    """The GPUs or MIG instances that a pod requests.
 
-    share: the average size of each in thousandths of a GPU. None: whole GPUs. unread: claims that no object
-    explains, each counted as one GPU.
+    share: the average size of each in thousandths of a GPU, or None for whole GPUs. unread: device claims
+    without a known object, each counted as one GPU.
     """
 
     gpus: int
@@ -49,9 +49,9 @@ class AskedGpus(NamedTuple):
 
 
 class NodeGpus(NamedTuple):
-    """The division of GPUs on a pod's node.
+    """How the node of a pod divides its GPUs.
 
-    shares: how many jobs may share one GPU. memory_gib: memory of one GPU, 0 if unknown.
+    shares: how many jobs may share one GPU. memory_gib: the memory of one GPU, 0 if unknown.
     """
 
     shares: int = 1
@@ -66,10 +66,10 @@ def gpus_of(
     node: NodeGpus | None = None,
     claimed: ClaimedGpus | None = None,
 ) -> AskedGpus:
-    """Return the GPUs that a pod asks for. Raises RecordError if a quantity is invalid.
+    """Return the GPUs that a pod requests. Raises RecordError if a quantity is invalid.
 
-    A MIG instance counts by its slices. One of an unknown profile counts as a GPU. claimed: the GPUs of the
-    pod's device claims.
+    A MIG instance counts by its slices, or as one GPU if its profile is unknown. claimed: the GPUs of the pod's
+    device claims.
     """
     node, claimed, annotations = node or NodeGpus(), claimed or ClaimedGpus(), annotations or {}
     asked = max(
@@ -88,12 +88,12 @@ def gpus_of(
 
 
 def may_hold_gpus(spec: PodSpec, resources: tuple[str, ...], annotations: Mapping[str, str] | None) -> bool:
-    """Return whether a pod may hold GPUs, before its claims are known."""
+    """Return whether a pod may hold GPUs, as long as its device claims are unknown."""
     return bool(spec.resource_claims) or gpus_of(spec, resources, annotations=annotations).gpus >= 1
 
 
 def list_unread_resources(spec: PodSpec, resources: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of a pod's resources that look like GPUs but that no reader knows."""
+    """Return the names of a pod's resources that look like GPUs but are not supported."""
     names = {
         name
         for row in list_running_containers(spec)
@@ -106,9 +106,9 @@ def list_unread_resources(spec: PodSpec, resources: tuple[str, ...]) -> tuple[st
 
 
 def _phases(spec: PodSpec) -> list[list[Container]]:
-    """Return the containers that run together, phase by phase.
+    """Return the groups of containers that run at the same time, one group for each phase of the pod.
 
-    A pod holds what its largest phase needs until the pod ends.
+    A pod holds the resources of its largest phase until it ends.
     """
     return [
         list_running_containers(spec),
@@ -138,7 +138,7 @@ def _from_resources(containers: Sequence[Container], resources: tuple[str, ...],
 
 
 def _percent(resources: Resources, memory_gib: float) -> float:
-    """Return the part of each board that a vGPU scheduler gives a container."""
+    """Return the part of each board, from 0 to 1, that a vGPU scheduler gives a container."""
     stated = [resources.amount(name) / 100 for name in HAMI_PERCENT]
     if not any(stated) and memory_gib:
         stated = [resources.amount(name) / 1024 / memory_gib for name in HAMI_MIB]
@@ -146,7 +146,10 @@ def _percent(resources: Resources, memory_gib: float) -> float:
 
 
 def _read_part_resources(spec: PodSpec, memory_gib: float) -> AskedGpus:
-    """Read resources that count percents of boards, or GiB of one. A board of unknown size counts whole."""
+    """Return the GPUs requested by resources that count percents of boards, or GiB of one board.
+
+    A board of unknown memory counts as a whole GPU.
+    """
     containers = list_running_containers(spec)
     percents = max(sum(row.resources.amount(name) for row in containers) for name in PERCENT_RESOURCES)
     gib = sum(row.resources.amount(ALIYUN_GIB) for row in containers)
@@ -169,7 +172,10 @@ def _read_annotations(annotations: Mapping[str, str], memory_gib: float) -> Aske
 
 
 def _share(milli: float, gpus: int) -> int | None:
-    """Return the thousandths of each of `gpus`, or None for whole ones."""
+    """Return the average size of `gpus` GPUs in thousandths of a GPU, or None if they are whole.
+
+    milli: their total size in thousandths.
+    """
     share = max(1, round(milli / gpus)) if gpus >= 1 else WHOLE_GPU
     return share if share < WHOLE_GPU else None
 

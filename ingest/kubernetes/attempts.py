@@ -1,9 +1,9 @@
-"""Attempts of one Kubernetes job: the current workload and pods give the events not delivered yet.
+"""Attempts of one Kubernetes job: its current workload and pods give the events not delivered yet.
 
 The current state decides, so a list and a watch, in any order, give the same events. For a gang:
 
     submitted ─ queued ─ started (all members run) ─┬─ finished, failed, preempted (as the workload says)
-                                                    └─ failed, preempted (a member is lost) ─ attempt + 1, submitted, …
+                            └─ failed, preempted (a member is lost) ─ attempt + 1, submitted, …
 
 A lost member resizes an elastic job. A member that vanishes or leaves for no known reason counts as lost
 only after `QUIET_MS`. Usually the workload's own end or suspension, on another stream, explains it.
@@ -28,7 +28,7 @@ Slot = tuple[int, ...]
 
 
 class MemberPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A member that an attempt started with."""
+    """A pod that an attempt started with, and its node."""
 
     uid: str
     restarts: int
@@ -37,10 +37,10 @@ class MemberPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Track(msgspec.Struct, omit_defaults=True):
-    """Delivered facts of a job's current attempt. The first attempt is number `base` + 1.
+    """The facts already delivered about a job's current attempt. The first attempt is number `base` + 1.
 
-    began: the members that it runs with. slots: pod → slot, if no label states it. failures: of pods that are
-    gone, by uid. lost_ms: since when a member is lost for no known reason.
+    began: the members that the attempt runs with. slots: pod → slot, if no label states it. failures: uid → why
+    a pod that is gone failed. lost_ms: since when a member is lost for no known reason, or None.
     """
 
     uid: str
@@ -59,7 +59,7 @@ class Track(msgspec.Struct, omit_defaults=True):
     lost_ms: int | None = None
 
     def go_on(self, attempt: int) -> None:
-        """Reset the track for the next attempt."""
+        """Reset the track to the beginning of attempt number `attempt`."""
         self.attempt = attempt
         self.is_submitted = self.is_queued = self.is_started = self.is_ended = False
         self.resizes, self.lost_ms, self.blocked_by, self.queued = 0, None, "", 0
@@ -67,9 +67,9 @@ class Track(msgspec.Struct, omit_defaults=True):
 
 
 class Judgement:
-    """The evaluation of one job at one moment.
+    """An evaluation of one job at one time.
 
-    `events`: the new events. `is_over`: no more events will follow for this job.
+    `events`: the new events. `is_over`: whether no more events will follow for this job.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class Judgement:
         return [row for row in self.members.values() if row.node and row.stage in LIVE and row.uid not in began]
 
     def _list_elastic_members(self) -> dict[Slot, Member]:
-        """Return the members of an elastic job that hold GPUs, by age."""
+        """Return the members of an elastic job that hold GPUs, by slot, then by age."""
         rows = sorted(self.members.values(), key=lambda row: (row.slot, row.created_ms, row.name))
         return {(number,): row for number, row in enumerate(row for row in rows if row.stage in HOLDING)}
 
     def _newest(self) -> dict[Slot, Member]:
-        """Return the last pod of each slot of a gang."""
+        """Return slot → the newest pod in it, for a gang."""
         newest: dict[Slot, Member] = {}
         rows = sorted(self.members.values(), key=lambda row: (row.created_ms, row.stage in LIVE, row.name))
         self.track.slots = {uid: slot for uid, slot in self.track.slots.items() if uid in self.members}
@@ -129,7 +129,7 @@ class Judgement:
         return newest
 
     def _assign_slot(self, member: Member, newest: Mapping[Slot, Member]) -> Slot:
-        """Return a slot for a pod without an index: that of a failed pod, else the next one."""
+        """Return a slot for a pod without an index: the slot of a failed pod, else the next free one."""
         if self.workload.members == 1:
             return (0,)
         slots = self.track.slots
@@ -139,7 +139,7 @@ class Judgement:
         return (slots[member.uid],)
 
     def _over(self) -> Ending | None:
-        """Return how the job ended for good, or None while it continues.
+        """Return the job's final end, or None while it continues.
 
         A successful end has the category "finished".
         """
@@ -153,7 +153,7 @@ class Judgement:
         return self._find_ending_by_pods() if workload.alone else None
 
     def _find_ending_by_pods(self) -> Ending | None:
-        """Return the end of a job known only by its pods, or None while one of them is alive."""
+        """Return the end of a job that is known only by its pods, or None while one of them is alive."""
         rows = list(self.members.values())
         if any(row.stage in LIVE for row in rows):
             self.track.lost_ms = None
@@ -168,7 +168,7 @@ class Judgement:
         return failed if failed and not good else Ending(self.now_ms, FINISHED)
 
     def _failed(self, stated: Ending) -> Ending:
-        """Join the workload's failure with that of its first failed pod, which says more."""
+        """Combine the workload's failure with the failure of its first failed pod, which says more."""
         if stated.category != "unknown":
             return stated
         endings = [row.ending for row in self.members.values() if row.stage == "failed" and row.ending]
@@ -179,13 +179,16 @@ class Judgement:
         return Ending(stated.time_ms, first.category, "; ".join(filter(None, (first.message, stated.message))))
 
     def _is_settled(self) -> bool:
-        """Return whether a member has been missing for `QUIET_MS`. The first call starts that time."""
+        """Return whether a member has been missing for `QUIET_MS`. The first call starts this time."""
         if self.track.lost_ms is None:
             self.track.lost_ms = self.now_ms
         return self.now_ms - self.track.lost_ms >= QUIET_MS
 
     def _lose(self, lost_nodes: set[str]) -> None:
-        """End an attempt that lost a member."""
+        """End the attempt if it has lost a member.
+
+        A loss without a known reason counts only after `QUIET_MS`.
+        """
         missing = None
         for key, place in self.track.began.items():
             lost = self._loss(place, lost_nodes)
@@ -201,7 +204,7 @@ class Judgement:
             self._end(missing[2], missing[1].node)
 
     def _has_pod_stayed(self, place: MemberPlace) -> bool:
-        """Return whether the pod still exists and was not asked to leave."""
+        """Return whether the pod still exists and is not being deleted."""
         member = self.members.get(place.uid)
         return member is not None and member.left_ms is None
 
@@ -258,7 +261,7 @@ class Judgement:
         track.is_submitted = True
 
     def _start_or_queue_attempt(self) -> None:
-        """Start the attempt if enough members run. Otherwise queue it if the reason why it waits is known."""
+        """Start the attempt if enough members run. Otherwise queue it if the reason for its wait is known."""
         track = self.track
         ready = {
             slot: row
@@ -279,7 +282,7 @@ class Judgement:
         self._wait()
 
     def _wait(self) -> None:
-        """Add a `queued` event once the reason why the job waits is known.
+        """Add a `queued` event once the reason for the job's wait is known.
 
         Adds another when the job becomes blocked, is blocked for another reason, or is released.
         """
@@ -306,11 +309,14 @@ class Judgement:
         )
 
     def _generation(self) -> int:
-        """Return the newest restart, counted from 1. Pods of earlier restarts are about to be replaced."""
+        """Return the number of the newest restart, counted from 1.
+
+        Pods of earlier restarts are about to be replaced.
+        """
         return max([self.workload.restarts + 1, *(row.attempt for row in self.current.values())])
 
     def _waiting(self) -> PodWait:
-        """Return why the job waits. A gang is blocked while one of its members is."""
+        """Return why the job waits. A gang is blocked while one of its members is blocked."""
         if self.workload.suspended:
             if self.workload.awaits_admission:
                 return PodWait(f"suspended: {ADMISSION}")
@@ -319,13 +325,13 @@ class Judgement:
         return max((row for row in rows if row.reason), key=lambda row: row.is_blocked, default=PodWait())
 
     def _begin(self, ready: Mapping[Slot, Member]) -> tuple[RankPlacement, ...]:
-        """Record which members run, and give them ranks in the order of their slots."""
+        """Record the members that run, and return their placement. Ranks follow the order of their slots."""
         rows = [ready[slot] for slot in sorted(ready)]
         self.track.began = {row.uid: MemberPlace(row.uid, row.restarts, row.name, row.node) for row in rows}
         return tuple(RankPlacement(rank, row.node) for rank, row in enumerate(rows))
 
     def _resize_job(self) -> None:
-        """Resize an elastic job whenever its members change, and a gang once all wanted members run."""
+        """Add a `resized` event when the members of an elastic job change, or a gang has all wanted members."""
         track = self.track
         rows = {slot: row for slot, row in self.current.items() if row.stage in HOLDING and row.node}
         whole = bool(rows) if self.workload.elastic else len(rows) == self.workload.members
@@ -371,7 +377,7 @@ class Judgement:
 
 
 def _own(members: Mapping[str, Member], uid: str) -> Mapping[str, Member]:
-    """Return the members without those that belong to another object of the same name."""
+    """Return the members without pods that belong to another object of the same name. uid: the workload's."""
     if all(row.owner in ("", uid) for row in members.values()):
         return members
     return {key: row for key, row in members.items() if row.owner in ("", uid)}

@@ -1,10 +1,10 @@
-"""Device claims of pods (DRA, resource.k8s.io): the GPUs of a ResourceClaim or of its template.
+"""A reader of device claims (DRA, resource.k8s.io): the GPUs of a ResourceClaim or of its template.
 
     v1, v1beta2    a request has `exactly` one kind of device, or `firstAvailable` of several
     v1beta1        a request names its device class itself, or `firstAvailable`
 
 An allocation takes precedence over the request, because it lists the devices. Requests with admin access
-only watch devices that others hold.
+do not count: they only observe devices that others hold.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ExactDevices(_Object, frozen=True):
-    """Devices of one class. allocation_mode: ExactCount, or All for all that a node has."""
+    """A request for devices of one class. allocation_mode: ExactCount, or All for all devices of a node."""
 
     device_class_name: str = ""
     allocation_mode: str = ""
@@ -62,7 +62,7 @@ class ClaimSpec(_Object, frozen=True):
 class AllocatedDevice(_Object, frozen=True):
     """A device that was allocated to a claim.
 
-    request: the name of the request, followed by that of the choice if it had several (`gpus/big`).
+    request: the request's name. If the request had several choices, the name of the choice follows (`gpus/big`).
     """
 
     request: str = ""
@@ -103,9 +103,9 @@ class ResourceClaimTemplate(_Object, frozen=True):
 
 
 class ClaimedGpus(NamedTuple):
-    """The GPUs of a pod's claims.
+    """The GPUs of a pod's device claims.
 
-    milli: the pod's part of them in thousandths. unread: claims that no object explains.
+    milli: the pod's part of them in thousandths of a GPU. unread: claims without a known object.
     """
 
     gpus: int = 0
@@ -114,20 +114,20 @@ class ClaimedGpus(NamedTuple):
 
 
 class KnownClaim(msgspec.Struct, frozen=True, array_like=True):
-    """The GPUs of a claim, or of each claim of a template, and how many pods share the claim."""
+    """The number of GPUs of a claim, or of each claim of a template, and of the pods that share the claim."""
 
     gpus: int
     pods: int = 1
 
 
 class ClaimTable(msgspec.Struct):
-    """Claims and templates by NAMESPACE/NAME. They are a part of the source's position."""
+    """The known claims and templates by NAMESPACE/NAME. They are a part of the source's position."""
 
     claims: dict[str, KnownClaim] = {}
     templates: dict[str, KnownClaim] = {}
 
     def claimed(self, namespace: str, spec: PodSpec, status: PodStatus) -> ClaimedGpus:
-        """Return the GPUs of a pod's claims. A claim that no object explains counts as one GPU."""
+        """Return the GPUs of a pod's claims. A claim without a known object counts as one GPU."""
         made = {row.name: row.resource_claim_name for row in status.resource_claim_statuses or ()}
         gpus, milli, unread = 0, 0.0, list[str]()
         for row in spec.resource_claims or ():
@@ -142,7 +142,10 @@ class ClaimTable(msgspec.Struct):
 
 
 def read_claim(claim: ResourceClaim, classes: tuple[str, ...]) -> KnownClaim:
-    """Return the GPUs of a claim: the allocated ones, else the requested ones."""
+    """Return the GPUs of a claim: the allocated ones, else the requested ones.
+
+    classes: patterns of the device classes of GPUs.
+    """
     pods = sum(row.resource == "pods" for row in claim.status.reserved_for or ())
     asked = _count_requested_gpus(claim.spec, classes)
     allocation = claim.status.allocation
@@ -154,12 +157,12 @@ def read_claim(claim: ResourceClaim, classes: tuple[str, ...]) -> KnownClaim:
 
 
 def read_template(template: ResourceClaimTemplate, classes: tuple[str, ...]) -> KnownClaim:
-    """Return the GPUs of each claim made from a template."""
+    """Return the GPUs of each claim made from a template. classes: patterns of the device classes of GPUs."""
     return KnownClaim(sum(_count_requested_gpus(template.spec.spec, classes).values()))
 
 
 def _count_requested_gpus(spec: ClaimSpec, classes: tuple[str, ...]) -> Mapping[str, int]:
-    """Return name of a request → its GPUs, by the first choice that asks for GPUs."""
+    """Return request name → number of GPUs, by the request's first choice that asks for GPUs."""
     found: dict[str, int] = {}
     for request in spec.devices.requests or ():
         for choice in request.choices:

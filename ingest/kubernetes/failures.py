@@ -1,8 +1,8 @@
-"""The failure category of an ended pod.
+"""A classifier of ended pods into failure categories.
 
-Its disruption decides, else its reason, else the container's output or exit code. An exit with 1 to 127,
-134 (abort), 136 (arithmetic) or 139 (segment violation) is the user's. Any other is unknown.
-UnexpectedAdmissionError is hardware: the node does not have, or no longer has, the GPUs that it offered.
+A disruption of the pod decides, else the pod's reason, else the container's output or exit code. An exit
+code of 1 to 127, 134 (abort), 136 (arithmetic) or 139 (segment violation) is the user's fault. Any other is
+unknown. UnexpectedAdmissionError is hardware: the node lacks GPUs that it offered.
 """
 
 import re
@@ -45,7 +45,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
 
 
 def find_pod_ending(pod: Pod, now_ms: int) -> Ending:
-    """Return why a pod or its container failed. A disruption takes precedence."""
+    """Return when and why a pod or its container failed. A disruption takes precedence."""
     ended = _find_ended_container(pod)
     at_ms = (time_ms(ended.finished_at) if ended else None) or now_ms
     disruption = pod.condition("DisruptionTarget")
@@ -56,7 +56,7 @@ def find_pod_ending(pod: Pod, now_ms: int) -> Ending:
 
 
 def make_disruption_ending(disruption: Condition, at_ms: int) -> Ending:
-    """Return the end of a pod that was evicted or preempted."""
+    """Return the end of a pod that was evicted or preempted, as its condition DisruptionTarget states it."""
     reason = disruption.reason or ""
     if reason in PREEMPTIONS:
         return Ending(at_ms, "unknown", disruption.text[:MESSAGE_LENGTH], PREEMPTIONS[reason])
@@ -65,9 +65,9 @@ def make_disruption_ending(disruption: Condition, at_ms: int) -> Ending:
 
 
 def _find_ended_container(pod: Pod) -> Terminated | None:
-    """Return the container that failed first, else one that ended. Returns None if none has.
+    """Return the end of the container that failed first, else of one that succeeded, or None.
 
-    A restarted container counts only if no current one failed.
+    Earlier runs of restarted containers count only if no current run failed.
     """
     statuses = pod.status.container_statuses or ()
     now = [status.state.terminated for status in statuses if status.state.terminated]
@@ -100,7 +100,7 @@ def _category(pod: Pod, ended: Terminated | None, message: str) -> FailureCatego
 
 
 def classify_exit(code: int, reason: str, message: str) -> FailureCategory:
-    """Return the category of a container's exit.
+    """Return the failure category of a container's exit, by its reason, then its message, then its code.
 
     >>> classify_exit(1, "Error", "ValueError"), classify_exit(1, "Error", "NCCL error: timeout")
     ('user', 'network')
@@ -116,5 +116,8 @@ def classify_exit(code: int, reason: str, message: str) -> FailureCategory:
 
 
 def classify_condition(reason: str) -> FailureCategory:
-    """Return why a Job, JobSet or PyTorchJob failed, if none of its pods says more."""
+    """Return the failure category of a Job, JobSet or PyTorchJob, by the reason of its failed condition.
+
+    It counts only if none of the job's pods says more.
+    """
     return "timeout" if "Deadline" in reason else "unknown"

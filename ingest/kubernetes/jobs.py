@@ -1,4 +1,4 @@
-"""The fold of workloads and their pods into job events.
+"""A converter of workloads and their pods into job events.
 
 It records which pods belong to which job, and which jobs must be evaluated again.
 """
@@ -17,7 +17,7 @@ MAX_GONE = 20_000  # jobs that are gone, whose successors of the same name go on
 
 
 class JobState(msgspec.Struct):
-    """The whole state of the fold. It is a part of the source's position."""
+    """The whole state of a WorkloadFold. It is a part of the source's position."""
 
     workloads: dict[str, Workload] = {}
     members: dict[str, Member] = {}  # by uid
@@ -27,9 +27,9 @@ class JobState(msgspec.Struct):
 
 
 class WorkloadFold:
-    """The fold of workloads and pods into job events.
+    """A converter of workloads and pods into job events.
 
-    `lost_nodes`: nodes that are lost. A pod that vanishes on one of them is lost with it.
+    `lost_nodes`: the nodes that are lost. A pod that vanishes on one of them counts as lost with it.
     """
 
     def __init__(self, state: JobState, lost_nodes: Iterable[str] = ()) -> None:
@@ -45,13 +45,13 @@ class WorkloadFold:
 
     @property
     def has_pending_changes(self) -> bool:
-        """Return whether events may become due although no object changes."""
+        """Whether events may become due although no object changes."""
         return bool(self._changed)
 
     def _choose_job_name(self, job: str, kind: str) -> str:
-        """Return the name of an object's job. Objects of two kinds may have the same name.
+        """Return the name of an object's job. Two objects of different kinds may have the same name.
 
-        In this case, the second object's job adds its kind to the name, for as long as that job lives.
+        In this case, the name of the second job contains its kind, for as long as that job lives.
         """
         own = f"{job} ({kind})"
         return job if own not in self._kinds and self._kinds.get(job, kind) == kind else own
@@ -68,7 +68,7 @@ class WorkloadFold:
         self._changed.add(job)
 
     def drop_workload(self, kind: str, job: str, uid: str) -> None:
-        """Record that a workload was deleted. `job`: the name by its object or by this fold."""
+        """Record that a workload was deleted. `job`: its name in Kubernetes, or the name that this fold chose."""
         job = self._choose_job_name(job, kind)
         known = self.state.workloads.get(job)
         if known is not None and known.kind == kind and known.uid == uid:
@@ -76,7 +76,10 @@ class WorkloadFold:
             self._changed.add(job)
 
     def put_member(self, member: Member, alone: Workload | None) -> None:
-        """Add or update a pod. `alone`: the job as the pod alone describes it."""
+        """Add or update a pod.
+
+        `alone`: the job as the pod alone describes it, or None if its owner is followed.
+        """
         self._rename_kind(member)
         member = msgspec.structs.replace(member, job=self._choose_job_name(member.job, member.kind))
         self._kinds[member.job] = member.kind
@@ -89,7 +92,10 @@ class WorkloadFold:
         self._changed.add(member.job)
 
     def _rename_kind(self, member: Member) -> None:
-        """Accept another kind for a known pod. An earlier version named the kind without its API group."""
+        """Update the kind of a known pod's job if it has changed.
+
+        An earlier version wrote the kind without its API group.
+        """
         before = self.state.members.get(member.uid)
         if before is None or before.kind == member.kind or self._kinds.get(before.job) != before.kind:
             return
@@ -113,7 +119,7 @@ class WorkloadFold:
         self._changed.add(member.job)
 
     def _record_bound_gpus(self, judged: Judgement) -> None:
-        """Record the GPUs that a job's pods hold although they belong to no running attempt."""
+        """Record the GPUs of a job's pods that belong to no running attempt."""
         job, found = judged.workload.submitted.job, Counter[str]()
         for row in () if judged.is_over else judged.bound():
             found[row.node] += judged.workload.submitted.gpus_per_node

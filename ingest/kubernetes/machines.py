@@ -1,8 +1,8 @@
-"""Pods that stand for their machine: nodes of other schedulers, and exporters.
+"""Pods that represent a machine: nodes of other schedulers, and exporters.
 
-A slurmd, a Ray node or another scheduler's worker holds GPUs for as long as it lives, whatever runs in it. It
-is a host and not a job: its own scheduler knows the jobs, which are not Kubernetes' jobs. Such pods, and
-exporters that report under their pod's name or address, count under the name of their Kubernetes node.
+A slurmd, a Ray node or another scheduler's worker holds GPUs for as long as it lives, whatever runs in it.
+Such a pod is a host and not a job, because its own scheduler knows the jobs. These pods count under the name
+of their Kubernetes node. So do exporters that report under their pod's name or address.
 """
 
 import re
@@ -27,9 +27,9 @@ _NAME_LABELS = ("app.kubernetes.io/name", "app", "k8s-app", "name")
 
 
 class PodPlace(msgspec.Struct, frozen=True, array_like=True):
-    """The node that a pod stands for, and the names under which the pod reports.
+    """The node that a pod represents, and the names under which the pod reports.
 
-    gpus: held by a host, or by a pod that runs on every node and is no job.
+    gpus: the GPUs that the pod holds, if it is a host or runs on every node.
     """
 
     node: str
@@ -58,7 +58,7 @@ def _has_worker_container(pod: Pod) -> bool:
 
 
 def place_of(pod: Pod, owner: JobOwner, labels: tuple[str, ...], resources: tuple[str, ...]) -> PodPlace | None:
-    """Return the machine that a pod stands for, or None. resources: the names that count as GPUs."""
+    """Return the machine that a pod represents, or None. resources: the names that count as GPUs."""
     if pod.status.phase in ("Failed", "Succeeded") or not pod.spec.node_name:
         return None
     host, meta = is_host(pod, owner, labels), pod.metadata

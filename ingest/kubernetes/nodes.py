@@ -1,12 +1,12 @@
-"""A fold of Kubernetes nodes into their specs, and into node events for each change.
+"""A converter of Kubernetes nodes into their specs, and into a node event for each change.
 
     cordoned, uncordoned                                     drain, undrain
     Ready False or Unknown, deleted; Ready again             lost, returned
     a condition of a health checker, a provider's label      health
-    kept from new pods by a taint, a deletion, maintenance   withhold, release
+    closed to new pods by a taint, deletion or maintenance   withhold, release
 
 The event of a condition is numbered by the second of its transition. Any other event is numbered by the
-object's version. So repeats are one event.
+object's version. So a repeated event has the same number and counts once.
 """
 
 import zlib
@@ -55,9 +55,9 @@ MESSAGE_LENGTH = 1_000
 
 
 class KnownNode(msgspec.Struct, omit_defaults=True):
-    """Delivered facts of a node.
+    """The facts already delivered about a node.
 
-    deleted: gone from the cluster. bad: check → severity. spec: its hardware.
+    deleted: it is gone from the cluster. bad: check → severity. spec: its hardware, or None.
     """
 
     cordoned: bool = False
@@ -71,10 +71,11 @@ class KnownNode(msgspec.Struct, omit_defaults=True):
 
 
 class NodeFold:
-    """The fold of node objects.
+    """A converter of node objects into specs and events.
 
     `fatal`: patterns of conditions that require a drain. Other health conditions are warnings. `taints`: the
-    site's patterns of taints → why they withhold a node, empty if they do not. `places`: by uid of a pod.
+    site's patterns of taints → why they withhold a node, empty if they do not. `places`: uid of a pod → the
+    machine that it represents.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class NodeFold:
         return {name for name, state in self.states.items() if state.lost}
 
     def specs(self) -> Mapping[str, NodeSpec]:
-        """Return node → spec, for nodes of the cluster. It is the same object until a node changes."""
+        """Return node → spec, for the nodes of the cluster. It is the same object until a node changes."""
         if self._specs is None:
             names: dict[str, list[str]] = {}
             lent: Counter[str] = Counter()
@@ -117,7 +118,7 @@ class NodeFold:
         return replace(spec, lent_gpus=min(lent, spec.gpus), source=self._source)
 
     def place(self, uid: str, place: PodPlace | None) -> None:
-        """Record which machine a pod stands for. None: the pod is gone, or stands for no machine."""
+        """Record which machine a pod represents. None: the pod is gone, or represents no machine."""
         if self.places.get(uid) != place:
             self.places.pop(uid, None) if place is None else self.places.update({uid: place})
             self._specs = None
@@ -125,7 +126,7 @@ class NodeFold:
     def gpus(self, node: str) -> NodeGpus:
         """Return how a node divides its GPUs.
 
-        For an unknown node, these are the least shares and memory of all nodes with GPUs.
+        For an unknown node, the result has the least shares and memory of all nodes with GPUs.
         """
         state = self.states.get(node)
         if state is not None and state.spec is not None:
@@ -147,7 +148,10 @@ class NodeFold:
         ]
 
     def _describe(self, node: Node, state: KnownNode) -> None:
-        """Record the spec of a node. If its labels cannot be read, record a fault and do not change the spec."""
+        """Update the spec of a node from its labels and capacity.
+
+        If they cannot be read, adds an error to `faults` and does not change the spec.
+        """
         name, labels = node.metadata.name, node.metadata.labels or {}
         capacity = {key: str(value) for key, value in (node.status.capacity or {}).items()}
         self.unread.update(key for key, text in capacity.items() if text != "0" and is_unsupported_gpu_resource(key))
@@ -163,7 +167,10 @@ class NodeFold:
             self._specs = self._least = None
 
     def drop(self, name: str, version: str, now_ms: int) -> list[NodeEvent]:
-        """Report a deleted node as lost, unless it was lost before. `version`: that of its deletion."""
+        """Return a `lost` event for a deleted node, unless it was lost before.
+
+        `version`: the object's version when it was deleted.
+        """
         state, self._specs, self._least = self.states.pop(name, None), None, None
         if state is None:
             return []
@@ -178,7 +185,7 @@ class NodeFold:
     def _drop_deleted_nodes(self) -> None:
         """Forget the oldest deleted nodes beyond MAX_GONE.
 
-        The newest ones stay known, in case they come back.
+        The others stay known, in case they return.
         """
         names = [name for name, state in self.states.items() if state.deleted]
         for name in names[: max(0, len(names) - MAX_GONE)]:
@@ -225,9 +232,9 @@ class NodeFold:
         yield self._event(node.metadata.name, kind, since, ready.text or kind)
 
     def _withhold(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
-        """Yield an event for each reason that began, changed or ended.
+        """Yield an event for each reason to withhold the node that began, changed or ended.
 
-        They have a source of their own. A lost node is not also withheld as not responding.
+        These events have a source name of their own. A lost node is not also withheld as not responding.
         """
         before, now = state.withheld, withheld(node, self._taints)
         if state.lost:
@@ -275,7 +282,7 @@ class NodeFold:
     def _severity(self, row: Condition) -> Severity:
         """Return the severity of a condition.
 
-        A true condition is a problem, unless its name says that something is ready.
+        A true condition is a problem, unless its type ends in "Ready".
         """
         if row.is_true == row.type.endswith(READY):
             return "ok"
@@ -283,7 +290,7 @@ class NodeFold:
 
 
 def _named(spec: NodeSpec, names: Iterable[str]) -> NodeSpec:
-    """Return the spec with further names of the machine."""
+    """Return the spec with `names` added to the other names of the machine."""
     others = dict.fromkeys((*spec.other_names, *(name for name in names if name and name != spec.name)))
     return replace(spec, other_names=tuple(others)) if len(others) > len(spec.other_names) else spec
 
@@ -295,9 +302,9 @@ def _list_node_addresses(node: Node) -> Iterator[str]:
 
 
 def _since(row: Condition, node: Node, now_ms: int) -> tuple[int, int]:
-    """Return the number and time of a condition's last transition.
+    """Return the number and the time, in Unix ms, of a condition's last transition.
 
-    If it states none, the object's version and now are returned.
+    If the condition states no time, they are the object's version and now.
     """
     at_ms = time_ms(row.last_transition_time)
     if at_ms is None:
@@ -310,6 +317,6 @@ def _number(version: str, now_ms: int) -> int:
 
 
 def _slot(check: str, severity: Severity) -> int:
-    """Return the number of a check and its severity, after those of `KINDS`."""
+    """Return a number below SLOTS for a check and its severity. The numbers below it are those of `KINDS`."""
     place = zlib.crc32(check.encode()) % 20
     return len(KINDS) + place * 3 + ("ok", "warning", "fatal").index(severity)

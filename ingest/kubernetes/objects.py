@@ -1,4 +1,4 @@
-"""Kubernetes' objects, with the fields that we use. Other fields are skipped unread."""
+"""The Kubernetes objects, with the fields that the source uses. Decoders skip other fields."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Owner(_Object, frozen=True):
-    """An owner reference. Kind and API group together say what the owner is."""
+    """An owner reference. The kind and the API group together identify the type of the owner."""
 
     kind: str
     name: str
@@ -75,7 +75,7 @@ class Resources(_Object, frozen=True):
     limits: dict[str, Quantity] | None = None
 
     def amount(self, name: str) -> float:
-        """Return the requested amount of a resource, else its limit."""
+        """Return the requested amount of a resource, else its limit, else 0. Raises RecordError."""
         for table in (self.requests, self.limits):
             if table and name in table:
                 return quantity(table[name])
@@ -94,7 +94,7 @@ class Container(_Object, frozen=True):
 
 
 class PodClaim(_Object, frozen=True):
-    """A device claim of a pod: an object of its own, or one made from a template."""
+    """A device claim of a pod. It names a ResourceClaim, or a template from which one is made."""
 
     name: str = ""
     resource_claim_name: str | None = None
@@ -102,7 +102,7 @@ class PodClaim(_Object, frozen=True):
 
 
 class PodClaimStatus(_Object, frozen=True):
-    """The claim that was made from a template."""
+    """The name of the ResourceClaim that was made from a template for a pod."""
 
     name: str = ""
     resource_claim_name: str | None = None
@@ -300,7 +300,7 @@ class PriorityClass(_Object, frozen=True):
 
 
 class Unread:
-    """An object that does not match its schema: the error, and its name and uid if they can be read."""
+    """An object that could not be decoded: the error, and its name and uid if they can be read."""
 
     __slots__ = ("error", "name", "uid")
 
@@ -326,7 +326,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def decode(record: bytes, kind: type[T]) -> T:
-    """Decode an object. Raises RecordError.
+    """Decode an object of a kind. Raises RecordError.
 
     >>> decode(b'{"metadata": {"name": "p", "uid": "1"}, "value": 7}', PriorityClass).value
     7
@@ -343,7 +343,7 @@ def condition(conditions: Sequence[Condition] | None, kind: str) -> Condition | 
 
 
 def time_ms(moment: datetime | None) -> int | None:
-    """Convert a time to Unix ms. A time without a zone is UTC.
+    """Convert a time to Unix ms. A time without a zone is UTC. Returns None for None.
 
     >>> time_ms(datetime(2026, 1, 1, tzinfo=UTC))
     1767225600000

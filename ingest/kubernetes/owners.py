@@ -1,10 +1,10 @@
-"""The job that a pod belongs to, and the name of its kind.
+"""The job that a pod belongs to, and the name of the job's kind.
 
 A kind is identified by its name and its API group: Volcano's Job is not a batch Job. A kind of its usual
 group has its plain name (`Job`). Any other has the full name that Kubernetes prints
-(`Job.batch.volcano.sh`).
+(`Job.batch.volcano.sh`). The first row that applies to a pod decides:
 
-    label of a JobSet, LeaderWorkerSet, Ray cluster or notebook    that object, which stands behind the pod's owner
+    label of a JobSet, LeaderWorkerSet, Ray cluster or notebook    that object, which created the pod's owner
     ReplicaSet of a Deployment or Rollout                          the Deployment or Rollout
     any other controller                                           the controller
     no controller, but the label of a group of pods                the group
@@ -55,7 +55,7 @@ USUAL_CLASSES: dict[str, JobClass] = {
 
 
 class JobOwner(NamedTuple):
-    """The object that a pod is a part of. is_single: this object is the pod itself."""
+    """The object that is a pod's job. is_single: the object is the pod itself."""
 
     kind: str
     name: str
@@ -63,7 +63,7 @@ class JobOwner(NamedTuple):
 
 
 def kind_of(kind: str, api_version: str) -> str:
-    """Return the kind's plain name in its usual group, else its name and group.
+    """Return the plain name of a kind in its usual API group, else its name with the group.
 
     >>> kind_of("Job", "batch/v1"), kind_of("Job", "batch.volcano.sh/v1alpha1"), kind_of("Pod", "v1")
     ('Job', 'Job.batch.volcano.sh', 'Pod')
@@ -75,7 +75,7 @@ def kind_of(kind: str, api_version: str) -> str:
 
 
 def owner_of(pod: Pod) -> JobOwner:
-    """Return the job that a pod belongs to, by its labels and owner references."""
+    """Return the object that is a pod's job, by the pod's labels and owner references."""
     meta = pod.metadata
     if behind := _behind(meta):
         return behind
@@ -93,7 +93,7 @@ def owner_of(pod: Pod) -> JobOwner:
 
 
 def _behind(meta: Meta) -> JobOwner | None:
-    """Return the object behind a pod's owner, or None. Only labels name such an object."""
+    """Return the object that created a pod's owner, or None if no label of the pod names one."""
     for kind, label in (("JobSet", JOBSET_NAME), ("LeaderWorkerSet", LWS_NAME), ("Notebook", NOTEBOOK_NAME)):
         if meta.label(label):
             return JobOwner(kind, meta.label(label))
@@ -107,12 +107,12 @@ def _behind(meta: Meta) -> JobOwner | None:
 def is_placeholder_pod(pod: Pod) -> bool:
     """Return whether a pod only reserves a GPU for other pods.
 
-    These pods hold parts of the GPU, and are counted themselves.
+    Those other pods hold parts of the GPU, and count instead of it.
     """
     return pod.metadata.namespace in STAND_INS
 
 
 def find_stated_queue(labels: Mapping[str, str] | None, annotations: Mapping[str, str] | None) -> str:
-    """Return the queue that a pod scheduler would charge, or ""."""
+    """Return the queue that a pod scheduler would charge, or "" if no label or annotation states one."""
     tables = (labels or {}, annotations or {})
     return next((queue for name in QUEUES for table in tables if (queue := table.get(name))), "")

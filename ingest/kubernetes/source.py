@@ -1,11 +1,11 @@
 """The source "kubernetes": jobs and nodes of a cluster, by list and watch.
 
     priority classes, nodes, device claims, Jobs, JobSets, PyTorchJobs, pods
-        ── each listed, then watched ── folds ── events
+        ── each listed, then watched ── WorkloadFold, NodeFold ── events
 
 The position holds the observed objects and each collection's version. After a restart, the source resumes
-there, or compares a new list. It delivers nothing until every collection has answered, because a pod whose
-Job is unknown would be misjudged.
+there, or compares a new list. It delivers nothing until every collection has answered. Otherwise it would
+misjudge a pod whose Job is unknown.
 """
 
 import base64
@@ -90,9 +90,9 @@ class _Position(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A pod, its part in its job (None if it has no GPUs), and the machine that it stands for.
+    """A decoded pod, its role in its job (None if it has no GPUs), and the machine that it represents.
 
-    unread: resources that look like GPUs but that no reader knows.
+    unread: resources that look like GPUs but are not supported.
     """
 
     pod: Pod
@@ -106,16 +106,16 @@ class _Seen:
 
 
 class KubernetesSource(Source):
-    """The source for one cluster. Use it from one event loop."""
+    """The source for one cluster. All calls must come from one event loop."""
 
     reports_jobs = True
 
     def __init__(
         self, entities: Entities, clock: Clock, options: Mapping[str, Any], *, server: Server | None = None
     ) -> None:
-        """Set up the source. Raises ConfigError.
+        """Create the source. Raises ConfigError.
 
-        server: used instead of the one in the options, for tests.
+        server: replaces the server in the options, for tests.
         """
         self.options = read_options("kubernetes", options, KubernetesOptions)
         unknown = set(self.options.collections) - KINDS.keys()
@@ -162,7 +162,7 @@ class KubernetesSource(Source):
     def position(self) -> dict[str, Any]:
         """Return the versions and all observed objects, compressed.
 
-        10,000 pods need a quarter of a megabyte.
+        10,000 pods take a quarter of a megabyte.
         """
         seen = zlib.compress(msgspec.json.encode(self._at), 1)
         return {"versions": dict(self._at.versions), "seen": base64.b64encode(seen).decode()}
@@ -182,11 +182,11 @@ class KubernetesSource(Source):
             self._follower.close()
 
     def nodes(self) -> Mapping[str, NodeSpec]:
-        """Return node → GPUs, model and domains, by the node's labels and capacity."""
+        """Return node → its spec: GPUs, model and domains, from the node's labels and capacity."""
         return self._nodes.specs()
 
     def bound(self) -> Mapping[str, Mapping[str, int]]:
-        """Return job → node → GPUs of pods that are bound there but belong to no running attempt."""
+        """Return job → node → number of GPUs of bound pods that belong to no running attempt."""
         return self._at.jobs.bound
 
     def health(self) -> dict[str, Any]:
@@ -213,9 +213,9 @@ class KubernetesSource(Source):
         }
 
     def collections(self) -> list[Collection]:
-        """Return the collections to follow.
+        """Return the collections to follow, with their decoders.
 
-        The reading threads also decode, so the decoders do all slow work.
+        The reading threads run the decoders, so the decoders do all slow work.
         """
         of = f"namespaces/{self.options.namespace}/" if self.options.namespace else ""
         return [
@@ -225,7 +225,7 @@ class KubernetesSource(Source):
         ]
 
     def _record(self, messages: Sequence[Message]) -> SourceError | None:
-        """Record which collections answer. Returns the error of one that has just stopped answering."""
+        """Record which collections answer. Returns the error of one that has just stopped answering, or None."""
         trouble = None
         for message in messages:
             before = self._states.get(message.name)
@@ -244,9 +244,10 @@ class KubernetesSource(Source):
         return trouble
 
     def take(self, messages: Sequence[Message]) -> Batch:
-        """Fold the messages, and return the events that follow from them.
+        """Apply the messages, and return the events that follow from them.
 
-        It never awaits, so a position always covers whole messages.
+        Until every collection has answered, it only collects them. It never awaits, so a position always covers
+        whole messages.
         """
         if self._early is not None:
             self._early += messages
@@ -280,7 +281,10 @@ class KubernetesSource(Source):
         return Batch(events=good.events, node_events=good.node_events, bad=tuple(bad), tally=tally)
 
     def _fold(self, message: Listing | Changes, bad: list[RecordError], now_ms: int) -> list[NodeEvent]:
-        """Update the tables and return node events. A list deletes the objects that it does not name."""
+        """Apply one message, and return its node events. Objects that a list does not name are dropped.
+
+        Errors of single objects are added to `bad`.
+        """
         events: list[NodeEvent] = []
         if isinstance(message, Listing):
             changes: list[tuple[str, Any]] = [("ADDED", row) for row in message.objects]
@@ -301,7 +305,7 @@ class KubernetesSource(Source):
         return events
 
     def _drop_missing_objects(self, listing: Listing, uids: set[str], names: set[str], now_ms: int) -> list[NodeEvent]:
-        """Drop the objects that a list no longer names."""
+        """Drop the objects that a list no longer names, and return the events of nodes that are gone."""
         jobs = self._at.jobs
         if listing.name == "pods":
             for uid in jobs.members.keys() - uids:
@@ -328,7 +332,7 @@ class KubernetesSource(Source):
         return []
 
     def _change(self, name: str, kind: str, row: Any, now_ms: int) -> list[NodeEvent]:
-        """Apply one object in its current state, or in its last state if it was deleted."""
+        """Apply the current state of one object, or its last state if it was deleted. Returns node events."""
         deleted = kind == "DELETED"
         if name == "nodes":
             if deleted:
@@ -395,13 +399,13 @@ class KubernetesSource(Source):
 
 
 def _versions(path: str) -> tuple[str, ...]:
-    """Return the paths of a collection's other versions, for older servers."""
+    """Return the paths of the other API versions of a collection, for older servers."""
     first, *others = CLAIM_VERSIONS
     return tuple(path.replace(f"/{first}/", f"/{version}/") for version in others) if "resource.k8s.io" in path else ()
 
 
 def make_decoder(kind: type[msgspec.Struct]) -> Any:
-    """Return a decoder that makes an object of a kind, or an Unread with the error."""
+    """Return a decoder of objects of a kind. It returns an Unread if an object cannot be decoded."""
 
     def read(record: bytes) -> Any:
         try:
@@ -413,7 +417,10 @@ def make_decoder(kind: type[msgspec.Struct]) -> Any:
 
 
 def _good(events: Sequence[Any], bad: list[RecordError], now_ms: int) -> list[Any]:
-    """Return the events that pass the checks of the event API."""
+    """Return the events that pass the checks of the event API.
+
+    The errors of the others are added to `bad`.
+    """
     good: list[JobEvent | NodeEvent] = []
     for event in events:
         try:

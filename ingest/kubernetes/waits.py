@@ -1,9 +1,9 @@
 """Reasons why a pod does not run yet: it waits for resources, or it is blocked, whatever is free.
 
-scheduling gates                                        blocked, but for Kueue's own, which stand for a quota
+scheduling gates                                        blocked, except Kueue's own gates: waits for a quota
 unschedulable, and some node lacks resources            waits
 unschedulable for its selector, taints or volumes       blocked
-a container that cannot be made (image, configuration)  blocked
+a container that cannot be created (image, settings)    blocked
 """
 
 import re
@@ -34,14 +34,20 @@ _FAULTS = frozenset(
 
 
 class PodWait(NamedTuple):
-    """The reason why a pod does not run yet, empty if unknown. is_blocked: it may not start, whatever is free."""
+    """The reason why a pod does not run yet, empty if unknown.
+
+    is_blocked: the pod may not start, whatever is free.
+    """
 
     reason: str = ""
     is_blocked: bool = False
 
 
 def find_pod_wait(pod: Pod, *, admission_blocks: bool = False) -> PodWait:
-    """Return why a pending pod does not run yet. admission_blocks: a pod that waits for Kueue is blocked."""
+    """Return why a pending pod does not run yet.
+
+    admission_blocks: whether a pod that waits for Kueue counts as blocked.
+    """
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     if others := [name for name in gates if name not in KUEUE_GATES]:
         return PodWait(f"{GATED}: {', '.join(others)}", is_blocked=True)

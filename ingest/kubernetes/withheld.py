@@ -58,9 +58,9 @@ READY = "Ready"
 
 
 def withheld(node: Node, own: Mapping[str, str]) -> dict[str, str]:
-    """Return why a node gets no new pods: reason → Kubernetes' text.
+    """Return why a node gets no new pods: reason → Kubernetes' text, empty if nothing withholds it.
 
-    own: the site's patterns, which take precedence.
+    own: the site's patterns of taints, which take precedence.
     """
     found: dict[str, list[str]] = {}
     for check, said in _reasons(node, own):

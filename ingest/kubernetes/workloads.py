@@ -1,10 +1,10 @@
-"""Kubernetes jobs of any kind in one form: workloads, and the pods with GPUs that are their members.
+"""A converter of Kubernetes jobs of any kind into workloads, and of their pods with GPUs into members.
 
-    JobSet          its pods by label, rank by (job's global index, completion index)
-    PyTorchJob      master, then workers by index; with an elastic policy it may start with fewer
+    JobSet          its pods by label, ranked by (the job's global index, completion index)
+    PyTorchJob      master, then workers by index. With an elastic policy it may start with fewer
     Job             one gang when all its pods run at once (completions = parallelism), by completion index
-    any other owner (`owners.py`)    as many as there are, grown and shrunk
-    a pod without an owner           a job of one
+    any other owner (`owners.py`)    an elastic job: its pods join and leave
+    a pod without an owner           a job with one member
 
 Pods without a GPU (launchers, drivers) are not members.
 """
@@ -74,7 +74,10 @@ Stage = Literal["pending", "running", "broken", "failed", "succeeded"]
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """The meaning of names and labels at a site. A label is searched for in labels, then annotations."""
+    """The meaning of names and labels at a site.
+
+    A label is looked up in a pod's labels, then in its annotations.
+    """
 
     cluster: str = ""
     prefix: str = ""
@@ -90,7 +93,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A job as its own object describes it, or its first pod if that object is not followed (`alone`).
+    """A job as its own object describes it. If that object is not followed, its first pod does (`alone`).
 
     members: the number of pods with GPUs that it wants. least: the number with which it starts. elastic: pods
     join and leave while it runs. awaits_admission: while suspended, it waits for a quota and not for a person.
@@ -114,9 +117,9 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     """A pod with GPUs.
 
-    slot: its place in the gang, which its successor takes over. attempt: by its labels, or 0. kind, owner: the
-    kind of its owner (Pod if it has none), and the owner's uid if stated. left_ms: since when it is being
-    deleted.
+    slot: its place in the gang, which its successor takes over. attempt: the number that its labels state, or
+    0. kind, owner: the kind of its owner (Pod if it has none), and the owner's uid if stated. left_ms: since
+    when it is being deleted, or None.
     """
 
     job: str
@@ -139,7 +142,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The pods of one template. status: the pod's status, if there is one pod."""
+    """The pods made from one template. status: the status of the pod, if there is only one."""
 
     pods: int
     template: Template
@@ -150,7 +153,7 @@ class WorkloadReader:
     """A converter of Kubernetes objects into workloads and members.
 
     `priorities`: the values of priority classes by name. It may grow. `claims`: device claims. `node_gpus`:
-    how a node divides its GPUs, or how any node does if no node is named.
+    a function that returns how a node divides its GPUs.
     """
 
     def __init__(
@@ -217,7 +220,7 @@ class WorkloadReader:
         return _with(made, elastic=True, least=least, submitted=_with(made.submitted, gang=gang))
 
     def alone(self, pod: Pod, member: Member) -> Workload | None:
-        """Return the workload that a pod alone describes, or None if it wants no GPU."""
+        """Return the workload that a pod alone describes, or None if the pod requests no GPU."""
         part = _Part(1, _make_template(pod), pod.status)
         owner = owner_of(pod)
         made = self._make_workload(owner.kind, pod.metadata, [part], None, owner.name)
@@ -228,7 +231,7 @@ class WorkloadReader:
         return _set_job_class(made, usual) if usual and not self._label(pod.metadata, self.terms.class_label) else made
 
     def member(self, pod: Pod, now_ms: int) -> Member | None:
-        """Return the member for a pod, or None if the pod has no GPUs or belongs to a DaemonSet.
+        """Return the member that a pod is, or None if the pod has no GPUs or belongs to a DaemonSet.
 
         A pod with device claims may have GPUs. `holds_gpus` decides once the claims have been read.
         """
@@ -283,7 +286,7 @@ class WorkloadReader:
     def _make_workload(
         self, kind: str, meta: Meta, parts: Sequence[_Part], limit_s: int | None, name: str = ""
     ) -> Workload | None:
-        """Return the workload of an object's templates, or None if none of them wants a GPU."""
+        """Return the workload of an object with these templates, or None if none of them requests a GPU."""
         asked = [(part, self._asked(meta, part)) for part in parts]
         asked = [row for row in asked if row[1].gpus > 0 and row[0].pods > 0]
         if not asked:
@@ -337,7 +340,7 @@ def _make_template(pod: Pod) -> Template:
 
 
 def _about(wants: AskedGpus) -> dict[str, str]:
-    """Return labels that describe how the GPUs were requested."""
+    """Return labels for a job that record its MIG profile and its unreadable device claims."""
     unread = ", ".join(wants.unread)[:200]
     return ({"mig": wants.profile} if wants.profile else {}) | ({"unread_claims": unread} if unread else {})
 
@@ -355,7 +358,7 @@ def _replace_none(value: int | None, default: int) -> int:
 
 
 def _pods(spec: JobSpec) -> int:
-    """Return the number of a Job's pods that run at once."""
+    """Return the number of a Job's pods that run at the same time."""
     pods = _replace_none(spec.parallelism, 1)
     return pods if spec.completions is None else min(pods, spec.completions)
 
@@ -365,7 +368,7 @@ def _sum(spec: PodSpec, resource: str) -> float:
 
 
 def _model(spec: PodSpec) -> str:
-    """Return the GPU model that a pod requires, or ""."""
+    """Return the GPU model that a pod's node selector requires, or ""."""
     wanted = (spec.node_selector or {}).get
     stated = next((value for label in MODEL_SELECTORS if (value := wanted(label))), "")
     return short_model(stated) if stated else ""
@@ -374,7 +377,10 @@ def _model(spec: PodSpec) -> str:
 def _ended(
     conditions: Sequence[Condition] | None, good: str, now_ms: int, completed: datetime | None = None
 ) -> dict[str, object]:
-    """Return `finished_ms` or `failed` by the conditions, or nothing."""
+    """Return the Workload field `finished_ms` or `failed` with its value, or {} if the job has not ended.
+
+    good: the type of the condition of a successful end.
+    """
     done, failed = condition(conditions, good), condition(conditions, "Failed")
     if done is not None and done.is_true:
         return {"finished_ms": time_ms(completed) or time_ms(done.last_transition_time) or now_ms}
@@ -385,7 +391,7 @@ def _ended(
 
 
 def _slot(meta: Meta) -> tuple[int, ...]:
-    """Return the place in the gang that labels or annotations state. Empty if they state none."""
+    """Return the place in the gang that a pod's labels or annotations state, or () if they state none."""
     index = _number(meta, POD_INDEX)
     if index is None:
         return ()
@@ -415,9 +421,9 @@ def _find_stage(pod: Pod) -> Stage:
 
 
 def _find_ending(pod: Pod, stage: Stage, restarts: int, now_ms: int) -> Ending | None:
-    """Return how the pod ended, also if it has been restarted since.
+    """Return how the pod ended, even if it has been restarted since, or why it has to leave.
 
-    For a pod that has to leave, return why. Returns None for any other pod.
+    Returns None for any other pod.
     """
     if stage == "succeeded":
         ends = [row.state.terminated for row in pod.status.container_statuses or () if row.state.terminated]

@@ -1,1 +1,1 @@
-"""Exporter pages: how they are fetched, parsed and turned into series."""
+"""Exporter pages: modules that fetch them, parse them and convert their lines into series."""

@@ -1,10 +1,10 @@
-"""Lines of AMD's device metrics exporter, resolved to the GPU series that DCGM fills, too.
+"""A resolver of lines of AMD's device metrics exporter to the same GPU series as DCGM's.
 
     gpu_power_usage{gpu_id="0",serial_number="…",card_model="…",hostname="n1"}
 
 docs/sources/amd.md lists them. Names and units are those of its metrics list and source, 1.0 to 1.5, with
-or without `amd_`. A partition is a GPU, numbered as the exporter does. Only totals are read: neither the
-RAS blocks behind an ECC total nor raw profiler counters.
+or without `amd_`. A partition counts as a GPU, with the exporter's number. Only totals are read: neither the
+RAS blocks that an ECC total sums up nor raw profiler counters.
 """
 
 import re
@@ -111,7 +111,7 @@ READINGS = {
 
 
 class AmdResolver(Resolver):
-    """A resolver of the lines of AMD's exporter to series."""
+    """A resolver of lines of AMD's exporter to series."""
 
     names = frozenset(prefix + name for prefix in ("", PREFIX) for name in (*READINGS, "gpu_clock"))
     together = frozenset(prefix + name for prefix in ("", PREFIX) for name in THROTTLING)
@@ -126,9 +126,9 @@ class AmdResolver(Resolver):
         return bare in READINGS or bare == "gpu_clock"
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """Resolve a line. Returns None for unknown names, and for pages of other exporters.
+        """Resolve a line. Returns None for unknown names and for lines of other exporters.
 
-        Raises RecordError bad_label if no label names a GPU or a node.
+        Raises RecordError `bad_label` if no label names a GPU or a node.
         """
         if not any(mark in labels for mark in _MARKS):
             return None
@@ -164,7 +164,7 @@ def _parse_clock_type(labels: Mapping[str, str]) -> str:
 
 
 def _model(labels: Mapping[str, str]) -> str:
-    """Return the card's short name from its series, model or PCI device id, or "" if none names it.
+    """Return the GPU's short model name, by its series, model or PCI device id, or "" if none names it.
 
     >>> _model({"card_model": "0x74a1"}), _model({"card_series": "AMD INSTINCT MI300X OAM", "card_model": "102-G30218"})
     ('MI300X', 'MI300X')

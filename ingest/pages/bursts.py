@@ -1,11 +1,11 @@
 """The times at which targets are scraped: a few bursts per interval, with bounded concurrency.
 
-    interval   |--1--2--3--4--5--6--7--8--9--10-|   each target belongs to one of BURSTS moments, by its URL
-    burst      all targets of one moment: at most `limit` requests at a time, first come, first served
+    interval   |--1--2--3--4--5--6--7--8--9--10-|   each target belongs to one of BURSTS times, by its URL
+    burst      all targets of one time: at most `limit` requests at once, in order of arrival
 
 A process that wakes for one page at a time spends most of its time on waking. A target that finds all
 slots busy waits for its turn. A slow target never delays a quick one for long: its slot is free again
-after SLOW_S, and from its next round on it waits in a lane for slow targets.
+after SLOW_S. From its next round on, it waits in a lane for slow targets.
 """
 
 import asyncio
@@ -18,18 +18,19 @@ SLOW_S = 1.0  # wall
 
 
 def compute_burst_phase(url: str) -> float:
-    """Return the moment of a target's burst as a share of the interval.
+    """Return the time of a target's burst as a fraction of the interval.
 
-    The moments lie between the edges of the rings' slots. So a clock that is slewed by some milliseconds moves
+    The bursts lie between the edges of the rings' slots. So a clock that is slewed by some milliseconds moves
     no sample into the previous slot.
     """
     return (zlib.crc32(url.encode()) % BURSTS + 0.5) / BURSTS
 
 
 def compute_next_burst_ms(now_ms: float, phase: float, period_ms: float) -> float:
-    """Return when a target's next burst begins, at least half a period from now.
+    """Return when a target's next burst begins, at least half a period after `now_ms`.
 
-    Two rounds in quick succession could give a counter that the exporter refreshes in between an absurd rate.
+    If two rounds followed each other quickly, a counter that the exporter refreshes between them would have an
+    absurd rate.
 
     >>> compute_next_burst_ms(now_ms=60_000, phase=0.25, period_ms=10_000), compute_next_burst_ms(60_000, 0.75, 10_000)
     (72500.0, 67500.0)
@@ -39,7 +40,7 @@ def compute_next_burst_ms(now_ms: float, phase: float, period_ms: float) -> floa
 
 
 class FetchSlots:
-    """A bound of `limit` requests at a time.
+    """A limit of `limit` requests at once for quick targets, and as many for slow ones.
 
     `is_idle` is set while no quick target holds a slot or waits for one.
     """
@@ -52,7 +53,10 @@ class FetchSlots:
 
     @asynccontextmanager
     async def slot(self, *, is_slow: bool) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it for at most SLOW_S. is_slow: the target's last request took longer."""
+        """Wait for a slot, and hold it while the context is open, but at most for SLOW_S.
+
+        is_slow: the target's last request took longer than that.
+        """
         lane = self._lanes[is_slow]
         self._enter(is_slow)
         try:

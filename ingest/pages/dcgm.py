@@ -1,4 +1,4 @@
-"""Lines of any version of dcgm-exporter, resolved to series of GPUs and MIG instances.
+"""A resolver of lines of any version of dcgm-exporter to series of GPUs and MIG instances.
 
     labels of       2.x to 4.x                main since May 2026       NVLink totals
     node            Hostname                  hostname                  hostname
@@ -6,7 +6,7 @@
     MIG instance    GPU_I_ID                  GPU_I_ID
 
 A field of the whole GPU (temperature, power) repeats on each MIG instance's line and counts for the GPU.
-Links, switches and CPUs are not read. Names have no prefix, because `DEV` and `PROF` fields do not
+Links, switches and CPUs are not read. Names have no prefix here, because `DEV` and `PROF` fields do not
 overlap. A field renamed in DCGM 4.6 has two names. Source: dcgm_fields.h of DCGM 3.3, 4.5 and 4.6.
 """
 
@@ -108,7 +108,10 @@ _SCALE = dict.fromkeys(_PERCENT, 0.01) | {
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A field's metric of a GPU and of a MIG instance (None: instances have none), and how its number is read."""
+    """How to read a DCGM field: its metric of a GPU and of a MIG instance, and the form of its numbers.
+
+    of_instance: None if MIG instances do not have the metric.
+    """
 
     metric: int
     of_instance: int | None
@@ -118,7 +121,7 @@ class _Reading:
 
 @lru_cache(1024)
 def _reading(name: str) -> _Reading | None:
-    """Return the reading of a metric's name, or None for a field outside the catalogue."""
+    """Return how to read the metric of this name, or None if the catalogue lacks its field."""
     field = FIELD_IDS.get(name)
     if field is None:
         return None
@@ -129,10 +132,10 @@ def _reading(name: str) -> _Reading | None:
 
 @lru_cache(1024)
 def find_unit(name: str, field: int) -> tuple[float, Form]:
-    """Return (scale to our unit, form of the number).
+    """Return (factor to our unit, form of the number) for a metric's name and its DCGM field.
 
     Fields 203 to 207 are int64 in every version, so they count whole percents even where 4.6 calls them
-    `_RATIO`. Only a fraction below 1, which no int64 can hold, is a ratio (a collector converted it).
+    `_RATIO`. Only a fraction below 1, which no int64 can hold, is a ratio that a collector converted.
     """
     if field in _RATIO:
         return 1.0, Form.DCGM_RATIO
@@ -143,7 +146,7 @@ def find_unit(name: str, field: int) -> tuple[float, Form]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a GPU: its node, index and row, the node's row, and the labels that say so."""
+    """The GPU that a line describes: its node, index and row, the node's row, and the line's labels."""
 
     node: str
     index: int
@@ -156,7 +159,7 @@ _OTHER_ENTITIES = frozenset({"nvlink", "nvswitch", "cpu", "cpucore"})
 
 
 class DcgmResolver(Resolver):
-    """A resolver of DCGM lines to series."""
+    """A resolver of lines of dcgm-exporter to series."""
 
     names = frozenset({*FIELD_IDS, *EXPORTER_ONLY})
 
@@ -175,9 +178,9 @@ class DcgmResolver(Resolver):
         self._located: dict[int, _Place] = {}  # in this state, by id of the labels
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """Resolve a line. Returns None for a field outside the catalogue.
+        """Resolve a line. Returns None for a field that the catalogue lacks.
 
-        Raises RecordError bad_label if no label names the GPU.
+        Raises RecordError `bad_label` if no label names the GPU.
         """
         if name in EXPORTER_ONLY:
             return SkipRule.REPEATED
@@ -197,7 +200,7 @@ class DcgmResolver(Resolver):
         return Series(kind, metric, entity, place.row, place.gpu, reading.scale, reading.form)
 
     def _find_cached_place(self, labels: Mapping[str, str], target: Target) -> "_Place":
-        """Return the place of a GPU, looked up once for each page.
+        """Return the GPU that the labels name, looked up once for each page.
 
         All fields of one GPU share their labels.
         """
@@ -218,14 +221,14 @@ class DcgmResolver(Resolver):
         return _Place(node, index, gpu, self.entities.node(node), labels)
 
     def _learnt(self) -> int:
-        """Return a number that grows when a line says something new about boards: a sum of numbers that only grow."""
+        """Return a number that grows whenever a line states something new about boards or names."""
         inventory = self.inventory
         return inventory.machines.changes + inventory.changes + self._devices.learnt + self._nodes.alias_changes
 
     def _locate(self, labels: Mapping[str, str], target: Target) -> tuple[str, int]:
-        """Return (node, GPU index). Raises RecordError bad_label.
+        """Return the (node, GPU index) that the labels name. Raises RecordError `bad_label`.
 
-        A line without `gpu` is found by its UUID if another line has named that UUID in full.
+        A line without `gpu` is found by its UUID, if an earlier line named node, index and UUID.
         """
         uuid = labels.get("UUID") or labels.get("gpu_uuid", "")
         if not labels.get("gpu"):

@@ -1,4 +1,4 @@
-"""All exporters that we read, behind one `Resolve`. Each is a row of RESOLVERS.
+"""A resolver of the lines of all supported exporters. Each exporter is a row of RESOLVERS.
 
 Names of metrics and labels that differ from known ones only in case are read as well, because relabelling
 and agents change the case.
@@ -33,8 +33,9 @@ RESOLVERS: tuple[type[Resolver], ...] = (DcgmResolver, HostResolver, ServingReso
 class LabelFacts:
     """The facts that follow from the labels of a line alone.
 
-    labels: in the spelling that resolvers expect. holder: the job of the GPU. host: the pod and namespace of another
-    scheduler's node. stated: the labels as the line has them.
+    labels: in the spelling that resolvers expect. holder: the job that holds the GPU, or None. host: the pod and
+    namespace of another scheduler's node, or None. divided: whether the line describes a MIG instance. stated:
+    the labels as the line has them.
     """
 
     labels: Mapping[str, str]
@@ -50,7 +51,10 @@ class LabelFacts:
 
 
 class ExporterResolver:
-    """The resolver for all targets of a process. The first row of RESOLVERS that claims a name decides."""
+    """The resolver for all targets of a process.
+
+    The first row of RESOLVERS that claims a metric's name resolves the line.
+    """
 
     def __init__(self, entities: Entities) -> None:
         self._entities, self._nodes = entities, entities[EntityKind.NODE]
@@ -68,7 +72,7 @@ class ExporterResolver:
         return self._add_job_label(found, facts) if isinstance(found, Series) and found.kind in GPUS else found
 
     def _derive_label_facts(self, labels: Mapping[str, str], target: Target) -> LabelFacts:
-        """Return the facts of some labels, derived once for each page."""
+        """Return the facts that follow from some labels, derived once for each page."""
         page = self._page
         if page is None or page[0] is not target or page[1] != target.pages:
             self._page, self._facts = (target, target.pages), {}
@@ -80,14 +84,17 @@ class ExporterResolver:
         return facts
 
     def epoch(self) -> tuple[int, ...]:
-        """Return everything besides labels that refusals depend on: bounds, node names and known boards."""
+        """Return everything apart from labels that decides refusals: limits, node names and known boards.
+
+        A line that was refused must be resolved again when it changes.
+        """
         nodes = self._nodes
         return self._entities.bounds_set, len(nodes), nodes.alias_changes, self.inventory.changes
 
     def _add_job_label(self, series: Series, facts: LabelFacts) -> Series:
-        """Return the series of a GPU, with the job if its labels name one.
+        """Return the series with the job that its labels name, or unchanged if they name none.
 
-        If the labels name a pod that is itself a node, its name is learnt.
+        If the labels name a pod in which another scheduler's node runs, the pod's name is recorded for the node.
         """
         if facts.host is not None:
             self._nodes.record_pod_alias(*facts.host, self._nodes.names[series.node])
@@ -98,7 +105,10 @@ class ExporterResolver:
 
 @lru_cache(4096)
 def _claim(name: str) -> tuple[int | SkipRule | None, str]:
-    """Return (the row of RESOLVERS that claims a name, else the rule that skips it, else None; the known name)."""
+    """Return (row of RESOLVERS, metric name in its usual spelling) for a metric name.
+
+    If no resolver claims the name, the first part is the rule that skips it, or None.
+    """
     known = known_name(name)
     for number, resolver in enumerate(RESOLVERS):
         if resolver.claims(known):
@@ -157,7 +167,7 @@ _RULES = (
 
 
 def list_readable_names(names: Iterable[str]) -> list[str]:
-    """Return the names that some series of the catalogue may come from.
+    """Return the metric names from which a series of the catalogue may come.
 
     Names that together make one sample are joined by `|`.
     """

@@ -1,8 +1,9 @@
-"""One line of the Prometheus text format, parsed strictly: the cold path, taken once for each new series.
+r"""A strict parser of single lines of the Prometheus text format, for the first line of each series.
 
     name{label="value",...} value [timestamp_ms]
 
-Escapes in label values are \\\\, \\" and \\n; blanks and tabs may stand between tokens; a comma may end the labels.
+Escapes in label values are \\, \" and \n. Blanks and tabs may stand between tokens. A comma may end the
+labels.
 """
 
 import re
@@ -26,7 +27,7 @@ _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """The parts of a line.
+    """The parts of a sample line.
 
     `prefix` is everything before the value, including the separator. Later scrapes repeat it byte by byte.
     """
@@ -39,7 +40,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_line(raw: bytes) -> Line:
-    """Parse a line. Raises RecordError: line_too_long, bad_encoding, bad_line or bad_label.
+    """Parse a sample line. Raises RecordError `line_too_long`, `bad_encoding`, `bad_line` or `bad_label`.
 
     >>> parse_line(b'up{node="n1"} 1').labels
     {'node': 'n1'}
@@ -68,7 +69,10 @@ def parse_line(raw: bytes) -> Line:
 
 
 class LineParser:
-    """A parser of the lines of one page, most of which combine the name of one line with the labels of another."""
+    """A parser of the lines of one page.
+
+    Most lines combine the metric name of an earlier line with the labels of another.
+    """
 
     def __init__(self) -> None:
         self._names: dict[bytes, str] = {}
@@ -83,7 +87,9 @@ class LineParser:
         return line
 
     def combine(self, key: bytes, value: bytes) -> tuple[str, Mapping[str, str]] | None:
-        """Return the name and labels of this prefix (without its blank), or None if the line has to be parsed.
+        """Return the name and labels of a prefix without its blank, from the lines that were parsed before.
+
+        Returns None if the line has to be parsed.
 
         >>> parser = LineParser()
         >>> _ = parser.parse(b'up{node="n1"} 1'), parser.parse(b'load{node="n2"} 7')
@@ -100,7 +106,7 @@ class LineParser:
 
 @lru_cache(4096)  # the fields of one GPU all carry the same labels
 def _parse_labels(text: str) -> Mapping[str, str]:
-    """Parse the labels of `name="value",...}`, including the brace. Raises RecordError("bad_label")."""
+    """Parse labels of the form `name="value",...}`, including the brace. Raises RecordError `bad_label`."""
     labels: dict[str, str] = {}
     at = 0
     while (end := _END.match(text, at)) is None:
@@ -122,7 +128,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def parse_value(token: bytes) -> float:
-    """Parse a number as the format allows it (also NaN, +Inf). Raises RecordError("bad_value").
+    """Parse a number of the text format, including NaN and +Inf. Raises RecordError `bad_value`.
 
     >>> parse_value(b"1e3")
     1000.0
@@ -136,9 +142,9 @@ def parse_value(token: bytes) -> float:
 
 
 def parse_timestamp(token: bytes, *, seconds: bool = False) -> int:
-    """Parse a timestamp as Unix ms. Raises RecordError("bad_timestamp").
+    """Parse a timestamp as Unix ms. Raises RecordError `bad_timestamp`.
 
-    seconds: the unit of OpenMetrics, with fractions.
+    seconds: whether the text counts seconds, as OpenMetrics does. They may have fractions.
 
     >>> parse_timestamp(b"1795648400000"), parse_timestamp(b"1795648400.5", seconds=True)
     (1795648400000, 1795648400500)
@@ -176,7 +182,7 @@ def metric_name(prefix: bytes) -> str:
 
 
 def is_open_metrics(page: bytes) -> bool:
-    """Return whether a page ends as OpenMetrics 1.0 requires. Its timestamps are seconds."""
+    """Return whether a page ends as OpenMetrics 1.0 requires. Such a page has timestamps in seconds."""
     return page[-16:].rstrip().endswith(b"# EOF")
 
 
@@ -195,9 +201,9 @@ def cut_exemplar(line: bytes) -> bytes:
 
 
 def read_kernel_start_s(page: bytes) -> float:
-    """Return when the kernel of a node_exporter's page started, Unix s; 0 where the page does not say.
+    r"""Return when the kernel of a node_exporter's page started, in Unix s, or 0 if not stated.
 
-    >>> read_kernel_start_s(b"# TYPE x gauge\\nnode_boot_time_seconds 1.795e+09\\n"), read_kernel_start_s(b"up 1\\n")
+    >>> read_kernel_start_s(b"# TYPE x gauge\nnode_boot_time_seconds 1.795e+09\n"), read_kernel_start_s(b"up 1\n")
     (1795000000.0, 0.0)
     """
     at = page.find(b"\nnode_boot_time_seconds ")

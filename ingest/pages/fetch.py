@@ -50,7 +50,7 @@ def open_session(timeout_s: float, keepalive_s: float) -> "aiohttp.ClientSession
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """The body of an answer, unpacked."""
+    """The body of an answer, unpacked, and whether it is OpenMetrics text."""
 
     body: bytes
     is_open_metrics: bool
@@ -81,9 +81,10 @@ async def fetch(session: "aiohttp.ClientSession", url: str, max_body_bytes: int)
 
 
 def make_request_headers(url: str) -> dict[str, str]:
-    """Return the headers of a request for a page. It accepts gzip over a network, where that saves 95 % of the bytes.
+    """Return the headers of a request for a page.
 
-    On loopback, packing costs more than it saves.
+    They accept gzip over a network, where it saves 95 % of the bytes. On loopback, packing costs more than it
+    saves.
     """
     is_loopback = (urlsplit(url).hostname or "").startswith(_LOOPBACK)
     encoding = "identity" if is_loopback else "gzip"
@@ -91,7 +92,10 @@ def make_request_headers(url: str) -> dict[str, str]:
 
 
 def unpack_page(body: bytes, encoding: str, content_type: str, max_body_bytes: int, url: str) -> FetchedPage:
-    """Return the page of an answer, by its headers Content-Encoding and Content-Type. Raises FetchError."""
+    """Return the page in an answer's body, unpacked. Raises FetchError.
+
+    encoding, content_type: the answer's headers Content-Encoding and Content-Type.
+    """
     page = _unpack(body, encoding, max_body_bytes, url)
     return FetchedPage(page, content_type.lower().startswith(_OPEN_METRICS))
 
@@ -116,7 +120,10 @@ async def _read(response: "aiohttp.ClientResponse", max_body_bytes: int) -> byte
 
 
 def _unpack(body: bytes, encoding: str, max_body_bytes: int, url: str) -> bytes:
-    """Undo the Content-Encoding, up to the limit, which stops a zip bomb. Raises FetchError."""
+    """Undo the Content-Encoding of a body. Raises FetchError.
+
+    It stops at the limit, so a zip bomb cannot fill the memory.
+    """
     if encoding.lower() in ("", "identity"):
         return body
     if encoding.lower() not in ("gzip", "x-gzip"):

@@ -1,8 +1,8 @@
-"""node_exporter's host metrics besides ports: CPUs, pressure, memory, NUMA, NVMe, network, power.
+"""A resolver of node_exporter's host metrics: CPUs, pressure, memory, NUMA, NVMe, network and power.
 
 CPU times are means over CPUs. Traffic is a sum over NVMe drives or physical interfaces, because a bond
-would count twice. Pressure is seconds in which some task waited (PSI). Power comes from the meter of the
-whole board.
+would count twice. Pressure is the seconds in which some task waited (PSI). Power comes from the meter of
+the whole board.
 """
 
 import re
@@ -25,7 +25,7 @@ _POWER_METER = re.compile(r".*power_meter.*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A metric row, the rule by which lines add up, and the label that must match, if any."""
+    """How to read a metric: its row, the fold of its lines, and the label that must match, if any."""
 
     metric: int
     fold: Fold = Fold.WHOLE
@@ -72,7 +72,7 @@ HOST_NAMES = frozenset({*_READINGS, _CPU})
 
 
 class HostResolver(Resolver):
-    """A resolver of node_exporter lines to series. All of them belong to the target's node."""
+    """A resolver of node_exporter lines to series of the target's node."""
 
     names = HOST_NAMES
     together = frozenset({"node_network_receive_errs_total", "node_network_transmit_errs_total"})
@@ -82,7 +82,7 @@ class HostResolver(Resolver):
         return name in HOST_NAMES
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """Resolve a line. Modes and devices that no sample covers are skipped by a rule.
+        """Resolve a line. Lines of modes and devices that no sample covers are skipped as OTHER_PART.
 
         Raises RecordError if no node name is known.
         """

@@ -1,8 +1,8 @@
-"""InfiniBand and RoCE port counters by the names of node_exporter, sysfs and perfquery.
+"""A resolver of InfiniBand and RoCE port counters, as node_exporter, sysfs and perfquery name them.
 
 Data counters of sysfs and perfquery count 4-byte words. Classic counters stop at their width (255, 65,535,
-15, 2**32 - 1) until they are reset. Such a value is missing. The adapter's hw_counters have 64 bits and are
-refreshed every `lifespan` ms, so a repeated reading does not mean that the port is idle.
+15, 2**32 - 1) until they are reset. Such a value counts as missing. The adapter's hw_counters have 64 bits
+and are refreshed every `lifespan` ms, so a repeated reading does not mean that the port is idle.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _U8, _U16, _U32, _U4 = 255.0, 65_535.0, 4_294_967_295.0, 15.0
 class _Counter:
     """A metric, its names in the three sources, the value at which it stops, and whether it counts words.
 
-    Its names in node_exporter lack the prefix and _total.
+    `exporter`: its names in node_exporter, without the prefix and `_total`.
     """
 
     metric: str
@@ -138,7 +138,7 @@ PORT_READINGS = _make_readings()
 
 
 class InfinibandResolver(Resolver):
-    """A resolver of port lines to series. `device` and `port` name the port of the target's node."""
+    """A resolver of port lines to series. The labels `device` and `port` name a port of the target's node."""
 
     names = frozenset(PORT_READINGS)
 
@@ -151,7 +151,7 @@ class InfinibandResolver(Resolver):
         return name in PORT_READINGS
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """Resolve a line. Returns None for other metrics. Raises RecordError: bad_label, too_many_ports."""
+        """Resolve a line. Returns None for other metrics. Raises RecordError `bad_label` or `too_many_ports`."""
         reading = PORT_READINGS.get(name)
         if reading is None:
             return None

@@ -1,4 +1,4 @@
-"""The columns of a page's series, which place each number of the next page."""
+"""The columns of a page's series. They assign each number of the next page to its series."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fleetcast.ingest.series import Conversion, Fold, Series
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The numbers of a node's devices on a page."""
+    """The numbers of a node's GPUs and ports on a page."""
 
     gpus: int = 0
     ports: int = 0
@@ -28,7 +28,8 @@ class PageColumns:
     """The columns of n series in page order, without values.
 
     kinds: (kind, its rows, metric, entity). folds: one for each kind, None if each of its rows is a sample.
-    fold: how each row counts.
+    fold: (n,) uint8, the Fold of each row, as bytes. reported: node row → its devices. labels, divided, part: one
+    for each series, empty if no series has any.
     """
 
     conversion: Conversion
@@ -45,7 +46,10 @@ class PageColumns:
 
     @classmethod
     def of(cls, series: Sequence[Series], shared: Sequence[Series] = ()) -> "PageColumns":
-        """Build the columns of some series. shared: series that the page repeats under other labels."""
+        """Build the columns of series in page order.
+
+        shared: series that the page repeats with other labels.
+        """
         kind_of, metrics, entities, node, device, scale, form, ceiling, fold, label, divided, part = _fields(series)
         is_labelled = any(one is not None for one in label)
         metric, entity = np.array(metrics, np.int16), np.array(entities, np.int32)
@@ -72,7 +76,7 @@ class PageColumns:
         )
 
     def series(self) -> list[Series]:
-        """Return the series of the columns."""
+        """Convert the columns back to series, in page order."""
         folds = map(Fold, self.fold)
         labels = self.labels or (None,) * len(self.node)
         divided = self.divided or (False,) * len(self.node)
@@ -87,7 +91,7 @@ class PageColumns:
         return [found[row] for row in range(len(rows))]
 
     def name(self, row: int) -> str:
-        """Return a readable name of a sample. Raises IndexError if there is no such row."""
+        """Return a readable name of the series in a row. Raises IndexError if there is no such row."""
         for kind, rows, metric, entity in self.kinds:
             at = np.flatnonzero(np.arange(len(self.node))[rows] == row)
             if len(at):
@@ -96,13 +100,13 @@ class PageColumns:
 
 
 def _fields(series: Sequence[Series]) -> list[tuple[Any, ...]]:
-    """Return the columns of some series: of each field of `Series`, in order, the values."""
+    """Return, for each field of `Series` in order, the values of all series."""
     rows = list(map(msgspec.structs.astuple, series))
     return list(zip(*rows, strict=True)) if rows else [()] * len(Series.__struct_fields__)
 
 
 def _count_devices(devices: Iterable[tuple[int, EntityKind, int]]) -> dict[int, Reported]:
-    """Count the devices of each node by their (node, kind of series, device)."""
+    """Count the GPUs and ports of each node. devices: (node, kind of series, device)."""
     found: dict[int, tuple[set[int], set[int]]] = {}
     for node, kind, device in devices:
         gpus, ports = found.setdefault(node, (set(), set()))
@@ -112,9 +116,10 @@ def _count_devices(devices: Iterable[tuple[int, EntityKind, int]]) -> dict[int, 
 
 
 def _sight(devices: Iterable[tuple[int, EntityKind, int]], series: Sequence[Series]) -> LabelSight:
-    """Return the labels of the GPUs on a page. The caller sets the time of each page.
+    """Return the job labels of the GPUs on a page. The caller sets the time of each page.
 
-    series: those of the page, and those that it repeats. Empty if none has a label.
+    devices: (node, kind of series, device). series: those of the page and those that it repeats, or none if no
+    series has a label.
     """
     gpus = dict.fromkeys(device for _, kind, device in devices if kind is EntityKind.GPU)
     jobs: dict[int, dict[JobLabel, None]] = {}

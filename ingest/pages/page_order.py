@@ -1,4 +1,4 @@
-"""PageOrder: reads a page that has the lines of a known shape in another order.
+"""A reader of pages that have the lines of a known shape in another order.
 
 Some exporters print their metrics in the order of a hash table, which differs at every scrape. The values
 of such a page are returned in the order of the shape, so the columns of its samples do not change.
@@ -15,9 +15,9 @@ _HASH = ord("#")
 
 
 class PageOrder:
-    """The lines of a shape, by prefix.
+    """The lines of a shape by prefix, to read a page that has them in another order.
 
-    It reads nothing if the shape's lines depend on their place.
+    It reads no page if the meaning of the shape's lines depends on their place.
     """
 
     def __init__(self, shape: PageShape) -> None:
@@ -36,14 +36,14 @@ class PageOrder:
             self._rows = {}
 
     def forget(self) -> None:
-        """Forget the order of the last page, because a page in the shape's order came in between."""
+        """Forget the order of the last page. Call it after a page in the shape's order."""
         self._order = 0
 
     def read(self, page: bytes) -> NDArray[np.float64] | None:
-        """Return the wanted values (n,) of a page in the order of the shape.
+        """Return (n,) float64, the wanted values of a page in the order of the shape.
 
         Returns None if the page has other lines or a broken value. Also returns None if it repeats the order of the
-        previous page, because its own shape then reads it faster.
+        previous page, because a shape made from it then reads it faster.
         """
         if not self._rows:
             return None

@@ -1,15 +1,15 @@
-"""PageShape: a page's text without its values, to be compared with the next page by a few numpy calls.
+"""The shape of a page: its text without its values, compared with the next page by a few numpy calls.
 
 A number that grows by a digit moves everything after it. So a page is cut at its values. The text between
-two values (a *segment*, with line ends and comments) is compared in windows of WINDOW bytes, placed from
-its end backwards:
+two values (a *segment*, with line ends and comments) is compared in windows of WINDOW bytes. They are
+placed from the segment's end backwards:
 
     # TYPE power gauge⏎power{gpu="0",node="n1"} 401⏎power{gpu="1",node="n1"} 399⏎
     └──────────────── segment 0 ──────────────┘   └─────── segment 1 ──────┘   └ tail
-         └───window───┘└───window───┘└───window──┘     (the last one overlaps: it begins with its segment)
+      └───window───┘└───window───┘└───window──┘     (the last one overlaps: it begins with its segment)
 
 Windows cover every byte between values, so only the same text fits. Each distinct window is stored once.
-Labels repeat on every line, and so do windows counted from the end.
+Labels repeat on every line, and so do windows that are counted from the end.
 """
 
 import struct
@@ -33,7 +33,7 @@ _LINE_END, _COMMA = b"\n,"
 
 
 class LineRole(IntEnum):
-    """The meaning of a line's prefix. A `SkipRule` that skips the line is a role, too."""
+    """The role of a line on its page. A line that a `SkipRule` skips has this rule as its role."""
 
     NOTHING = 0  # the prefix is the whole line: a comment or a blank line
     UNREAD = 1  # a value that nothing reads
@@ -77,7 +77,7 @@ class _Plan:
 
 @lru_cache(1024)
 def _plan(heads: bytes, roles: bytes) -> _Plan:
-    """Return the plan for prefixes of these lengths (int32) and roles."""
+    """Return the plan for prefixes of these lengths (int32, as bytes) and roles (uint8, as bytes)."""
     head = np.frombuffer(heads, np.int32).astype(np.intp)
     role = np.frombuffer(roles, np.uint8)
     line = np.flatnonzero(~np.isin(role, _WITHOUT_VALUE))
@@ -105,7 +105,7 @@ def _plan(heads: bytes, roles: bytes) -> _Plan:
 
 
 class PageShape:
-    """The shape of a page that has at least one value and whose last line has an end."""
+    """The shape of a page that has at least one value and ends with a line end."""
 
     def __init__(self, prefixes: Sequence[bytes], roles: Sequence[Role]) -> None:
         heads = np.array([len(prefix) for prefix in prefixes], np.int32)
@@ -122,13 +122,13 @@ class PageShape:
 
     @property
     def lines(self) -> int:
-        """The number of lines of a page."""
+        """The number of lines of a page of this shape."""
         return len(self._plan.roles)
 
     def read(self, page: bytes) -> NDArray[np.float64] | None:
-        """Return (n,) the wanted values of a page of this shape, in order.
+        """Return (n,) float64, the wanted values of a page of this shape, in order.
 
-        Returns None if the page has another shape, or a value is broken.
+        Returns None if the page has another shape, or if a value is broken.
         """
         plan = self._plan
         first = WINDOW if len(plan.short) else 0
@@ -146,9 +146,9 @@ class PageShape:
         return _numbers(page, begin[plan.wanted], end[plan.wanted])
 
     def _fits(self, page: bytes, first: int, begin: NDArray[np.intp], end: NDArray[np.intp]) -> bool:
-        """Return whether the text from `first` on differs only in its values.
+        """Return whether the page's text from `first` on differs from the shape only in its values.
 
-        begin, end: (s,) places of the values if it does.
+        begin, end: (s,) the places of the values, if it fits.
         """
         plan = self._plan
         if begin[0] != plan.length[0] + first or np.count_nonzero((begin > end) | (begin < plan.reach)):
@@ -158,7 +158,7 @@ class PageShape:
         return not np.count_nonzero(windows.view(np.uint64) != self._distinct.take(self._ids).view(np.uint64))
 
     def prefixes(self) -> list[tuple[bytes, Role]]:
-        """Return the prefixes of the lines with a value."""
+        """Return (prefix, role) of each line that has a value, in order."""
         plan = self._plan
         text = bytearray(WINDOW + int(plan.length.sum()))
         back_to_front = slice(None, None, -1)  # a short window's blanks fall on what is written after it
@@ -171,12 +171,12 @@ class PageShape:
 
 
 def _windows(text: bytes | bytearray) -> NDArray[np.void]:
-    """Return (len(text) - WINDOW + 1,) the window that begins at each byte, as a view."""
+    """Return (len(text) - WINDOW + 1,) windows as a view: one that begins at each byte."""
     return np.ndarray((len(text) - WINDOW + 1,), _TEXT, text, strides=(1,))
 
 
 def _mask(windows: NDArray[np.void], plan: _Plan) -> None:
-    """Blank, in place, the part of each short window (w,) that lies before its segment."""
+    """Zero the bytes of short windows that lie before their segments. Changes `windows`, (w,), in place."""
     if len(plan.short):
         windows.view(np.uint8).reshape(-1, WINDOW)[plan.short] &= plan.keep
 
@@ -185,9 +185,10 @@ _JSON_NUMBERS = msgspec.json.Decoder(list[float])
 
 
 def _numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDArray[np.float64] | None:
-    """Return (n,) the numbers of a page. None if one is invalid or a timestamp follows it.
+    """Return (n,) float64, the numbers at these places of a page.
 
-    Decodes them as JSON, which is three times as fast as `float`.
+    Returns None if one is invalid or has a timestamp after it. The numbers are decoded as JSON, which is three
+    times as fast as `float`.
     """
     if not len(begin):
         return np.zeros(0)
@@ -204,13 +205,16 @@ def _numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDA
 
 
 def parse_values(tokens: Sequence[bytes]) -> NDArray[np.float64] | None:
-    """Return (n,) the numbers in tokens. None if a token holds no number, or more than one."""
+    """Return (n,) float64, the numbers in tokens, or None if a token is not exactly one number."""
     numbers = _decode(b",".join(tokens), len(tokens)) if tokens else np.zeros(0)
     return _parse_each_value(tokens) if numbers is None else numbers
 
 
 def _decode(text: bytes, count: int) -> NDArray[np.float64] | None:
-    """Return the numbers of a JSON list without brackets. None if it is invalid or has another length."""
+    """Return (count,) float64, the numbers in comma-separated text.
+
+    Returns None if it is invalid JSON or has another length.
+    """
     try:
         numbers = _JSON_NUMBERS.decode(b"[" + text + b"]")
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""The state of a page that is read line by line, and its tally."""
+"""The state of reading a page line by line, and its tally."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -20,8 +20,8 @@ MAX_NAMES = 8  # unread ones, of a page
 class PageState:
     """The result of reading a page so far.
 
-    refused: number of refused sample lines. bad: an error of each REFUSED or BROKEN line in order, then of the
-    rest. fresh: number of these that no earlier page had.
+    refused: the number of refused sample lines. bad: an error of each REFUSED or BROKEN line in order, then
+    other errors. fresh: how many of these errors no earlier page had.
     """
 
     arrival_ms: int
@@ -46,7 +46,10 @@ class PageState:
         self.roles.append(role)
 
     def parse_stated_time_ms(self, timestamp: bytes, prefix: bytes, future_limit_ms: int) -> int:
-        """Return the time that a line states, ms. Raises RecordError if it is invalid, in the future or before 2000."""
+        """Return the time that a line states, in Unix ms.
+
+        Raises RecordError if it is invalid, in the future or before 2000.
+        """
         time_ms = parse_timestamp(timestamp.strip(), seconds=self.open_metrics)
         self.repeatable = False
         if time_ms > self.arrival_ms + future_limit_ms:
@@ -58,20 +61,20 @@ class PageState:
         return time_ms
 
     def refuse(self, prefix: bytes, role: Role, error: RecordError, *, is_fresh: bool = True) -> None:
-        """Record a refused line and its error."""
+        """Record a refused line and its error. is_fresh: no earlier page had this error."""
         self.record(prefix, role)
         self.bad.append(error.with_traceback(None))  # a traceback would keep the page alive
         self.refused += 1
         self.fresh += is_fresh
 
     def refuse_rest_of_page(self, error: RecordError, lines: int) -> None:
-        """Record that the rest of the page is not read. lines: its number of sample lines."""
+        """Record that the rest of the page is not read. lines: the number of sample lines in it."""
         self.bad.append(error)
         self.refused += lines
         self.repeatable = False
 
     def leave_out(self, rows: Collection[int]) -> None:
-        """Remove some of the series that were read. rows: their places among the series."""
+        """Remove series that were read, and mark their lines as INCOMPLETE. rows: their indices in `series`."""
         at = [line for line, role in enumerate(self.roles) if role is LineRole.WANTED]
         for row in rows:
             self.roles[at[row]] = SkipRule.INCOMPLETE
@@ -81,7 +84,7 @@ class PageState:
         self.time_ms = [self.time_ms[row] for row in keep]
 
     def broken(self) -> tuple[bytes, ...]:
-        """Return the lines that are refused as a whole."""
+        """Return the lines whose role is BROKEN: they are refused as a whole."""
         lines = zip(self.prefixes, self.roles, strict=True)
         return tuple(line for line, role in lines if role is LineRole.BROKEN) if self.bad else ()
 
@@ -92,7 +95,7 @@ class PageState:
         return RecordTally(len(self.series), self.refused, ignored, roles[LineRole.UNREAD], names)
 
     def names(self, wanted: Callable[[Role], bool]) -> tuple[str, ...]:
-        """Return the first MAX_NAMES names of lines whose role is wanted, each once."""
+        """Return the first MAX_NAMES metric names of lines whose role is wanted, each once."""
         found: dict[str, None] = {}
         for prefix, role in zip(self.prefixes, self.roles, strict=True):
             if wanted(role):
@@ -102,9 +105,10 @@ class PageState:
         return tuple(found)
 
     def why_unread(self, was_read: bool) -> str:
-        """Return a sentence about a page with samples of which none is a known series. Otherwise return "".
+        """Return a sentence that explains why no sample of a page is a known series, or "" if one is.
 
         was_read: an earlier page had known series. The devices may be gone, so that rules skip all remaining lines.
+        In this case, the result is "" as well.
         """
         if LineRole.WANTED in self.roles or self.bad or not any(self.roles):
             return ""

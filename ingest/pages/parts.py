@@ -1,8 +1,8 @@
 """Samples made of several lines: one for each CPU, drive, interface, or reason why requests ended.
 
-A sum or mean needs all parts of one moment. On a page they stand together (`Folding`). In remote write
-each part arrives alone: `PartSums` holds a moment back until a later one begins. It passes the moment on
-if it is at least as complete as the one before.
+A sum or mean needs all parts of one time. On a page they come together (`Folding`). In remote write each
+part arrives alone: `PartSums` holds the parts of a time back until a later time begins. It passes them on
+if there are at least as many parts as before.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from fleetcast.ingest.series import Fold, Series
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """The fold of a page's n rows into k samples.
+    """How a page's n rows add up to k samples.
 
-    group: (n,) sample of each row. first: (k,) one row of each sample. grows: the samples that are rates.
-    identity: (k,) a number for (metric, entity).
+    group: (n,) the sample of each row. first: (k,) one row of each sample. divisor: (k,) the number of parts of
+    a mean, else 1. identity: (k,) int64, one number for (metric, entity). grows: the samples that are rates.
     """
 
     group: NDArray[np.intp]
@@ -30,7 +30,7 @@ class Folding:
 
     @classmethod
     def of(cls, series: Sequence[Series]) -> "Folding | None":
-        """Build the folding of some series. Returns None if each row is a sample of its own."""
+        """Build the folding of some series. Returns None if each row is a sample."""
         if all(one.fold is Fold.WHOLE for one in series):
             return None
         samples: dict[object, int] = {}
@@ -46,15 +46,15 @@ class Folding:
         return cls(np.array(group, np.intp), first, divisor, np.array(names, np.int64), grows)
 
     def values(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return (k,) sums and means of (n,) values. A sample with a NaN part is NaN."""
+        """Return (k,) float64 sums and means of (n,) values. A sample with a NaN part is NaN."""
         totals: NDArray[np.float64] = np.bincount(self.group, value, len(self.first)) / self.divisor
         return totals
 
 
 class Growth:
-    """A converter from counter totals to growth per second since the moment before.
+    """A converter of counter totals into growth per second since the previous time.
 
-    A counter that restarted has no rate for one moment.
+    When a counter restarts, it has no rate once.
     """
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ class Growth:
         time_ms: NDArray[np.int64],
         total: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Return (k,) `total`, with the growth per second in the rows `grows`.
+        """Return (k,) float64: `total`, but in the rows `grows` its growth per second.
 
-        It is NaN at first, and if a counter fell.
+        The growth is NaN at a counter's first time, and if the counter fell.
         """
         value = total.copy()
         for row in grows[np.isfinite(total[grows])].tolist():
@@ -83,9 +83,10 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """Parts in their order of arrival, as columns of n.
+    """Parts of samples in their order of arrival, as columns of n rows.
 
-    identity: number of (kind, metric, entity). part: number of the part.
+    identity: one number for (kind, metric, entity). part: the number of the part. mean: whether the sample is a
+    mean of its parts.
     """
 
     identity: NDArray[np.int64]
@@ -117,7 +118,7 @@ class PartRows:
 
 
 class PartSums:
-    """Sums of parts that arrive one by one. A restart loses the unfinished moments."""
+    """Sums and means of parts that arrive one by one. A restart loses the unfinished ones."""
 
     def __init__(self, *, max_rows: int = 1_000_000) -> None:
         self._pending = PartRows.none()
@@ -126,7 +127,7 @@ class PartSums:
         self.dropped = 0  # moments with fewer parts than the one before, and what was beyond `max_rows`
 
     def take(self, rows: PartRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Add parts, and return (identity, time_ms, value) of the moments that are now complete, by time."""
+        """Add parts, and return the samples that are now complete, by time, as (identity, time_ms, value)."""
         rows = PartRows.joined(self._pending, rows)
         if not len(rows):
             return rows.identity, rows.time_ms, rows.value
@@ -154,10 +155,10 @@ class PartSums:
     def _whole(
         self, identity: NDArray[np.int64], counts: NDArray[np.intp], closed: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Return (moment,) whether each moment is closed and complete.
+        """Return (sample,) whether each sample is closed and complete.
 
-        A moment is complete if it has at least as many parts as the moment before it. The loop runs only over
-        samples that are made of parts.
+        A sample is complete if it has at least as many parts as the series' previous sample. closed: (sample,) whether
+        a later sample of its series has begun.
         """
         whole = np.zeros(len(identity), np.bool_)
         for row in np.flatnonzero(closed).tolist():

@@ -1,10 +1,10 @@
-"""The client that fetches exporter pages. Plain HTTP has connections of its own, at about half the CPU of aiohttp.
+"""The client that fetches exporter pages. Over plain HTTP it needs about half the CPU of aiohttp.
 
     PageClient.fetch ── http://host:port/path ── _Connection, one request at a time, kept alive per address
-                     └─ https, users in URLs, and for UNUSUAL_S peers that httptools cannot read ── aiohttp
+                    └─ https, users in URLs, and for UNUSUAL_S peers that httptools cannot read ── aiohttp
 
-A page and a failure are the same by either way. Every bound of aiohttp holds here, too: time, bytes of the body as sent
-and unpacked, bytes of the head.
+Pages and failures are the same in both ways. All limits of aiohttp apply here as well: the time, the bytes
+of the body as sent and unpacked, and the bytes of the head.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ Address = tuple[str, int]
 
 
 class _UnusualAnswer(Exception):
-    """An answer that httptools cannot read, or one with an endless head. Another client may read it."""
+    """An answer that httptools cannot read, or one with an endless head. aiohttp may be able to read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Request:
 
 @lru_cache(maxsize=32_768)
 def _make_plain_request(url: str) -> _Request | None:
-    """Return the request for a URL of plain HTTP. Returns None if the URL needs aiohttp."""
+    """Return the request for a URL of plain HTTP, or None if the URL needs aiohttp."""
     if not _PLAIN_URL.fullmatch(url) or "/." in url:
         return None
     try:
@@ -90,9 +90,9 @@ class _Answer:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """A connection that carries one request at a time. The methods `on_*` are called by the parser.
+    """A connection that carries one request at a time. The parser calls the methods `on_*`.
 
-    All connections of a client share one buffer: the event loop fills it and passes it on without a pause.
+    All connections of a client share one buffer: the event loop fills it and the parser reads it at once.
     """
 
     def __init__(self, buffer: memoryview) -> None:
@@ -108,10 +108,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def ask(self, url: str, request: bytes, max_body_bytes: int) -> _Answer:
-        """Send a request and return its answer.
+        """Send a request and return its answer. Raises FetchError or _UnusualAnswer.
 
-        Raises FetchError, or _UnusualAnswer. After any exception, a cancellation included, the connection is closed,
-        unless a complete answer has another status than 200.
+        After any exception, also a cancellation, the connection is closed. It stays open only if a complete answer
+        has another status than 200.
         """
         if self._has_spoken_unasked:
             raise _UnusualAnswer("bytes before the request")
@@ -233,9 +233,10 @@ async def resolve(host: str, port: int) -> Sequence[aiohappyeyeballs.AddrInfoTyp
 
 
 class _Names:
-    """The addresses of host names. An answer is used for RESOLVED_S.
+    """A cache of the addresses of host names. An answer is used for RESOLVED_S.
 
-    One lookup runs for all fetches of a name. It goes on if these time out, so that the next one finds its answer.
+    All fetches of a name share one lookup. It continues if these fetches time out, so that the next one finds
+    its answer.
     """
 
     def __init__(self) -> None:
@@ -245,7 +246,7 @@ class _Names:
     async def find(self, address: Address) -> Sequence[aiohappyeyeballs.AddrInfoType]:
         """Return the socket addresses of a host and port.
 
-        Raises OSError if the name is unknown, and ValueError if no name service can be asked for it.
+        Raises OSError if the name is unknown, and ValueError if it can be no host name.
         """
         until, found = self._known.get(address, (0.0, []))
         if until > asyncio.get_running_loop().time():
@@ -271,7 +272,7 @@ class _Names:
         self._known = {address: entry for address, entry in self._known.items() if entry[0] > now}
 
     async def close(self) -> None:
-        """End the lookups that still run."""
+        """Cancel the lookups that still run."""
         lookups = list(self._lookups.values())
         for lookup in lookups:
             lookup.cancel()
@@ -279,9 +280,10 @@ class _Names:
 
 
 class PageClient:
-    """Fetches pages, with connections that are kept alive for `keepalive_s` after an answer.
+    """A client that fetches pages. It keeps a connection alive for `keepalive_s` after an answer.
 
-    It does not limit connections, because a target has at most one request in flight. Create it in a running loop.
+    It does not limit connections, because a target has at most one request in flight. Create it in a running
+    event loop.
     """
 
     def __init__(self, timeout_s: float, keepalive_s: float) -> None:
@@ -328,7 +330,10 @@ class PageClient:
         return await fetch(self._session, url, max_body_bytes)
 
     async def _fetch_plain_page(self, url: str, request: _Request, max_body_bytes: int) -> FetchedPage:
-        """Ask over an idle connection or a new one. Tries once more, over a new one, if the peer closes it."""
+        """Fetch a page over an idle connection, or over a new one.
+
+        If the peer closes the connection, tries once more over a new one. Raises FetchError.
+        """
         connection = self._pop_idle_connection(request.address) or await self._connect(url, request.address)
         try:
             answer = await self._ask(connection, url, request, max_body_bytes)
@@ -341,7 +346,7 @@ class PageClient:
         return unpack_page(answer.body, encoding, content_type, max_body_bytes, url)
 
     async def _ask(self, connection: _Connection, url: str, request: _Request, max_body_bytes: int) -> _Answer:
-        """Return the answer to a request. The connection is idle afterwards if it is still open."""
+        """Send a request and return its answer. Afterwards the connection is idle if it is still open."""
         try:
             return await connection.ask(url, request.data, max_body_bytes)
         finally:
@@ -349,7 +354,7 @@ class PageClient:
                 self._idle.setdefault(request.address, []).append((self._loop.time(), connection))
 
     def _pop_idle_connection(self, address: Address) -> _Connection | None:
-        """Return the idle connection that was used last."""
+        """Return the open idle connection that was used last, or None if there is none."""
         connections = self._idle.get(address, [])
         while connections:
             _, connection = connections.pop()
@@ -358,9 +363,10 @@ class PageClient:
         return None
 
     async def _connect(self, url: str, address: Address) -> _Connection:
-        """Open a connection. Raises FetchError: refused, unreachable, or bad_http if the name cannot be looked up.
+        """Open a connection.
 
-        The next try looks the name up again, after a timeout, too.
+        Raises FetchError `refused`, `unreachable`, or `bad_http` if the name cannot be looked up. The next attempt
+        looks the name up again, also after a timeout.
         """
         try:
             found = await self._names.find(address)
@@ -377,7 +383,7 @@ class PageClient:
         return connection
 
     def _close_idle_connections(self) -> None:
-        """Close the connections of which no request made use for `keepalive_s`."""
+        """Close the connections that no request has used for `keepalive_s`, and schedule the next call."""
         now = self._loop.time()
         for address, connections in list(self._idle.items()):
             fresh = []

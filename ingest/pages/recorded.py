@@ -2,8 +2,8 @@
 
     pages/1775333003000/n001.dcgm.prom      folder: when scraped, Unix ms; file: node[.anything].prom[.gz]
 
-Pages of one moment make one Batch. `speed` is recorded seconds per second of the clock. None is unlimited.
-Sample times are shifted so that the first moment falls on `start_ms`.
+Pages with one scrape time make one Batch. `speed` is recorded seconds per second of the clock, and None is
+unlimited. Sample times are shifted so that the first scrape falls on `start_ms`.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ CHUNK_BYTES = 2**18
 class ReplaySpeed:
     """The start and speed of a replay.
 
-    `start_ms`: fleet time of the first moment. None: as recorded. `speed`: None is as fast as possible.
+    `start_ms`: fleet time of the first scrape, or None for the recorded time. `speed`: recorded seconds per
+    second of the clock, or None for as fast as possible.
     """
 
     start_ms: int | None = None
@@ -37,7 +38,7 @@ class ReplaySpeed:
 
 
 class PageReplay(Source):
-    """The source of recorded pages, moment by moment. Its position is the last delivered moment."""
+    """A source of recorded pages in order of time. Its position is the time of the last delivered pages."""
 
     def __init__(self, entities: Entities, folder: Path, clock: Clock, pace: ReplaySpeed | None = None) -> None:
         self.name = f"replay:{folder.name}"
@@ -54,7 +55,7 @@ class PageReplay(Source):
         self._from_ms = first_ms
 
     async def next(self) -> Batch:
-        """Return the next moment's pages once it is due. Raises StopAsyncIteration after the last."""
+        """Return the next pages once they are due. Raises StopAsyncIteration after the last."""
         if self._next >= len(self._moments):
             raise StopAsyncIteration
         recorded_ms, folder = self._moments[self._next]
@@ -105,7 +106,7 @@ class PageReplay(Source):
 
 
 def _moments(folder: Path) -> list[tuple[int, Path]]:
-    """Return (recorded ms, folder) in order of time. Raises ConfigError if there is none."""
+    """Return (scrape time in Unix ms, folder), oldest first. Raises ConfigError if there is none."""
     moments = sorted((int(path.name), path) for path in folder.glob("*/") if path.name.isdecimal())
     if not moments:
         raise ConfigError(f"{folder} holds no recorded pages: expected folders named by Unix milliseconds")

@@ -1,8 +1,8 @@
-"""Refused lines of pages: what a decoder remembers about them, and which targets repeat them.
+"""Refused lines of pages: the memory that a decoder has of them, and the targets that repeat them.
 
-A prefix (name and labels) is refused until what the refusal depends on changes: the bounds, the fleet's
-names, or the known boards. A line may be refused as a whole, for example because its value is no number. It
-is then refused as long as it stays the same.
+A prefix (name and labels) is refused until the limits, the fleet's names or the known boards change. A line
+may be refused as a whole, for example because its value is no number. It is then refused as long as it
+stays the same.
 """
 
 import logging
@@ -29,8 +29,8 @@ _BY_PLACE = frozenset({"duplicate", "too_many_series"})  # the same line may be 
 class RememberedRefusals:
     """The refusals of a page whose shape is remembered.
 
-    errors: one for each reason, with the number of its lines. of_prefix: number of the error of each REFUSED
-    prefix in page order.
+    errors: one for each reason, with the number of its lines. of_prefix: for each REFUSED prefix in page order,
+    the index of its error, as bytes.
     """
 
     errors: tuple[RecordError, ...] = ()
@@ -68,13 +68,13 @@ class _Refused:
 
 @dataclass(slots=True)
 class LastingRefusals:
-    """The targets that had refused lines at their last scrapes."""
+    """The targets that had refused lines at their latest scrapes."""
 
     _targets: dict[str, _Refused] = field(default_factory=dict)  # by URL
     _logged: int = 0
 
     def record(self, url: str, batch: Batch) -> None:
-        """Record a page of a target. Logs the beginning and the end of a lasting refusal."""
+        """Record the result of a target's page. Logs when a lasting refusal begins or ends."""
         refused = batch.counted().refused
         if not refused:
             before = self._targets.pop(url, None)
@@ -92,7 +92,7 @@ class LastingRefusals:
         self._targets.pop(url, None)
 
     def health(self) -> dict[str, Any]:
-        """Return how many targets have lasting refusals, and the first of them with the reason."""
+        """Return the number of targets with lasting refusals, and the first of these targets with the reason."""
         lasting = [(url, found) for url, found in self._targets.items() if found.rounds >= LASTING_ROUNDS]
         shown: Sequence[dict[str, Any]] = [
             {"target": redact_secrets(url), "lines": found.lines, "reason": found.why}

@@ -1,4 +1,4 @@
-"""The base class of resolvers, which map the lines of an exporter to series."""
+"""The base class of resolvers, which convert the lines of an exporter into series."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from fleetcast.ingest.pages.text import Found, Target
 
 
 class Resolver(ABC):
-    """A resolver for one exporter's metric names. `together`: names that make one sample."""
+    """A resolver for the metric names of one exporter. `together`: names whose lines make one sample."""
 
     names: frozenset[str] = frozenset()  # that it reads, in the exporter's own spelling
     together: frozenset[str] = frozenset()
@@ -25,27 +25,33 @@ class Resolver(ABC):
     @classmethod
     @abstractmethod
     def claims(cls, name: str) -> bool:
-        """Return whether a metric of this name is this exporter's, read or not."""
+        """Return whether a metric of this name belongs to this exporter, even if it is not read."""
 
     @classmethod
     def reads(cls, name: str) -> bool:
-        """Return whether a series of this name may be in the catalogue."""
+        """Return whether the catalogue may contain a series of this name."""
         return cls.claims(name)
 
     @abstractmethod
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
         """Return the series of a claimed name, the rule that skips the line, or None for an unknown name.
 
-        Raises RecordError if its labels are bad.
+        Raises RecordError if the labels are bad.
         """
 
     def node(self, labels: Mapping[str, str], target: Target) -> str:
-        """Return the node of a line (`fleetcast.ingest.machines.resolve_node_name`). Raises RecordError."""
+        """Return the fleet's name of the node that a line describes. Raises RecordError.
+
+        See `fleetcast.ingest.machines.resolve_node_name`.
+        """
         label = labels.get("Hostname") or labels.get("hostname", "")
         return target.register(resolve_node_name(label, target), self.entities)
 
     def find_gpu_node(self, labels: Mapping[str, str], target: Target, index: int, uuid: str) -> str:
-        """Return the node of a GPU, proved by its board's UUID (`MachineNames.place`). Raises RecordError."""
+        """Return the node of a GPU, as the UUID of its board proves it. Raises RecordError.
+
+        See `fleetcast.ingest.machines.MachineNames`.
+        """
         label = labels.get("Hostname") or labels.get("hostname", "")
         stated = known_name(resolve_node_name(label, target), self.entities[EntityKind.NODE])
         if not is_node_name(stated):

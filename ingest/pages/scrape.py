@@ -1,4 +1,4 @@
-"""The scraper: it fetches exporter pages, each target in its own rhythm, and measures the answers.
+"""The scraper: it fetches exporter pages, each target at its own times, and measures the answers.
 
     target ── at once, then every interval_s (fleet time) in its burst (`bursts`) ── fetch ── decode ── pending
     next() ── waits for the first page, gathers until its burst ends ── one large Batch
@@ -59,7 +59,7 @@ class ScrapeOptions(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ScrapeTarget(PageTarget):
-    """One exporter, and the results of its last scrapes."""
+    """One exporter, and the results of its latest scrapes."""
 
     spec: TargetSpec
     phase: float  # share of the interval
@@ -69,7 +69,10 @@ class ScrapeTarget(PageTarget):
 
 
 class Scraper(Source):
-    """A source over all exporters of a configuration. Its position is empty: missed pages are lost."""
+    """A source over all exporters of a configuration.
+
+    Its position is empty, because missed pages are lost.
+    """
 
     name = "scrape"
     misses = True  # what nobody scrapes is gone
@@ -129,7 +132,7 @@ class Scraper(Source):
         return {}
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Do nothing: a scraper always continues with the next scrape."""
+        """Do nothing, because a scraper always continues with the next scrape."""
 
     async def close(self) -> None:
         tasks, self._tasks = list(self._tasks.values()), {}
@@ -141,7 +144,7 @@ class Scraper(Source):
             self._client = None
 
     def models(self) -> dict[str, str]:
-        """Return node → GPU model, as learnt from the pages."""
+        """Return node → GPU model, from the labels on the pages."""
         return self.resolver.inventory.models()
 
     def health(self) -> dict[str, Any]:
@@ -175,7 +178,7 @@ class Scraper(Source):
     def _failing(self) -> list[dict[str, str]]:
         """Return at most MAX_FAILING targets that are down, with the reason.
 
-        Targets with a page of which nothing is read come first.
+        Targets whose pages hold no known metric come first.
         """
         down = [target for target in self.targets.values() if target.up is False]
         down.sort(key=lambda target: not target.decoder.why_unread)
@@ -210,7 +213,7 @@ class Scraper(Source):
         self._tasks[key] = task
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """Record a task that ended by itself. This is a bug: `next` raises it, and the scraper stops working."""
+        """Record the exception of a task that ended by itself. Then `next` raises it, because it is a bug."""
         if not task.cancelled() and task.exception() is not None:
             self._crash = task.exception()
             self._wake.set()
@@ -222,7 +225,7 @@ class Scraper(Source):
                 self._scrape_listed_targets(await asyncio.to_thread(self._list.read))
 
     async def _poll_target_discovery(self, url: str) -> None:
-        """Poll an HTTP service discovery. Its last good answer counts until the next one."""
+        """Poll an HTTP service discovery for ever. Its last good answer counts until the next one."""
         while True:
             assert self._client is not None, "asked before next"
             wait_s = ASK_S
@@ -239,7 +242,7 @@ class Scraper(Source):
             await asyncio.sleep(wait_s)
 
     def _scrape_listed_targets(self, listed: dict[str, TargetSpec]) -> None:
-        """Start to scrape the targets that the list names, and stop those that it no longer names."""
+        """Start to scrape new targets in the list, and stop to scrape targets that it no longer names."""
         wanted = {url: spec for url, spec in listed.items() if self.choose(spec)}
         for url in [url for url, target in self.targets.items() if wanted.get(url) != target.spec]:
             self._tasks.pop(url).cancel()
@@ -263,7 +266,7 @@ class Scraper(Source):
         )
 
     async def _scrape_forever(self, target: ScrapeTarget) -> None:
-        """Scrape a new target at once, then once per interval with its burst."""
+        """Scrape a new target at once, then once per interval in its burst."""
         period_ms = self._options.interval_s * 1000
         await self._scrape_once(target)
         due_ms = self._find_next_burst_ms(target)
@@ -289,7 +292,7 @@ class Scraper(Source):
         return compute_next_burst_ms(self._clock.now_ms(), target.phase, self._options.interval_s * 1000)
 
     def _apply_scheduler_renames(self) -> None:
-        """Resolve all series again after a scheduler has reported another name for a known machine."""
+        """Make all decoders resolve their series again if a scheduler has reported another name for a machine."""
         if self._renames != self._nodes.renames:
             self._renames = self._nodes.renames
             for target in self.targets.values():
@@ -328,14 +331,14 @@ class Scraper(Source):
         return self._node_samples(target, batch, not reason, duration_s, why)
 
     def _record_exception(self, target: ScrapeTarget, reason: str, what: str, error: Exception) -> str:
-        """Count an unexpected exception of one target, and log its traceback once. Returns the reason."""
+        """Count an unexpected exception of one target, and log its traceback once. Returns it in words."""
         self.failures[reason] += 1
         if target.up is not False:
             logger.error("%s: %s, a bug", target.spec.url, what, exc_info=error)
         return redact_secrets(f"{what}: {type(error).__name__}: {error}")
 
     def _node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
-        """Return the batch, with samples of the scrape itself for the target's nodes."""
+        """Record whether the target is up, and return the batch with samples of the scrape itself."""
         if up is not target.up and (not up or target.up is False):
             logger.warning("%s is %s", target.spec.url, "up again" if up else f"down, trying on: {why}")
         target.up, target.fault = up, why

@@ -1,7 +1,7 @@
-"""Samples of kind node that a scrape adds to its page.
+"""Node samples that a scrape adds to the samples of its page.
 
     scrape_up, scrape_duration_s (wall seconds)    of every scrape
-    gpus_reported, ports_reported                  of a page, where its exporter ever reported any of that node
+    gpus_reported, ports_reported                  of a page, if its exporter ever reported any of that node
 
 If a node has several exporters, the first two samples come from the one that reports GPUs.
 """
@@ -27,7 +27,7 @@ _PORTS = find_metric_row(EntityKind.NODE, "ports_reported")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PageTarget:
-    """One exporter. nodes: node row -> whether it ever reported that node's (GPUs, ports)."""
+    """One exporter. nodes: node row → whether the exporter ever reported that node's (GPUs, ports)."""
 
     decoder: PageDecoder
     rounds: int = 0
@@ -35,9 +35,9 @@ class PageTarget:
 
 
 class ScrapeSamples:
-    """The samples of all scrapes of a process.
+    """A maker of the node samples of all scrapes of a process.
 
-    `failures`: targets whose node cannot be named, by reason.
+    `failures`: the number of scrapes whose node cannot be named, by reason.
     """
 
     def __init__(self, entities: Entities, failures: Counter[str] | None = None) -> None:
@@ -46,16 +46,18 @@ class ScrapeSamples:
         self._gpu_targets: dict[int, set[PageTarget]] = {}  # node row -> those that report its GPUs
 
     def decode(self, target: PageTarget, page: bytes | None, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
-        """Return the samples of one scrape. `page`: None if the exporter did not answer."""
+        """Return all samples of one scrape: those of its page and its node samples.
+
+        `page`: None if the exporter did not answer.
+        """
         batch = Batch() if page is None else target.decoder.decode(page, now_ms)
         up = page is not None and find_page_fault(batch, target.decoder) is None
         return (*batch.samples, *self.of(target, up, duration_s, now_ms))
 
     def of(self, target: PageTarget, up: bool, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
-        """Return one batch of samples for the target's nodes, or none.
+        """Return a batch of samples for the target's nodes, or no batch.
 
-        `up`: its decoder has just read a page. A page of which nothing is read says nothing about the node that
-        serves it.
+        `up`: whether the decoder has just read a page. A page without a known metric says nothing about its node.
         """
         if target.decoder.why_unread and not target.nodes:
             return ()
@@ -82,7 +84,7 @@ class ScrapeSamples:
     def _nodes_of(self, target: PageTarget, up: bool) -> list[int]:
         """Return the rows of the nodes that the target's pages name.
 
-        If its pages have named no node for some rounds, return its host's row.
+        If its pages have named no node for UNNAMED_ROUNDS scrapes, return the row of its host.
         """
         reported = {node: seen for node, seen in target.decoder.reported.items() if up and node != NOWHERE}
         if reported.keys() - target.nodes.keys():  # a new name: those that are gone were its old ones
@@ -105,7 +107,7 @@ class ScrapeSamples:
 
 
 def find_page_fault(batch: Batch, decoder: PageDecoder) -> tuple[str, str] | None:
-    """Return (reason, sentence) if all lines of a page are bad or no line is read. Otherwise return None."""
+    """Return (reason, sentence) if all lines of a page are bad or no line is read, otherwise None."""
     if batch.bad and not batch.samples:
         return "no_samples", f"the page holds bad lines only: {batch.bad[0]}"
     return ("nothing_read", decoder.why_unread) if decoder.why_unread else None

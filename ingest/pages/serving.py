@@ -1,11 +1,11 @@
-"""Pages of the serving engines vLLM, SGLang, TensorRT-LLM and Triton, resolved to served-model series.
+"""A resolver of pages of vLLM, SGLang, TensorRT-LLM and Triton to served-model series.
 
-An entity is one *instance* (an engine behind one port), named `pool/model/instance`. Readers add up or
-average a model's instances. So a replica that starts or stops does not look like a counter that fell.
+An entity is one *instance* (an engine at one port), named `pool/model/instance`. Readers add up or average
+a model's instances. So a replica that starts or stops does not look like a counter that fell.
 
     pool       label `pool`, else `namespace`, else "default"
     model      label `model_name` (vLLM, SGLang, TensorRT-LLM) or `model` (Triton)
-    instance   label `instance`, else host:port of the page; "#1" behind it for the second engine of a data-parallel one
+    instance   label `instance`, else host:port of the page; "#1" after it for the second engine of a data-parallel one
 
 Each data-parallel rank is an engine. Among the tensor- and pipeline-parallel ranks within it, only the
 first counts. Among SGLang's queue lengths, only the total counts. Triton's versions of a model are added
@@ -122,7 +122,7 @@ _NO_PARTS = frozenset(
 
 
 def _list_spellings(name: str) -> tuple[str, str]:
-    """Return a name with `_` and with `:` after the engine's prefix.
+    """Return a metric's name with `_` and with `:` after the engine's prefix.
 
     >>> _list_spellings("vllm_prompt_tokens_total")
     ('vllm_prompt_tokens_total', 'vllm:prompt_tokens_total')
@@ -132,7 +132,7 @@ def _list_spellings(name: str) -> tuple[str, str]:
 
 
 class ServingResolver(Resolver):
-    """A resolver of the lines of serving engines to series."""
+    """A resolver of lines of serving engines to series."""
 
     names = frozenset(spelling for name, _ in _READINGS for spelling in _list_spellings(name))
     names |= frozenset(spelling + end for name in _TTFT for spelling in _list_spellings(name) for end in _HISTOGRAM)
@@ -142,7 +142,7 @@ class ServingResolver(Resolver):
         return name.startswith(PREFIXES)
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """Resolve a line. Returns None for unknown names. Raises RecordError: bad_label, too_many_models."""
+        """Resolve a line. Returns None for unknown names. Raises RecordError `bad_label` or `too_many_models`."""
         reading = _find(name.replace(":", "_", 1), labels)
         if reading is None or isinstance(reading, SkipRule):
             return reading
@@ -182,8 +182,8 @@ class ServingResolver(Resolver):
 def _is_duplicate_rank(labels: Mapping[str, str]) -> bool:
     """Return whether another rank of the same data-parallel rank counts the same requests.
 
-    With data-parallel attention, the tensor-parallel rank grows with the data-parallel rank. If several of them
-    share a data-parallel rank, the first on the page counts, as for all repeated lines.
+    With data-parallel attention, the tensor-parallel rank grows with the data-parallel rank. If several
+    tensor-parallel ranks share a data-parallel rank, the first line on the page counts.
     """
     ranks = _STAGES if labels.get("dp_rank", "0") not in ("", "0") else (*_STAGES, *_RANKS)
     return any(labels.get(rank, "0") not in ("", "0") for rank in ranks)
@@ -207,9 +207,9 @@ def _find(name: str, labels: Mapping[str, str]) -> _Reading | SkipRule | None:
 
 
 def _bucket(le: str, unit_ms: float) -> _Reading | SkipRule:
-    """Return the reading of a histogram bucket, or a SkipRule if we do not store its edge.
+    """Return how to read a histogram bucket, or a SkipRule if the catalogue lacks its edge.
 
-    Raises RecordError bad_label. Most engines have most of the edges that we store.
+    le: the label with the edge. unit_ms: milliseconds of its unit. Raises RecordError `bad_label`.
     """
     try:
         row = _EDGES.get(round(float(le) * unit_ms, 6))

@@ -1,4 +1,4 @@
-"""Target groups of Prometheus' file and HTTP service discovery, in JSON or YAML.
+"""A reader of target groups of Prometheus' file and HTTP service discovery, in JSON or YAML.
 
     [{"targets": ["10.0.0.7:9400"], "labels": {"__metrics_path__": "/metrics", "node": "n007"}}]
 
@@ -68,7 +68,7 @@ def _groups(data: bytes, origin: str) -> Iterator[Group | ConfigError]:
 
 
 def _read_yaml_list(data: bytes, origin: str) -> list[Any]:
-    """Read a YAML list. Raises ConfigError if the data is not one, or if the origin must be JSON."""
+    """Read a YAML list. Raises ConfigError if the data is no list, or if its origin requires JSON."""
     if origin.endswith(".json") or origin.startswith(("http://", "https://")):
         raise ConfigError(f"{origin}: expected a JSON list of target groups")
     try:
@@ -92,7 +92,7 @@ def _targets(group: Group | ConfigError) -> Iterator[TargetSpec | ConfigError]:
 
 
 def _target(address: str, labels: dict[str, str]) -> TargetSpec:
-    """Return the target of an address with its labels.
+    """Return the scrape target at an address, with the labels of its group. Raises ConfigError.
 
     >>> _target("n1:9400", {"__param_module": "gpu", "node": "gpu-1"})
     TargetSpec(url='http://n1:9400/metrics?module=gpu', node='gpu-1')

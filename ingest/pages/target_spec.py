@@ -1,4 +1,4 @@
-"""A scrape target: the URL of an exporter's page, and the page's node."""
+"""The specification of a scrape target: the URL of an exporter's page, and the page's node."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -9,7 +9,7 @@ from fleetcast.ingest.node_names import check_name
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """The URL of a page. `node` is empty unless the configuration names it."""
+    """The URL of an exporter's page. `node` is empty unless the configuration names it."""
 
     url: str
     node: str = ""
@@ -27,7 +27,7 @@ class TargetSpec:
 
 
 def parse_target(text: str) -> TargetSpec:
-    """Parse a target. Raises ConfigError that quotes the text.
+    """Parse a target of the form "URL [node]". Raises ConfigError that quotes the text.
 
     >>> parse_target("http://n001:9400 gpu-7")
     TargetSpec(url='http://n001:9400/metrics', node='gpu-7')

@@ -1,10 +1,10 @@
 """Scrape targets: URLs, and files that list them. A file is read again when it changes.
 
-http://n001:9400/metrics          the node is what the page says, else the host
-http://10.0.0.7:9400 n001         the second word names the node, whatever the page says
+http://n001:9400/metrics          the page names its node, else the URL's host does
+http://10.0.0.7:9400 n001         the second word names the node and overrides the page
 file:targets.txt                  one such line each; '#' begins a comment
 file_sd:targets/*.json            Prometheus' target groups, in JSON or YAML (see fleetcast.ingest.pages.target_groups)
-http_sd:http://inventory/gpus     the same in JSON, asked for now and then
+http_sd:http://inventory/gpus     target groups in JSON, polled over HTTP
 """
 
 import logging
@@ -23,9 +23,10 @@ _FILE, _FILE_SD, _HTTP_SD = "file:", "file_sd:", "http_sd:"
 
 @dataclass(slots=True)
 class _Watched:
-    """The files of a path, or of a pattern such as targets/*.json.
+    """The target files at a path, or of a pattern such as targets/*.json.
 
-    `files`: path → (time of change, targets). `refused`: path → reason.
+    `groups`: the files hold target groups. `files`: path → (time of change in Unix s, targets). `refused`: path →
+    reason.
     """
 
     path: Path
@@ -37,7 +38,7 @@ class _Watched:
     def read(self) -> Iterator[TargetSpec]:
         """Yield the current targets. A file is read again only when it has changed.
 
-        If a file of groups is broken, its last good targets remain.
+        If a file of groups becomes invalid, its last good targets remain.
         """
         paths = sorted(self.path.parent.glob(self.path.name)) if self.groups else [self.path]
         self._log_absent(not any(path.exists() for path in paths))
@@ -67,9 +68,9 @@ class _Watched:
 
 
 class TargetList:
-    """The targets of a configuration. Raises ConfigError on a bad entry.
+    """The targets of a configuration. The constructor raises ConfigError if an entry is bad.
 
-    `queried`: the URLs to poll. Pass their answers to `learn`.
+    The caller must poll the URLs of HTTP service discoveries, and pass on their answers.
     """
 
     def __init__(self, entries: Sequence[str]) -> None:
@@ -103,13 +104,16 @@ class TargetList:
         self._refused.pop(url, None)
 
     def refuse(self, url: str, why: str) -> bool:
-        """Refuse a service's answer. Its previous answer remains. Returns whether the reason is new."""
+        """Record that a service's answer is refused, and return whether the reason is new.
+
+        The targets of its previous answer remain.
+        """
         news = self._refused.get(url) != why
         self._refused[url] = why
         return news
 
     def refused(self) -> dict[str, str]:
-        """Return file or URL → why its list is refused. The last good list remains in use."""
+        """Return file or URL → the reason why its list is refused. The last good list remains in use."""
         files = {str(path): why for watched in self._watched for path, why in watched.refused.items()}
         return {**files, **self._refused}
 

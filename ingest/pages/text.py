@@ -1,10 +1,10 @@
 """A decoder of exposition text with a cache for each target: it parses the labels of a series once.
 
 The decoder caches the shape of the last page (`page_shape`) and the columns of its samples. So a page of
-this shape costs only some numpy calls. Any other page (a GPU vanished, a line is broken) is read line by
-line: the decoder looks every prefix up in a dict, parses new ones, counts bad ones, and learns the new
-shape. It then frees the dict, which is four times as large. Refused lines are part of the shape
-(`refusals`).
+this shape costs only some numpy calls. Any other page is read line by line, for example after a GPU vanished
+or if a line is broken. The decoder then looks every prefix up in a dict, parses new ones, counts bad ones,
+and learns the new shape. It then frees the dict, which is four times as large. Refused lines are part of
+the shape (`refusals`).
 """
 
 from collections import Counter
@@ -51,25 +51,25 @@ Known = Found | RecordError
 
 
 class Resolve(Protocol):
-    """The interface that maps lines of pages to series."""
+    """The interface of a function that converts lines of pages into series."""
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target, /) -> Found:
-        """Return a series, the rule that skips the line, or None if no reader knows it.
+        """Return a series, the rule that skips the line, or None if the metric is unknown.
 
-        Raises RecordError on bad labels.
+        Raises RecordError if the labels are bad.
         """
 
     def epoch(self) -> Hashable:
-        """Return everything besides labels that refusals depend on.
+        """Return everything apart from labels that decides refusals.
 
-        While it stays equal, a refused prefix is refused again.
+        While it stays equal, a refused prefix is refused again without resolving it.
         """
 
 
 class PageDecoder:
     """The decoder of one target's pages.
 
-    `noted` counts by reason what is neither good nor bad (blank, saturated, …).
+    `noted`: counts, by reason, of lines that are neither good nor bad (blank, saturated, …).
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class PageDecoder:
         self._growth = Growth()
 
     def decode(self, page: bytes, arrival_ms: int, *, open_metrics: bool = False) -> Batch:
-        """Return a page's samples at `arrival_ms` (fleet time), or at the timestamps of their lines.
+        """Decode a page into samples. Never raises, whatever the page contains.
 
-        Never raises, whatever the page contains. open_metrics: by the content type. A page that ends in `# EOF` is
-        OpenMetrics, too.
+        Samples get the fleet time `arrival_ms`, or the timestamps of their lines. open_metrics: whether the content
+        type says so. A page that ends in `# EOF` is OpenMetrics as well.
         """
         self.target.heard_ms, self.target.pages = arrival_ms, self.target.pages + 1
         self._machines.compare(page, self.target)
@@ -138,7 +138,10 @@ class PageDecoder:
         return self._decode_lines(page, arrival_ms, open_metrics or is_open_metrics(page))
 
     def _read_reordered_page(self, page: bytes, shape: PageShape) -> NDArray[np.float64] | None:
-        """Return the wanted values (n,) of a page with the lines of the shape in another order, else None."""
+        """Return (n,) the wanted values of a page that has the shape's lines in another order.
+
+        Returns None if the page has other lines.
+        """
         if not self._may_be_reordered or page.count(b"\n") != shape.lines:
             return None
         if self._order is None:
@@ -146,7 +149,7 @@ class PageDecoder:
         return self._order.read(page)
 
     def _restore_cache(self, shape: PageShape) -> None:
-        """Restore the prefixes and their series from a shape, because the page has another shape."""
+        """Restore the cache of prefixes and series from the shape, because the new page does not fit it."""
         series, errors = iter(self._columns.series()), self._refusals.prefixes()
         for prefix, role in shape.prefixes():
             key = prefix[:-1]
@@ -160,7 +163,10 @@ class PageDecoder:
         self._shape = self._order = None
 
     def _forget_refusals(self) -> None:
-        """Resolve refused prefixes again, because there may be room for them now."""
+        """Remove refused prefixes from the cache, so that they are resolved again.
+
+        For example, there may be room for them now.
+        """
         if self._shape is not None:
             self._restore_cache(self._shape)
         refused = {key for key, found in self._cache.items() if isinstance(found, RecordError)}
@@ -170,7 +176,7 @@ class PageDecoder:
         self._refused = {}
 
     def _forget_all_prefixes(self) -> None:
-        """Resolve all prefixes again, because their node or a slot's board has changed."""
+        """Clear the cache, so that all prefixes are resolved again. Their node or a slot's board has changed."""
         self._forget_refusals()
         self._cache = {}
         self.target.record_full_resolution()
@@ -240,7 +246,10 @@ class PageDecoder:
         self._place(known, key, new.prefix, raw, page, new.timestamp, is_new=True)
 
     def _resolve_new_line(self, name: str, labels: Mapping[str, str], key: bytes | None, page: PageState) -> Known:
-        """Resolve a line that is not in the cache. key: for the cache; None if no line can be found by it."""
+        """Resolve a line that is not in the cache, and cache the result.
+
+        key: the key in the cache, or None if later lines cannot be found by it.
+        """
         found: Known
         cached: Known
         if len(self._cache) >= self._max_series:
@@ -264,7 +273,7 @@ class PageDecoder:
         *,
         is_new: bool = False,
     ) -> None:
-        """Give a line its role on the page. Raises RecordError."""
+        """Record the role of a line on its page, and its sample if it has one. Raises RecordError."""
         if isinstance(found, Series):
             if key in page.keys:
                 page.refuse(prefix, LineRole.REFUSED, RecordError("duplicate", repr(page.line[:80])))
@@ -294,7 +303,10 @@ class PageDecoder:
         page.time_ms.append(time_ms)
 
     def _drop_partial_sums(self, page: PageState) -> None:
-        """Remove sums that lack a part because its line is broken. They would look like counters that fell."""
+        """Remove sums that lack a part because the part's line is broken.
+
+        They would look like counters that fell.
+        """
         identities = [(one.kind, one.metric, one.entity) if one.fold else None for one in page.series]
         parts = Counter(identity for identity in identities if identity is not None)
         self._partial = 0
@@ -308,7 +320,7 @@ class PageDecoder:
             page.leave_out({row for row, identity in enumerate(identities) if identity in partial})
 
     def _recheck_second_boards(self, page: PageState) -> None:
-        """Resolve the next page whole if second boards are refused and the lines that are read have changed.
+        """Make the next page resolve whole if second boards are refused and other lines are read than before.
 
         The first board of a slot may have left the page.
         """
@@ -319,7 +331,7 @@ class PageDecoder:
             self.target.forgets = self.target.forgets or self._beside_rivals != before
 
     def _learn_node_name(self, page: bytes) -> None:
-        """Name the target after node_exporter's `node_uname_info`, unless the configuration names it."""
+        """Name the target after the page's `node_uname_info`, unless the configuration names it."""
         at = -1 if self.target.fixed else page.find(_UNAME)
         if at < 0 or (at > 0 and page[at - 1 : at] != b"\n"):
             return
@@ -332,10 +344,10 @@ class PageDecoder:
             self._machines.name_target_after_host(node, read_kernel_start_s(page), self.target)
 
     def _remember(self, page: PageState, lines: int) -> None:
-        """Learn the page's shape if it may repeat, and forget series that are long gone.
+        """Learn the page's shape if it may repeat. Otherwise forget series that are long gone.
 
         Broken lines that differ from page to page would make every shape useless. So a shape with broken lines is
-        learnt only after they came twice.
+        learnt only after the lines came twice.
         """
         broken = page.broken()
         before, self._broken = self._broken, hash(broken)
@@ -384,16 +396,16 @@ class PageDecoder:
 
 
 def _subtract_missing_values(tally: RecordTally, missing: int, infinite: int) -> RecordTally:
-    """Return the tally without `missing` read lines that have no number.
+    """Return the tally without `missing` lines that were read but have no usable value.
 
-    infinite: how many of them have an infinite number or NaN.
+    infinite: how many of them have an infinite value or NaN.
     """
     ignored = {**tally.ignored, SkipRule.NO_DATA: missing - infinite} if missing > infinite else tally.ignored
     return replace(tally, read=tally.read - missing, refused=tally.refused + infinite, ignored=ignored)
 
 
 class _New:
-    """A marker for a prefix that is not in the cache. None marks a prefix to ignore."""
+    """A marker for a prefix that is not in the cache. In the cache, None marks an unknown metric."""
 
 
 _NEW = _New()

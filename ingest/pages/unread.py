@@ -1,8 +1,8 @@
-"""Hints for pages of which nothing is read: their likely exporter, and a readable alternative.
+"""Hints for pages without a known metric: their likely exporter, and an alternative that is read.
 
-    prefix of a name    (exporter, what to do)
+    prefix of a name    (exporter, advice)
 
-The longest prefix counts. Names come from the exporters' own lists of metrics.
+The longest prefix wins. Names come from the exporters' own lists of metrics.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ SHOWN_NAMES = 3
 
 
 def looks_like(name: str) -> tuple[str, str] | None:
-    """Return (exporter, what to do) for a metric's name. None if no known exporter has such names."""
+    """Return (exporter, advice) for an unknown metric's name, or None if no hint matches it."""
     lower = name.lower()
     if "dcgm_fi_" in lower:  # a collector put a word before it
         return _HINTS["dcgm_"]
@@ -75,7 +75,7 @@ def looks_like(name: str) -> tuple[str, str] | None:
 
 
 def describe_unread_page(names: Sequence[str]) -> str:
-    """Return a sentence that names the unread names of a page, and what would be read instead.
+    """Return a sentence that lists the unknown names on a page, and what to scrape instead.
 
     >>> describe_unread_page(["kube_pod_info"])
     'nothing on the page is read: it has kube_pod_info (kube-state-metrics); add the source kubernetes'
@@ -84,7 +84,7 @@ def describe_unread_page(names: Sequence[str]) -> str:
 
 
 def describe_unread_samples(names: Sequence[str]) -> str:
-    """Return a sentence that names samples that no reader knows, and what would be read instead."""
+    """Return a sentence that lists the unknown names of samples, and what to scrape instead."""
     return f"samples arrive and nothing reads them: they are {_format_names_and_hint(names)}"
 
 

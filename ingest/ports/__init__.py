@@ -1,1 +1,1 @@
-"""InfiniBand port counters read without an exporter: sysfs trees and perfquery output."""
+"""Readers of InfiniBand port counters without an exporter: sysfs trees and perfquery output."""

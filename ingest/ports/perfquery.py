@@ -5,9 +5,9 @@
     Errors for "n001 mlx5_0"                                           an adapter, by its description
        GUID 0x7cfe900300179b31 port 1: [SymbolErrorCounter == 14] [PortXmitWait == 4294967295]
 
-Only the fabric resolves a LID or GUID. So set `fabric` to a file with the output of ibnetdiscover, or name
-the owner: "NODE/DEVICE=…". The samples of a file have its time of change, so reading it again adds nothing.
-Switch ports are only counted.
+Only the fabric's topology maps a LID or GUID to a node. So set `fabric` to a file with the output of
+ibnetdiscover, or name the owner: "NODE/DEVICE=…". The samples of a file have its time of change, so reading
+it again adds nothing. Switch ports are only counted.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ _ERROR = re.compile(r"\[(\w{1,40}) == (\d{1,20})(?: \([^)\]]{1,20}\))?\]")
 
 @dataclass(slots=True)
 class PortText:
-    """The counters and names of one port in a text. They are None or empty if the text has none."""
+    """The counters and names of one port in a text. A name that the text lacks is None or empty."""
 
     port: int
     lid: int | None = None
@@ -56,9 +56,9 @@ class PortText:
 
 
 def parse_counters(text: str, bad: list[RecordError]) -> Iterator[PortText]:
-    """Yield every port of a text.
+    """Yield the counters of every port in a text.
 
-    Lines that look like counters but are invalid are appended to `bad`, at most MAX_BAD.
+    Lines that look like counters but are invalid are added to `bad` as errors, at most MAX_BAD.
     """
     current: PortText | None = None
     description = ""
@@ -118,7 +118,7 @@ class _Entry:
 
 
 class PerfquerySource(PortSource):
-    """The source `perfquery`, which reads texts of counters."""
+    """The source `perfquery`, which reads the output of perfquery and ibqueryerrors."""
 
     kind = "perfquery"
 
@@ -157,7 +157,7 @@ class PerfquerySource(PortSource):
         return {**self._health(len(self._files) + len(self._commands)), "noted": dict(self.noted)}
 
     async def _run(self, entry: _Entry) -> str:
-        """Run one command and apply its output. Returns why it failed, or ""."""
+        """Run one command and add its output. Returns the reason why it failed, or ""."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *shlex.split(entry.what), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
@@ -203,7 +203,7 @@ class PerfquerySource(PortSource):
             logger.warning("%s: %s, going on with the fabric as it was", self._options.fabric, error)
 
     def take(self, text: str, time_ms: int, node: str = "", device: str = "") -> None:
-        """Add all counters of a text. `node`, `device`: the owner if the text names none."""
+        """Add all counters of a text. `node`, `device`: the owner of ports that the text does not name."""
         bad: list[RecordError] = []
         for port in parse_counters(text, bad):
             owner, name = self._find_port_owner(port)
@@ -216,7 +216,7 @@ class PerfquerySource(PortSource):
             self._rows.bad(error)
 
     def _find_port_owner(self, port: PortText) -> tuple[str, str]:
-        """Return the (node, device) of a port, empty if neither the text nor the fabric names them."""
+        """Return the (node, device) of a port, both empty if neither the text nor the fabric names them."""
         adapter = parse_adapter(port.description)
         if not adapter.host:
             fabric = self._fabric[1]
@@ -226,7 +226,7 @@ class PerfquerySource(PortSource):
 
 
 def _entry(text: str) -> _Entry:
-    """Parse an entry. Raises ConfigError if it is invalid."""
+    """Parse an entry of `files` or `commands`. Raises ConfigError if it is invalid."""
     head, equals, what = text.partition("=")
     if not equals or " " in head.strip():
         head, what = "", text

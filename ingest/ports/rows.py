@@ -1,4 +1,4 @@
-"""Port counters that are read one by one (sysfs, perfquery): their batch columns and base source."""
+"""A collector of port counters that are read one by one, and the base of such sources."""
 
 import re
 from collections.abc import Mapping
@@ -29,9 +29,9 @@ _PORTS = find_metric_row(EntityKind.NODE, "ports_reported")
 
 
 class PortRows:
-    """The collector of one round. `batch` returns it and begins the next.
+    """A collector of the port counters of one round, which become one batch.
 
-    A series is looked up only once.
+    It resolves each series only once.
     """
 
     def __init__(self, entities: Entities) -> None:
@@ -46,9 +46,9 @@ class PortRows:
         self._tally = RunningTally()
 
     def add(self, node: str, device: str, port: int, readings: Mapping[str, float], time_ms: int) -> None:
-        """Add one port's numbers by their sysfs or perfquery names.
+        """Add the counters of one port, by their sysfs or perfquery names.
 
-        If two names have the same meaning, the first one counts.
+        If two names mean the same metric, the first one counts.
         """
         known = {name: raw for name, raw in readings.items() if name in PORT_READINGS}
         self.leave_out(*(name for name in readings if name not in known))
@@ -62,13 +62,13 @@ class PortRows:
             self.bad(error, left)
 
     def leave_out(self, *names: str) -> None:
-        """Count numbers that are not used: known names are skipped by a rule, others are unread."""
+        """Count counters that are not used: a rule skips known names, and others count as unread."""
         others = tuple(name for name in names if _KNOWN.fullmatch(name) is None)
         ignored = {SkipRule.NOT_USED: len(names) - len(others)} if len(others) < len(names) else {}
         self._tally.add(RecordTally(ignored=ignored, unread=len(others), names=others))
 
     def skip(self, rule: SkipRule, count: int = 1) -> None:
-        """Count numbers that a rule skips."""
+        """Count `count` counters that a rule skips."""
         self._tally.add(RecordTally(ignored={rule: count}))
 
     def record_link_layer(self, node: str, device: str, port: int, layer: str) -> None:
@@ -78,7 +78,7 @@ class PortRows:
             self._entities.record_trait(name, layer)
 
     def bad(self, error: RecordError, numbers: int = 1) -> None:
-        """Record an error, and count the numbers that it makes unusable."""
+        """Record an error, and count the counters that it makes unusable."""
         self._bad.append(error.with_traceback(None))
         self._tally.add(RecordTally(refused=numbers))
 
@@ -104,7 +104,7 @@ class PortRows:
         return series
 
     def _add(self, series: Series, raw: float, time_ms: int) -> SkipRule | None:
-        """Add a number, or return the rule that skips it."""
+        """Add a counter's value. Returns the rule that skips it, or None if it was added."""
         if (series.metric, series.entity) in self._taken:
             return SkipRule.REPEATED
         self._taken.add((series.metric, series.entity))
@@ -147,7 +147,10 @@ class PortSource(Source):
         self._due_ms = self._clock.now_ms() + round(self._interval_s * 1000)
 
     def _health(self, inputs: int) -> dict[str, Any]:
-        """Return the source's row of the ingestion document. `up`: inputs that answered in the last round."""
+        """Return the source's row of the ingestion document.
+
+        `up`: the number of inputs that answered in the last round.
+        """
         at_ms, samples = self._last or (0, 0)
         return {
             "name": self.name,

@@ -1,4 +1,4 @@
-"""Port counters from trees like /sys/class/infiniband: of this host, or copied from others.
+"""Port counters from trees like /sys/class/infiniband: of this host, or copied from other hosts.
 
     mlx5_0/ports/1/state                     4: ACTIVE
     mlx5_0/ports/1/rate                      400 Gb/sec (4X NDR)
@@ -41,7 +41,7 @@ _TREES = ("sys/class/infiniband", "class/infiniband")
 class SysfsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The options of the source `sysfs`.
 
-    `paths`: counter trees, or root folders that hold one. Write "NODE=PATH" for the tree of another host.
+    `paths`: counter trees, or root folders that hold one. "NODE=PATH" is the tree of another host.
     """
 
     paths: tuple[str, ...] = ("/sys/class/infiniband",)
@@ -50,7 +50,7 @@ class SysfsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class SysfsSource(PortSource):
-    """The source `sysfs`, which reads trees of counters."""
+    """The source `sysfs`, which reads trees of counter files."""
 
     kind = "sysfs"
 
@@ -95,9 +95,9 @@ class SysfsSource(PortSource):
 
 
 def _tree(text: str) -> tuple[str, Path]:
-    """Split an entry into (node, path). Raises ConfigError if the path is empty or the name is invalid.
+    """Split an entry of `paths` into (node, path). Without a node, the tree belongs to this host.
 
-    Without a node, it is this host.
+    Raises ConfigError if the path is empty or the node's name is invalid.
     """
     node, equals, path = text.partition("=")
     if not equals:
@@ -110,7 +110,7 @@ def _tree(text: str) -> tuple[str, Path]:
 def read_tree(path: Path, rows: PortRows) -> Iterator[tuple[str, int, dict[str, float]]]:
     """Yield (device, port, {file name: number}) for each port of a tree. Raises OSError.
 
-    Bad files are counted in `rows`.
+    Bad and unused files are counted in `rows`.
     """
     tree = next((path / inner for inner in _TREES if (path / inner).is_dir()), path)
     for device in sorted(os.listdir(tree))[:MAX_DEVICES]:
@@ -121,7 +121,7 @@ def read_tree(path: Path, rows: PortRows) -> Iterator[tuple[str, int, dict[str, 
 
 
 def read_link_layer(path: Path, device: str, port: int) -> str:
-    """Return the link layer of a port, `InfiniBand` or `Ethernet`, or "" if its file is missing or odd."""
+    """Return a port's link layer, `InfiniBand` or `Ethernet`, or "" if its file is missing or invalid."""
     tree = next((path / inner for inner in _TREES if (path / inner).is_dir()), path)
     try:
         with (tree / device / "ports" / str(port) / "link_layer").open("rb") as file:
@@ -152,7 +152,10 @@ def _read_port(port: Path, rows: PortRows) -> dict[str, float]:
 
 
 def _read_number(path: Path, rows: PortRows) -> float | None:
-    """Return the number that a file begins with. None if the driver has none."""
+    """Return the number at the beginning of a file, or None if the driver provides none.
+
+    Bad files are counted in `rows`.
+    """
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES)

@@ -1,1 +1,1 @@
-"""Prometheus remote write and backfill: samples that a Prometheus sends or has stored."""
+"""Prometheus remote write and backfill: samples that a Prometheus sends, or has stored."""

@@ -1,6 +1,6 @@
-"""Backfill: imports a Prometheus into the archive hour by hour, each hour once.
+"""Backfill: it imports the samples of a Prometheus into the archive, hour by hour, each hour once.
 
-    for each window    names of metrics we know ─ ranges of each ─ series of the catalogue ─ archive ─ done, on disk
+    for each window    names of known metrics ─ ranges of each ─ series of the catalogue ─ archive ─ done, on disk
 
 An interrupted run repeats its window. The archive looks every row up, so each sample is stored once.
 """
@@ -33,9 +33,9 @@ Window = tuple[int, int]  # from, up to but not with; Unix milliseconds
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The bounds of a run: a span of time, label matchers and a step.
+    """What a run imports: a span of time, label matchers and a step.
 
-    match: such as `cluster="a"`, or empty. step_ms: 0 for samples as recorded.
+    first_ms, end_ms: Unix ms. match: such as `cluster="a"`, or empty. step_ms: 0 for samples as recorded.
     """
 
     url: str
@@ -47,28 +47,28 @@ class Wish:
 
     @property
     def key(self) -> str:
-        """The key of the progress that a later run may continue: the same question with any span."""
+        """The key of the progress that a later run may continue. It does not depend on the span."""
         return hashlib.sha256(repr((self.url, self.match, self.step_ms)).encode()).hexdigest()[:16]
 
     def windows(self) -> list[Window]:
-        """Return the whole windows of `window_ms`, cut to the span."""
+        """Return the windows of `window_ms` that cover the span, cut to the span."""
         starts = range(self.first_ms // self.window_ms * self.window_ms, self.end_ms, self.window_ms)
         return [(max(start, self.first_ms), min(start + self.window_ms, self.end_ms)) for start in starts]
 
     def selector(self, name: str) -> str:
-        """Return the selector of a name, or of several that `|` joins."""
+        """Return the PromQL selector of a metric name, or of several names joined by `|`."""
         matchers = f'__name__{"=~" if "|" in name else "="}"{name}"' + (f",{self.match}" if self.match else "")
         return f"{{{matchers}}}"
 
 
 class Progress:
-    """The windows that are done, in a file that is replaced after each one.
+    """The windows that are done, in a file that is replaced after each window.
 
-    Each state folder has one file, and each question has one row in it.
+    A state folder has one such file, with a row for each key of a request.
     """
 
     def __init__(self, path: Path, key: str) -> None:
-        """Open the file. Raises OSError, or ValueError if the file is not ours."""
+        """Read the file. Raises OSError, or ValueError if the file has another format."""
         self._path = path
         self._key = key
         rows: dict[str, list[Window]] = {}
@@ -81,14 +81,14 @@ class Progress:
         return any(first <= window[0] and window[1] <= end for first, end in self._done)
 
     def add(self, window: Window) -> None:
-        """Add a window, and return once it is on disk."""
+        """Record a window as done, and return once this is on disk."""
         self._done = merged([*self._done, window])
         self._path.parent.mkdir(parents=True, exist_ok=True)
         files.replace_file(self._path, [msgspec.json.encode({**self._rows, self._key: self._done})], "progress")
 
 
 def merged(windows: Iterable[Window]) -> list[Window]:
-    """Return the union of windows, in order.
+    """Return the union of windows, in order. Windows that touch become one.
 
     >>> merged([(5, 9), (0, 3), (3, 4), (8, 10)])
     [(0, 4), (5, 10)]
@@ -103,7 +103,10 @@ def merged(windows: Iterable[Window]) -> list[Window]:
 
 
 class Ranges(Protocol):
-    """The interface of the client that backfill needs. See fleetcast.clients.prometheus.PrometheusClient."""
+    """The part of a Prometheus client that backfill uses.
+
+    See fleetcast.clients.prometheus.PrometheusClient.
+    """
 
     def names(self, match: str, first_ms: int, end_ms: int) -> list[str]: ...
 
@@ -114,7 +117,7 @@ class Ranges(Protocol):
 
 @dataclass(slots=True)
 class Taken:
-    """Counts of a run."""
+    """Counts of what a backfill run has read."""
 
     samples: int = 0
     skipped: int = 0  # windows that were done before
@@ -122,7 +125,10 @@ class Taken:
 
 
 class PrometheusBackfill:
-    """A blocking reader of windows into an archive. No other writer may use `archive` at the same time."""
+    """An importer of a Prometheus' samples into an archive. Its calls block.
+
+    No other writer may use `archive` at the same time.
+    """
 
     def __init__(self, client: Ranges, archive: Archive, entities: Entities, topology: Topology) -> None:
         self.taken = Taken()
@@ -135,7 +141,7 @@ class PrometheusBackfill:
     def run(self, wish: Wish, progress: Progress, now_ms: int) -> Iterator[Window]:
         """Yield each window once it is done. Raises SourceError, ConfigError or OSError.
 
-        The next run continues at the window that failed.
+        After an error, the next run continues at the window that failed.
         """
         for window in wish.windows():
             if progress.has(window):
@@ -158,7 +164,10 @@ class PrometheusBackfill:
                     self._flush(now_ms)
 
     def _pieces(self, wish: Wish, name: str, window: Window) -> Iterator[list[MatrixRow]]:
-        """Yield the rows of one metric, in as many answers as Prometheus needs."""
+        """Yield the rows of one metric in a window. A window with too many samples is halved.
+
+        name: one metric name, or several joined by `|`.
+        """
         first, end = window
         selector = wish.selector(name)
         try:
@@ -182,15 +191,18 @@ class PrometheusBackfill:
 
 
 def known(names: Sequence[str]) -> list[str]:
-    """Return the names that some series of the catalogue may come from.
+    """Return the metric names from which a series of the catalogue may come.
 
-    The one that names hosts comes first. See `list_readable_names`.
+    The metric that names hosts comes first. See `list_readable_names`.
     """
     return [*([UNAME] if UNAME in names else []), *list_readable_names(names)]
 
 
 def make_write_request(rows: Sequence[MatrixRow]) -> WriteRequest:
-    """Convert an answer to a remote write of 2.0, so that series are looked up in the same way."""
+    """Convert the rows of an answer into a remote-write request of version 2.0.
+
+    So the decoder resolves their series in the same way.
+    """
     symbols: dict[str, int] = {}
     refs: list[int] = []
     ends = []

@@ -1,9 +1,9 @@
 """A decoder of remote writes with a cache: it parses the labels of a series once.
 
-1.0 sends all labels with each series, and their bytes are the key. 2.0 sends numbers into a request's table
-of symbols. Symbols get stable numbers of ours, and a row of these is the key. A series belongs to the label
-`node` (`kubernetes_node`), else to the exporter's `Hostname`, else to the host of `instance`, or to the
-`nodename` that node_exporter reported for this host.
+1.0 sends all labels with each series, and their bytes are the key of the cache. 2.0 sends indices into a
+request's table of symbols. The decoder gives symbols stable numbers, and a row of these is the key. A series
+belongs to the label `node` (`kubernetes_node`), else to the exporter's `Hostname`. Else it belongs to the
+host of `instance`, or to the `nodename` that node_exporter reported for this host.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ _UNREAD, _NEW, _BAD = -1, -2, -3  # a rule that leaves a series out is its numbe
 
 @dataclass(slots=True)
 class _Found:
-    """The series of a request: their keys, their rows in the columns, and the labels of new series."""
+    """The series of a request: their keys, their rows in the table, and the labels of new series."""
 
     keys: list[bytes]
     rows: NDArray[np.int64]
@@ -57,7 +57,10 @@ class _Found:
 
 
 class WriteDecoder:
-    """The decoder of all senders' requests. `noted` counts by reason what is neither good nor bad."""
+    """The decoder of all senders' requests.
+
+    `noted`: counts, by reason, of samples that are neither good nor bad.
+    """
 
     def __init__(
         self,
@@ -67,9 +70,9 @@ class WriteDecoder:
         models: Callable[[], dict[str, str]] = dict,
         machines: MachineNames | None = None,
     ) -> None:
-        """Set up the decoder.
+        """Create the decoder.
 
-        `models`: node -> GPU model, from labels. machines: those of the resolver.
+        `models`: returns node → GPU model, from labels. machines: the resolver's machine names.
         """
         self.noted: Counter[str] = Counter()
         self._machines = machines or MachineNames(Entities())
@@ -91,9 +94,9 @@ class WriteDecoder:
         self._new_gpus: set[int] = set()  # of which nobody was told yet that they are heard of
 
     def decode(self, body: bytes, version: Version, received_ms: int) -> Batch:
-        """Decode the samples of one body.
+        """Decode the samples of one request body.
 
-        Raises RecordError if nothing is readable: bad_snappy, too_large, bad_protobuf, …
+        Raises RecordError if the body as a whole is unreadable: `bad_snappy`, `too_large`, `bad_protobuf`, …
         """
         message = unpack(body, MAX_UNPACKED_BYTES)
         write = walk(message, version)
@@ -104,7 +107,7 @@ class WriteDecoder:
         return self._decode(write, found, received_ms)
 
     def read(self, write: WriteRequest, received_ms: int) -> Batch:
-        """Return the samples of a request that was walked exactly."""
+        """Decode the samples of a request whose series were read exactly, field by field."""
         return self._decode(write, self._find_series(write), received_ms)
 
     def _decode(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
@@ -115,7 +118,10 @@ class WriteDecoder:
         return self._batch(write, found, received_ms)
 
     def _tally(self, write: WriteRequest, at: NDArray[np.int64], names: Iterable[str]) -> RecordTally:
-        """Return the tally of a request, as if all numbers were good. at: (n,) the row of each sample."""
+        """Return the tally of a request before its values are checked.
+
+        at: (n,) the row of each sample's series, negative if the series is not read. names: unread names.
+        """
         codes, counts = np.unique(at[at < 0], return_counts=True)
         left_out = dict(zip(codes.tolist(), counts.tolist(), strict=True))
         unread, refused = left_out.pop(_UNREAD, 0), left_out.pop(_BAD, 0)
@@ -125,7 +131,7 @@ class WriteDecoder:
         return RecordTally(int(np.count_nonzero(at >= 0)), refused, ignored, unread, tuple(names))
 
     def _bound(self) -> None:
-        """Forget everything once a table is too large, so that memory stays bounded."""
+        """Clear all tables once one is too large, so that memory stays bounded."""
         many = len(self._symbols) > MAX_SYMBOLS or len(self._rows) > MAX_SERIES or self._unwanted > MAX_UNWANTED
         if many or len(self._nodes) > MAX_SERIES or self._held > MAX_HELD_BYTES:
             self._table = SeriesTable()
@@ -134,7 +140,7 @@ class WriteDecoder:
             self._unwanted = self._held = 0
 
     def _keys(self, write: WriteRequest) -> list[bytes]:
-        """Return a key for each series of a 2.0 request."""
+        """Return a key for each series of a 2.0 request: the stable numbers of its symbols, as bytes."""
         numbers, known = self._symbols, len(self._symbols)
         own = np.array([numbers.setdefault(symbol, len(numbers)) for symbol in write.symbols], "<u4")
         self._held += sum(map(len, islice(reversed(numbers), len(numbers) - known)))
@@ -143,7 +149,7 @@ class WriteDecoder:
         return [text[first:last] for first, last in zip(begin, end, strict=True)]
 
     def _find_series(self, write: WriteRequest) -> "_Found":
-        """Return the known rows of a request's series, and the labels of new series."""
+        """Return the rows of a request's known series, and the labels of its new series."""
         self._bound()
         keys = self._keys(write) if len(write.begin) else write.labels
         get = self._rows.get
@@ -159,7 +165,10 @@ class WriteDecoder:
         return found
 
     def _place(self, found: "_Found") -> None:
-        """Resolve new series, once all hosts are named. Fills in the rows and errors of `found`."""
+        """Resolve new series after all host names in the request are known.
+
+        Adds their rows and errors to `found`.
+        """
         for labels in found.labels.values():
             self._learn_host_name(labels)
         for row, labels in found.labels.items():
@@ -174,19 +183,25 @@ class WriteDecoder:
             self._forget(instance)
 
     def _forget(self, instance: str) -> None:
-        """Forget the series of a host, so that they are resolved again when they arrive."""
+        """Forget the series of an `instance`, so that they are resolved again when they next arrive."""
         for key in self._of_instance.pop(instance, ()):
             self._rows.pop(key, None)
 
     def _learn_host_name(self, labels: Mapping[str, str]) -> None:
-        """Learn the name of an `instance`'s host from `node_uname_info`. Its series are resolved again."""
+        """Record the host name of an `instance` if these are labels of `node_uname_info`.
+
+        If the name is new, the instance's series are resolved again.
+        """
         instance, node = labels.get("instance", ""), labels.get("nodename", "")
         if labels["__name__"] == "node_uname_info" and instance and node and self._nodes.get(instance) != node:
             self._nodes[instance] = node
             self._forget(instance)
 
     def _row(self, key: bytes, labels: Mapping[str, str]) -> int:
-        """Return the row of a series' columns, and store it. Raises RecordError if its labels are bad."""
+        """Return the row of a series in the table, and add an unknown series.
+
+        The result is negative if the series is not read. Raises RecordError if the labels are bad.
+        """
         known = self._rows.get(key)
         if known is not None:
             return known
@@ -250,9 +265,9 @@ class WriteDecoder:
         return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
 
     def _collect_label_sights(self, columns: NDArray[np.void], time_ms: NDArray[np.int64]) -> tuple[LabelSight, ...]:
-        """Return the labels of a request's GPUs, for each moment.
+        """Return the job labels of a request's GPUs, one LabelSight for each sample time.
 
-        Before any label has arrived, return only GPUs that are new. Loops over GPUs.
+        Before any label has arrived, only GPUs that are new are included.
         """
         is_labelled = (columns["kind"] == GPU) | columns["divided"]
         columns, time_ms = columns[is_labelled], time_ms[is_labelled]
@@ -274,7 +289,10 @@ class WriteDecoder:
         time_ms: NDArray[np.int64],
         value: NDArray[np.float64],
     ) -> list[SampleBatch]:
-        """Return samples of the moments whose parts have all arrived."""
+        """Add parts of sums, and return the samples whose parts have all arrived.
+
+        columns: (n,) rows of the table of series. row: (n,) their indices in it.
+        """
         identity = (columns["kind"].astype(np.int64) << 48) | (columns["metric"].astype(np.int64) << 32)
         identity |= columns["entity"]
         part = np.where(columns["part"] != 0, columns["part"], row)
@@ -310,7 +328,7 @@ def _split_by_kind(
 
 
 def _errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
-    """Return one error for each row. All are the same object, which names the first row."""
+    """Return one error for each row of the table. All are the same object, which names the first row."""
     if not len(columns):
         return []
     kind = KINDS[int(columns["kind"][0])]
@@ -320,7 +338,7 @@ def _errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
 
 @dataclass(slots=True)
 class _Sight:
-    """A LabelSight that is being built."""
+    """A LabelSight under construction."""
 
     gpus: dict[int, None] = field(default_factory=dict)
     jobs: dict[int, list[JobLabel]] = field(default_factory=dict)
@@ -336,9 +354,9 @@ class _Sight:
 
 
 def parse_labels(text: bytes) -> dict[str, str]:
-    """Parse consecutive label fields of 1.0.
+    """Parse the consecutive label fields of a 1.0 series.
 
-    Raises RecordError bad_label: other fields, no UTF-8, no name.
+    Raises RecordError `bad_label` if there are other fields, text that is not UTF-8, or no metric name.
 
     >>> parse_labels(bytes.fromhex("0A0D 0A08 5F5F6E616D655F5F 1201 61".replace(" ", "")))
     {'__name__': 'a'}
@@ -355,9 +373,9 @@ def parse_labels(text: bytes) -> dict[str, str]:
 
 
 def _parse_short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
-    """Return (name, value, end) of a label in the common form, otherwise None.
+    """Return (name, value, end) of a label in the common form, or None if it has another form.
 
-    The form is 0A len 0A n name 12 n value, with each length below 128.
+    The common form is 0A len 0A n name 12 n value, with each length below 128.
     """
     end = at + 2 + text[at + 1]
     name_end = at + 4 + text[at + 3]
@@ -369,7 +387,12 @@ def _parse_short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
 
 
 def _parse_any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
-    """Parse a label in any valid form. If a name or value occurs twice, the last one counts."""
+    """Return (name, value, end) of a label in any valid form.
+
+    If a name or value occurs twice, the last one counts.
+
+    Raises RecordError `bad_label`.
+    """
     for number, kind, begin, end in fields(text, at, len(text)):
         if number != 1 or kind != BYTES:
             break
@@ -382,7 +405,7 @@ def _parse_any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
 
 
 def _decode_symbol_labels(write: WriteRequest, row: int) -> dict[str, str]:
-    """Return the labels of a series of 2.0."""
+    """Return the labels of a series of a 2.0 request. Raises RecordError `bad_label`."""
     refs = write.refs[write.begin[row] : write.end[row]].tolist()
     try:
         words = [write.symbols[ref].decode() for ref in refs]
@@ -400,7 +423,7 @@ def _named(labels: dict[str, str]) -> dict[str, str]:
 
 
 def parse_host(instance: str) -> str:
-    """Return the host of an instance.
+    """Return the host name in a label `instance`.
 
     >>> parse_host("n001:9400"), parse_host("http://n001:9400/metrics"), parse_host("[::1]:9100"), parse_host("n001")
     ('n001', 'n001', '::1', 'n001')

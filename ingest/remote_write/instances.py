@@ -1,4 +1,4 @@
-"""The targets behind the label `instance`.
+"""The scrape targets that the label `instance` identifies.
 
 Machines that share a name are separate targets as long as both send.
 """
@@ -10,7 +10,7 @@ from fleetcast.ingest.machines import Target
 
 
 class Instances:
-    """Targets by `instance`, and the target of each row in the table of series."""
+    """The targets by `instance`, and the target of each row in the table of series."""
 
     def __init__(self) -> None:
         self._targets: dict[str, Target] = {}
@@ -20,9 +20,9 @@ class Instances:
         self._now_ms = 0
 
     def hear(self, rows: NDArray[np.int64], now_ms: int) -> list[Target]:
-        """Record that known series arrived, and return their targets.
+        """Record that samples of known series arrived, and return their targets.
 
-        rows: (n,), negative if the series is unknown.
+        rows: (n,) rows in the table of series, negative for unknown series.
         """
         self._now_ms = now_ms
         owned = rows[(rows >= 0) & (rows < len(self._of_row))]  # rows beyond belong to no instance
@@ -33,9 +33,9 @@ class Instances:
         return targets
 
     def target(self, address: str, node: str) -> Target:
-        """Return the target of an `instance`, and record that it sent now.
+        """Return the target of an `instance`, and record that it has just sent.
 
-        node: its name if the exporter's labels state none.
+        node: the target's name if the exporter's labels state none.
         """
         target = self._targets.get(address)
         if target is None:
@@ -46,7 +46,7 @@ class Instances:
         return target
 
     def own(self, row: int, address: str) -> None:
-        """Record that a row belongs to a target."""
+        """Record that a row of the table of series belongs to the target at an address."""
         while row >= len(self._of_row):
             self._of_row = np.concatenate([self._of_row, np.full_like(self._of_row, -1)])
         self._of_row[row] = self._numbers.get(address, -1)

@@ -1,4 +1,4 @@
-"""A field-by-field reader of protobuf's wire format, for data that no faster path reads."""
+"""A field-by-field reader of protobuf's wire format, for data that the faster readers cannot handle."""
 
 from collections.abc import Iterator
 
@@ -8,9 +8,9 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at `at`, and the position after it.
+    """Return the number at index `at`, and the index after it.
 
-    Raises IndexError at the end, RecordError bad_protobuf above 64 bits.
+    Raises IndexError at the end of the data, and RecordError `bad_protobuf` above 64 bits.
     """
     number = shift = 0
     while True:
@@ -27,7 +27,8 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (field number, wire type, begin, end) of each field of a message.
 
-    For a varint, begin and end are those of its bytes. Raises IndexError or RecordError bad_protobuf.
+    begin, end: the place of a field's content, or of a varint's bytes. Raises IndexError, or RecordError
+    `bad_protobuf`.
     """
     while at < end:
         key, begin = read_varint(data, at)
@@ -47,7 +48,10 @@ def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]
 
 
 def packed(data: bytes, at: int, end: int) -> list[int]:
-    """Return a list of varints. Raises IndexError at the end, RecordError bad_protobuf."""
+    """Return the numbers in a packed list of varints.
+
+    Raises IndexError at the end of the data, and RecordError `bad_protobuf`.
+    """
     numbers = []
     while at < end:
         number, at = read_varint(data, at)

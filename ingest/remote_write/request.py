@@ -1,4 +1,4 @@
-"""Prometheus' remote-write requests on the wire: 1.0 (`WriteRequest`) and 2.0 (`io.….v2.Request`).
+"""A reader of Prometheus' remote-write messages: 1.0 (`WriteRequest`) and 2.0 (`io.….v2.Request`).
 
 Nearly every series of a request holds one sample with a time of six bytes, so its last bytes have one of two
 forms:
@@ -9,7 +9,7 @@ forms:
 A loop over lengths finds the series. Then numpy compares those bytes of all series at once and extracts
 the numbers. Other series (several samples, histograms, exemplars) are read field by field. In 1.0, bytes
 may fit by chance. Then the rest of the series is not labels, and the parser of labels asks for an exact
-walk. Specifications: prometheus.io/docs/specs/prw/remote_write_spec and …/remote_write_spec_2_0.
+reading. Specifications: prometheus.io/docs/specs/prw/remote_write_spec and …/remote_write_spec_2_0.
 """
 
 import struct
@@ -35,21 +35,24 @@ _SEVENS = (1 << (7 * np.arange(6))).astype(np.int64)
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A pattern of bytes: three words, each with a mask of the bits that count."""
+    """A pattern of 24 bytes as three words, each with a mask of the bits that must match."""
 
     mask: tuple[int, int, int]
     want: tuple[int, int, int]
 
     @classmethod
     def of(cls, pattern: str) -> "_Form":
-        """Parse a pattern. Hex is itself, '..' any byte, '+.' a varint's byte before its last, '-.' its last."""
+        """Parse a pattern: two hex digits match this byte, and '..' matches any byte.
+
+        '+.' is a byte of a varint before its last, '-.' its last.
+        """
         words = pattern.split()
         mask = bytes({"..": 0, "+.": 0x80, "-.": 0x80}.get(word, 0xFF) for word in words)
         want = bytes({"..": 0, "+.": 0x80, "-.": 0}.get(word, 0) if word[1] == "." else int(word, 16) for word in words)
         return cls(struct.unpack("<3Q", mask), struct.unpack("<3Q", want))
 
     def fits(self, text: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return (s,) whether each row of (s, 3) words has the form."""
+        """Return (s,) whether each row of (s, 3) words matches the pattern."""
         answer = np.ones(len(text), np.bool_)
         for word, (mask, want) in enumerate(zip(self.mask, self.want, strict=True)):
             if mask:
@@ -70,10 +73,11 @@ class Version(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """A request with s series and n samples. `of`: (n,) the series of each sample, in the order sent.
+    """A remote-write request with s series and n samples, without parsed labels.
 
-    1.0: `labels`, (s,) the label fields of each series as sent. 2.0: series i has the labels
-    `symbols[refs[begin[i]]], symbols[refs[begin[i] + 1]], …` up to `refs[end[i]]`, names and values in turn.
+    `of`: (n,) the series of each sample, in the order sent. 1.0: `labels`, (s,) the label fields of each series as
+    sent. 2.0: series i has the labels `symbols[refs[begin[i]]], symbols[refs[begin[i] + 1]], …` up to
+    `refs[end[i]]`, names and values in turn.
     """
 
     of: NDArray[np.intp]
@@ -89,9 +93,9 @@ class WriteRequest:
 
 
 def walk(message: bytes, version: Version, *, exact: bool = False) -> WriteRequest:
-    r"""Read a message except its labels. exact: read every series of 1.0 field by field.
+    r"""Read an unpacked message without parsing labels. exact: read every series of 1.0 field by field.
 
-    Raises RecordError: bad_protobuf, too_many_series, too_many_samples.
+    Raises RecordError `bad_protobuf`, `too_many_series` or `too_many_samples`.
 
     >>> one = walk(bytes.fromhex("0A0C 0A05 0A0161 1200 1203 10E807".replace(" ", "")), Version.V1)
     >>> one.labels, one.time_ms.tolist(), one.value.tolist()
@@ -108,7 +112,7 @@ def walk(message: bytes, version: Version, *, exact: bool = False) -> WriteReque
 def _split(data: bytes, series: int, symbol: int) -> tuple[NDArray[np.intp], NDArray[np.intp], list[bytes]]:
     """Return (s,) the begins of a message's series, (s,) their ends, and the symbols.
 
-    `series`, `symbol`: the tag bytes before each.
+    `series`, `symbol`: the tag bytes of these fields.
     """
     begins: list[int] = []
     ends: list[int] = []
@@ -144,7 +148,7 @@ def _split(data: bytes, series: int, symbol: int) -> tuple[NDArray[np.intp], NDA
 
 
 def _find_regular_series(data: bytes, first: int, tag: int) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
-    """Return begins and ends of the series from `first` on, or None if one has an unusual end."""
+    """Return (s,) begins and ends of the series from `first` on, or None if one has an unusual end."""
     byte, size = np.frombuffer(data, np.uint8), len(data)
     follows = byte[1:]
     place = np.flatnonzero((byte[:-1] == 0x12) & ((follows == 0x10) | (follows == 0x07)))
@@ -168,7 +172,10 @@ def _find_regular_series(data: bytes, first: int, tag: int) -> tuple[NDArray[np.
 def _find_consecutive_series(
     byte: NDArray[np.uint8], first: int, tag: int, end: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
-    """Return begins and ends of consecutive series, the first at `first`. None if they do not touch."""
+    """Return (s,) begins and ends of consecutive series, the first at `first`.
+
+    end: candidates for their ends. Returns None if the series do not follow each other without gaps.
+    """
     if not 0 < len(end) <= MAX_FIELDS or end[-1] != len(byte):
         return None
     head = np.concatenate([[first], end[:-1]])
@@ -181,14 +188,14 @@ def _find_consecutive_series(
 
 
 def _skip_field(data: bytes, at: int) -> int:
-    """Return the position after the field at `at`."""
+    """Return the index after the field at index `at`."""
     for _, _, _, end in fields(data, at, len(data)):
         return end
     raise IndexError
 
 
 class _Spans:
-    """The places of a message's series, and access to bytes at some place of each."""
+    """The places of a message's series, with access to bytes of all series at once."""
 
     def __init__(self, message: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> None:
         self.message = message
@@ -198,25 +205,28 @@ class _Spans:
         self.byte = np.frombuffer(self._padded, np.uint8)
 
     def at(self, place: NDArray[np.intp]) -> NDArray[np.uint64]:
-        """Return (s, 3) the 24 bytes from `place` (s,) on. No place may lie beyond the message."""
+        """Return (s, 3) uint64: for each series, the 24 bytes from `place` (s,) on.
+
+        No place may lie after the message.
+        """
         text = np.dtype(f"V{_WINDOW}")
         windows = np.ndarray((len(self._padded) - _WINDOW + 1,), text, self._padded, strides=(1,))
         return windows[place].view("<u8").reshape(-1, 3)
 
 
 def _times(text: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Decode varints of six bytes, (s, 6), into integers (s,)."""
+    """Decode (s, 6) bytes, each row a varint of six bytes, into (s,) int64."""
     return (text & 0x7F).astype(np.int64) @ _SEVENS
 
 
 def _decode_doubles(text: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Decode doubles (s,) from bytes (s, 8)."""
+    """Decode (s, 8) bytes into (s,) float64."""
     return np.ascontiguousarray(text).view("<f8").reshape(-1)
 
 
 @dataclass(slots=True)
 class _Slow:
-    """One series, read field by field."""
+    """The contents of one series that was read field by field."""
 
     labels: list[bytes] = field(default_factory=list)
     refs: list[int] = field(default_factory=list)
@@ -261,12 +271,13 @@ def _read_sample(data: bytes, begin: int, end: int) -> tuple[int, float]:
 
 
 class _Samples:
-    """The samples of all series: those in a common form as columns, the others one by one."""
+    """The samples of all series: those in a common form as columns, the others by series."""
 
     def __init__(self, spans: _Spans, sample: NDArray[np.bool_], zero: NDArray[np.bool_], text: NDArray[np.uint8]):
-        """Decode the samples in a common form. sample, zero: (s,) which form a series has.
+        """Decode the samples in a common form.
 
-        text: (s, 18) the bytes of the sample. Those of the form `zero` are its last nine.
+        sample, zero: (s,) whether each series has this form. text: (s, 18) the bytes of each sample. A sample in the
+        form `zero` takes the last nine.
         """
         self._fast = sample | zero
         self._value = np.where(sample, _decode_doubles(text[:, 3:11]), 0.0)
@@ -285,7 +296,7 @@ class _Samples:
                 raise RecordError("too_many_samples", f"more than {MAX_SAMPLES:,} in one request")
 
     def columns(self) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.float64]]:
-        """Return (n,) the series of each sample, its time and its value."""
+        """Return (n,) the series of each sample, (n,) its time in Unix ms and (n,) its value."""
         fast = np.flatnonzero(self._fast)
         if len(fast) == len(self._fast):
             return fast, self._time_ms, self._value
@@ -302,7 +313,7 @@ class _Samples:
 
 
 def _read_label_message(spans: _Spans, exact: bool) -> WriteRequest:
-    """Read a message of 1.0: each series ends in its sample, and the bytes before it are labels."""
+    """Read a 1.0 message. Each of its series ends in its sample, and the bytes before it are labels."""
     words = spans.at(np.maximum(spans.end - _WINDOW, 0))
     size = np.where(spans.end >= _WINDOW, spans.end - spans.begin, 0)
     sample = _LAST_SAMPLE.fits(words) & (size >= _TAIL)
@@ -322,9 +333,9 @@ def _read_label_message(spans: _Spans, exact: bool) -> WriteRequest:
 
 
 def _ends_in_sample(byte: NDArray[np.uint8], at: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return (s,) whether the bytes before `at` look like a sample, too.
+    """Return (s,) whether the bytes before index `at` (s,) look like another sample.
 
-    Such a series is read field by field.
+    A series with two samples is read field by field.
     """
     whole, zero = np.maximum(at - _TAIL, 0), np.maximum(at - _ZERO_TAIL, 0)
     answer: NDArray[np.bool_] = (byte[whole] == 0x12) & (byte[whole + 1] == 0x10) & (byte[whole + 2] == 0x09)
@@ -333,7 +344,7 @@ def _ends_in_sample(byte: NDArray[np.uint8], at: NDArray[np.intp]) -> NDArray[np
 
 
 def _read_symbol_message(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
-    """Read a message of 2.0: references to symbols, one sample, and metadata that is not used."""
+    """Read a 2.0 message. Each of its series has references to symbols, one sample, and unused metadata."""
     byte, size = spans.byte, len(spans.message)
     length = byte[np.minimum(spans.begin + 1, size)].astype(np.intp)
     after = np.minimum(spans.begin + 2 + length, size)
@@ -359,7 +370,10 @@ def _read_symbol_message(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
 def _read_references(
     spans: _Spans, fast: NDArray[np.bool_], length: NDArray[np.intp], slow: dict[int, _Slow]
 ) -> tuple[NDArray[np.uint32], NDArray[np.intp], NDArray[np.intp]]:
-    """Return all references, and (s,) where those of each series begin and end."""
+    """Return all references to symbols, and (s,) where those of each series begin and end.
+
+    fast: (s,) whether a series has the common form. length: (s,) bytes of its references.
+    """
     rows = np.flatnonzero(fast)
     size = length[rows]
     stop = np.cumsum(size)
@@ -383,9 +397,9 @@ def _read_references(
 
 
 def _decode_varints(text: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.uint32]:
-    """Decode numbers of at most 32 bits. `ends`: the place of the last byte of each.
+    """Decode varints of at most 32 bits. `ends`: the index of the last byte of each.
 
-    Raises RecordError bad_protobuf if a number is larger.
+    Raises RecordError `bad_protobuf` if a number is larger.
     """
     width = np.diff(ends, prepend=-1)
     if len(width) and int(width.max()) > 5:

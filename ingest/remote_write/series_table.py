@@ -1,4 +1,4 @@
-"""The series of all remote-write senders as rows of columns."""
+"""The table of the series of all remote-write senders, as columns."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -24,7 +24,7 @@ COLUMNS = np.dtype(
 class SeriesTable:
     """Series as rows of columns. New rows are appended.
 
-    labels: index is the number in the columns minus one. The number 0 stands for no label.
+    labels: the job labels. The column `label` holds the index of a label plus one, or 0 for no label.
     """
 
     _columns: NDArray[np.void]
@@ -39,7 +39,7 @@ class SeriesTable:
 
     @property
     def columns(self) -> NDArray[np.void]:
-        """The rows (rows,) with the fields of `COLUMNS`, as a view."""
+        """The rows, (rows,) with the fields of `COLUMNS`, as a view."""
         return self._columns[: self._size]
 
     def add(self, one: Series) -> int:

@@ -1,4 +1,4 @@
-"""Snappy's block format with a bound. A body states its length before a byte of it is unpacked."""
+"""Snappy's block format with a limit. The stated length is checked before anything is unpacked."""
 
 import cramjam
 
@@ -7,7 +7,7 @@ from fleetcast.ingest.remote_write.protobuf import read_varint
 
 
 def read_unpacked_size(body: bytes) -> int:
-    """Read the unpacked size that a snappy block states. Raises RecordError bad_snappy."""
+    """Return the unpacked size in bytes that a snappy block states. Raises RecordError `bad_snappy`."""
     try:
         return read_varint(body, 0)[0]
     except IndexError:
@@ -15,9 +15,9 @@ def read_unpacked_size(body: bytes) -> int:
 
 
 def unpack(body: bytes, most: int) -> bytes:
-    """Return the message in a body in snappy's block format, of at most `most` bytes.
+    """Return the unpacked bytes of a body in snappy's block format, at most `most` bytes.
 
-    Raises RecordError: too_large, bad_snappy.
+    Raises RecordError `too_large` or `bad_snappy`.
     """
     size = read_unpacked_size(body)
     if size > most:

@@ -1,1 +1,1 @@
-"""The Slurm sources: jobs and nodes, polled or pushed by Slurm."""
+"""The Slurm sources: they poll jobs and nodes, or receive them from Slurm."""

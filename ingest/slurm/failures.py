@@ -1,8 +1,8 @@
-"""The failure category of an ended Slurm job. All schedulers have the same categories.
+"""A classifier of ended Slurm jobs into failure categories. All schedulers have the same categories.
 
-If the state decides it, it counts. For FAILED, the signal (125: Slurm's sign of the kernel's killer),
-Slurm's reason, and the comments of an epilog or administrator count, in this order of trust. Otherwise a
-bad status or signal is the user's.
+If the job's state decides the category, it counts. For FAILED, three facts count, in this order of trust:
+the signal (125 is Slurm's sign of the kernel's out-of-memory killer), Slurm's reason, and the comments of an
+epilog or administrator. Otherwise a bad status or signal is the user's fault.
 """
 
 import re
@@ -57,7 +57,7 @@ _WORDS: tuple[tuple[re.Pattern[str], FailureCategory], ...] = (
 
 
 def category(state: str, reason: str, comment: str, status: tuple[int, int]) -> FailureCategory:
-    """Return why a job ended in `state`. `status`: its exit status and signal.
+    """Return the failure category of a job that ended in `state`. `status`: its exit status and signal.
 
     >>> category("FAILED", "NonZeroExitCode", "", (1, 0)), category("TIMEOUT", "TimeLimit", "", (0, 15))
     ('user', 'timeout')
@@ -80,7 +80,7 @@ def by_reason(reason: str) -> FailureCategory | None:
 
 
 def classify_comment(text: str) -> FailureCategory | None:
-    """Return the category that a comment describes, or None if it describes none that we know."""
+    """Return the failure category that a comment describes, or None if it describes no known one."""
     text = text[:4096]
     without_addresses = re.sub(r"\([^()]*\)", "", text)  # "Xid (PCI:0000:1b:00): 79, …"
     if xids := [int(number) for number in _XID.findall(without_addresses)]:

@@ -1,7 +1,7 @@
-"""Parsers of Slurm's small notations: times, durations, exit codes, arrays.
+"""Parsers of Slurm's small notations: times, durations, sizes, exit codes, arrays.
 
-Each accepts any text. Unreadable text gives None or empty. An impossible exit code makes its whole record
-bad, because any other answer would be a guess.
+Each accepts any text. Unreadable text gives None or an empty result. An impossible exit code makes its whole
+record bad, because any other answer would be a guess.
 """
 
 import re
@@ -27,7 +27,7 @@ _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024
 class WaitingTasks:
     """The waiting tasks of an array: the first MAX_TASKS of them, and their count.
 
-    is_cut: the list names only some of them, or none that is readable.
+    is_cut: the list names only some of them, or is unreadable.
     """
 
     named: tuple[int, ...] = ()
@@ -36,7 +36,7 @@ class WaitingTasks:
 
 
 def tasks(text: str) -> WaitingTasks:
-    """Return the waiting tasks of an array from a text such as `1-3,5%2`.
+    """Parse the waiting tasks of an array from a text such as `1-3,5%2`.
 
     Slurm ends a list that it cuts with dots. slurmdbd stores the tasks as a hexadecimal mask whose lowest bit
     is task 0. A mask without a bit, or a list without a number, means that all tasks have started. A text of
@@ -59,7 +59,7 @@ def tasks(text: str) -> WaitingTasks:
 
 
 def model_name(kind: str) -> str:
-    """Return the GPU model that a site's GRES type stands for: in capitals if it looks like a product.
+    """Return the GPU model that a GRES type names, in capitals if it looks like a product.
 
     >>> model_name("h100"), model_name("nvidia_a100_80gb"), model_name("gen")
     ('H100', 'A100', 'gen')
@@ -71,7 +71,7 @@ def model_name(kind: str) -> str:
 def time_ms(text: str, zone: tzinfo | None = None) -> int | None:
     """Convert Unix seconds, or an ISO time that is local in `zone`, to Unix ms.
 
-    zone: None is this machine's. Returns None if the text is not a time.
+    zone: None for this machine's. Returns None if the text is no time since 2000.
 
     >>> from datetime import UTC
     >>> time_ms("1617588440"), time_ms("2021-04-05T02:07:20", UTC), time_ms("Unknown")
@@ -92,7 +92,9 @@ def _drop_time_before_2000(time_ms: int) -> int | None:
 
 
 def limit_s(text: str) -> float | None:
-    """Parse a time limit.
+    """Parse a time limit as seconds. A bare number is minutes.
+
+    Returns None for other text, such as UNLIMITED.
 
     >>> limit_s("3-00:00:00"), limit_s("4:59"), limit_s("1:00:00"), limit_s("60"), limit_s("UNLIMITED")
     (259200.0, 299.0, 3600.0, 3600.0, None)
@@ -109,6 +111,8 @@ def limit_s(text: str) -> float | None:
 def parse_size_gib(text: str) -> float | None:
     """Convert a size such as `1600G`, `8000M` or `60G` to GiB. A bare number is MiB.
 
+    Returns None for other text.
+
     >>> parse_size_gib("1536M"), parse_size_gib("2T"), parse_size_gib("?")
     (1.5, 2048.0, None)
     """
@@ -119,7 +123,7 @@ def parse_size_gib(text: str) -> float | None:
 
 
 def tres(text: str, name: str) -> str:
-    """Return the amount of a resource in a list of TRES.
+    """Return the amount of a resource in a TRES list as text, or "" if the list lacks it.
 
     >>> tres("cpu=320,mem=1600G,node=4", "mem")
     '1600G'
@@ -128,7 +132,7 @@ def tres(text: str, name: str) -> str:
 
 
 def exit_code(text: str) -> tuple[int, int]:
-    """Parse an exit status and signal.
+    """Parse an exit code of the form status:signal. A part that is missing is 0.
 
     >>> exit_code("0:9"), exit_code("")
     ((0, 9), (0, 0))
@@ -142,7 +146,7 @@ def _parse_small_number(text: str) -> int:
 
 
 def split_wait_status(value: float) -> tuple[int, int]:
-    """Split a number of wait(2) into (status, signal). Raises RecordError if it is too large.
+    """Split a wait status of wait(2) into (exit status, signal). Raises RecordError if it is too large.
 
     >>> split_wait_status(768), split_wait_status(9), split_wait_status(4294967294)
     ((3, 0), (0, 9), (0, 0))
@@ -154,7 +158,10 @@ def split_wait_status(value: float) -> tuple[int, int]:
 
 
 def label(text: str | None) -> str:
-    """Return a name that is safe to show: printable and not too long. "" for Slurm's words for nothing."""
+    """Return a name that is safe to show: printable and not too long.
+
+    Returns "" for None and for the words that Slurm writes for an empty value.
+    """
     if text is None or text in ("(null)", "N/A", "None", "none", "Unknown", "n/a"):
         return ""
     shown = text if text.isprintable() else "".join(part if part.isprintable() else "?" for part in text)

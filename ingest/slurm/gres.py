@@ -1,11 +1,11 @@
-"""Slurm's generic resources in GRES and TRES lists: GPUs, MIG instances and parts of GPUs.
+"""A parser of Slurm's generic resources in GRES and TRES lists: GPUs, MIG instances and parts of GPUs.
 
     gpu:h100:4(IDX:0-1,6-7)                 GRES of a node that a job holds, with numbers of the GPUs
     cpu=2,gres/gpu=16,gres/gpu:a100=16      TRES of all nodes; a typed count repeats the plain one
     gpu:a100_3g.20gb:2(IDX:9-10)            MIG instances; the numbers count instances, so they name no GPU
     shard:h100:4(4/8,0/8)                   4 of the 8 shards of the first GPU, none of the second
 
-Parts of GPUs are `shard` and `mps`. Any text gives an answer. A text that names no GPU gives none.
+Parts of GPUs are `shard` and `mps`. Any text is accepted. A text that names no GPU gives an empty result.
 """
 
 import re
@@ -31,7 +31,7 @@ _MIG = re.compile(r"(?:^|[-_.:])((?:[0-9]c\.)?[0-9]g\.[0-9]+gb(?:[.+_][a-z]+)*)"
 
 
 class HeldShards(NamedTuple):
-    """The shards of one GPU that a job holds, and how many the GPU has."""
+    """The number of shards of one GPU that a job holds, and of all shards that the GPU has."""
 
     gpu: int
     held: int
@@ -42,9 +42,9 @@ class HeldShards(NamedTuple):
 class Gres:
     """The GPUs and parts of GPUs in one list.
 
-    milli: size of all `gpus` in thousandths of a GPU, less for MIG instances. indices: numbers of the GPUs,
-    empty if the list has none or they count MIG instances. shares: number of parts of `unit` (shard or mps).
-    parts: the same by GPU, if the list names the GPUs.
+    milli: the size of all `gpus` in thousandths of a GPU, smaller for MIG instances. indices: the numbers of the
+    GPUs, empty if the list has none or counts MIG instances. shares: the number of parts of the kind `unit`
+    (shard or mps). parts: the shards of each GPU, if the list names the GPUs.
     """
 
     gpus: int = 0
@@ -61,7 +61,7 @@ NO_GRES = Gres()
 
 
 def read_gres(text: str) -> Gres:
-    """Read a GRES or TRES list, of one node or of all.
+    """Parse a GRES or TRES list, of one node or of all nodes.
 
     >>> read_gres("gpu:h100:4(IDX:0-1,6-7)").indices, read_gres("gpu:(null):2(IDX:0-1)").gpus
     ((0, 1, 6, 7), 2)
@@ -126,7 +126,7 @@ def _amount(text: str) -> int:
 
 
 def indices(text: str) -> list[int]:
-    """Parse a list of GPU indices.
+    """Parse a list of GPU indices. Returns [] if the text is no such list, or an index is too large.
 
     >>> indices("0-3,7"), indices("N/A")
     ([0, 1, 2, 3, 7], [])
@@ -167,9 +167,9 @@ def make_resource_fields(
 ) -> dict[str, Any]:
     """Return the fields of a `SlurmJob` for the GPUs that it holds or requests.
 
-    had, asked: TRES of all nodes. per_…: the requests of `--gpus-per-node`, `--gpus`, `--gpus-per-task` and
-    similar options. details: GRES that it holds, a text for each node. Held GPUs take precedence over requested
-    ones.
+    had, asked: TRES of all nodes. per_node, per_job, per_task: the requests of `--gpus-per-node`, `--gpus`,
+    `--gpus-per-task` and similar options. details: the GRES that it holds, one text for each node. Held GPUs
+    take precedence over requested ones.
     """
     rows = [read_gres(text) for text in details]
     stated = [read_gres(text) for text in (had, asked, per_job)]

@@ -1,8 +1,8 @@
 """Checksums of the facts last issued about a live job, to detect changes of Slurm's record.
 
-A job's queue, limit, size, reason and release change while it waits. The table keeps the event with the
-highest sequence. So a change is issued with a later sequence (`fleetcast.ingest.lifecycle`), and an unchanged fact is
-issued once.
+A job's queue, limit, size, reason and release change while it waits. The job table accepts the event with
+the highest sequence. So a change is issued with a later sequence (`fleetcast.ingest.lifecycle`), and an
+unchanged fact is issued once.
 """
 
 import math
@@ -18,10 +18,10 @@ PRIORITY_STEPS = 10.0  # natural logs of priority, times this: a change below a 
 
 
 class IssuedJob(msgspec.Struct, array_like=True, frozen=True):
-    """Checksums (CRC-32) of an attempt's submission, of its size, and of why it waits.
+    """Checksums (CRC-32) of an attempt's submission, its size, and the reason why it waits.
 
-    The last two are 0 if it does not wait. `has_several`: it waited in several queues, so only the record of
-    its start names its queue.
+    `size` and `waiting` are 0 if it does not wait. `has_several`: it waited in several queues, so only the record
+    of its start names its queue.
     """
 
     attempt: int
@@ -32,7 +32,7 @@ class IssuedJob(msgspec.Struct, array_like=True, frozen=True):
 
 
 def printed(events: Iterable[JobEvent]) -> IssuedJob | None:
-    """Return the checksums of a record's events, or None if no submission is among them."""
+    """Return the checksums of the events made from one record, or None if they contain no submission."""
     submitted = queued = None
     for event in events:
         match event:
@@ -57,7 +57,10 @@ def printed(events: Iterable[JobEvent]) -> IssuedJob | None:
 def corrected(
     events: Iterable[JobEvent], before: IssuedJob | None, now: IssuedJob | None, now_ms: int
 ) -> Iterator[JobEvent]:
-    """Yield the events. An event that corrects an earlier one of the same attempt gets a later sequence."""
+    """Yield the events. An event that corrects an earlier one of the same attempt gets a later sequence.
+
+    before, now: the checksums of the previous and the present record.
+    """
     if before is None or now is None or before.attempt != now.attempt:
         yield from events
         return

@@ -1,9 +1,9 @@
-"""The job that a Slurm number stands for.
+"""The job behind a Slurm job number.
 
 Slurm reuses numbers after MaxJobId, or if it lost its state. A job is identified by its number and its
 submission. The first job of a number is named by the number alone. A later one also has its submission in
 its name: `7@1795645000`. A requeue submits the same job again. Its restart count is then higher. If the
-record has no restart count, it has the same user and name.
+record has no restart count, a job with the same user and name counts as the same job.
 """
 
 import zlib
@@ -20,10 +20,10 @@ MOST_JOBS = 16  # of one number
 
 
 class NumberedJob(msgspec.Struct, array_like=True):
-    """One of the jobs that had a number.
+    """One of the jobs that had a certain Slurm number.
 
-    suffix: what follows the number in its name. first_s, last_s: its first and last submission (Unix seconds).
-    attempt: restarts + 1. user, name: their checksums, 0 if unknown. is_counted: a record counted its restarts.
+    suffix: what follows the number in its name. first_s, last_s: its first and last submission in Unix s.
+    attempt: restarts + 1. user, name: their checksums, 0 if unknown. is_counted: a record stated its restarts.
     """
 
     suffix: str
@@ -35,7 +35,7 @@ class NumberedJob(msgspec.Struct, array_like=True):
     is_counted: bool = False
 
     def is_other(self, job: SlurmJob) -> bool:
-        """Return whether a record belongs to another job, by its user or name."""
+        """Return whether a record belongs to another job, because its user or name differs."""
         user, name = who(job)
         return bool((user and self.user and user != self.user) or (name and self.name and name != self.name))
 
@@ -44,17 +44,17 @@ class NumberedJob(msgspec.Struct, array_like=True):
 
 
 class JobNumbers:
-    """The recent jobs of each number, in order of submission."""
+    """The recent jobs of each Slurm number, in order of submission."""
 
     def __init__(self, known: dict[str, list[NumberedJob]] | None = None) -> None:
-        """Set up the jobs of a state.
+        """Create the table from saved state.
 
-        known: number → its jobs in order of submission. It is changed in place, and its rows are replaced.
+        known: number → its jobs in order of submission, or None for none. The table changes it in place.
         """
         self.known = {} if known is None else known
 
     def placed(self, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
-        """Return the records under the names of their jobs, and record these jobs."""
+        """Record the jobs of some records, and return the records with the jobs' unique names."""
         return [self.place(job) for job in jobs]
 
     def place(self, job: SlurmJob) -> SlurmJob:
@@ -107,7 +107,7 @@ class JobNumbers:
 def _seen(row: NumberedJob, job: SlurmJob) -> NumberedJob:
     """Return a job with the facts that a record adds.
 
-    Once a record has counted restarts, only such records change the attempt.
+    Once a record has stated the restarts, only such records change the attempt.
     """
     user, name = who(job)
     submit_s, attempt = (job.submit_ms or 0) // 1000, job.attempt or row.attempt
@@ -127,7 +127,10 @@ def _seen(row: NumberedJob, job: SlurmJob) -> NumberedJob:
 
 
 def who(job: SlurmJob) -> tuple[int, int]:
-    """Return checksums of a record's user and name, independent of the spelling in its form."""
+    """Return checksums of a record's user and name.
+
+    Different spellings of the name in different kinds of records give the same checksum.
+    """
     return _hash_text(job.user), _hash_text("".join(part for part in job.name if part.isascii() and part.isalnum()))
 
 
@@ -136,7 +139,7 @@ def _hash_text(text: str) -> int:
 
 
 def number_of(name: str) -> str:
-    """Return Slurm's number of a job. Tasks share that of their array.
+    """Return the Slurm number in a job's name. Tasks share the number of their array.
 
     >>> number_of("500_7"), number_of("500_rest@1795645000"), number_of("13+1"), number_of("7@1795645000")
     ('500', '500', '13+1', '7')
@@ -145,7 +148,7 @@ def number_of(name: str) -> str:
 
 
 def parse_slurm_id(name: str) -> str:
-    """Return a job's id at Slurm.
+    """Return Slurm's own id of a job from its name, without the submission.
 
     >>> parse_slurm_id("500_7@1795645000")
     '500_7'

@@ -1,4 +1,4 @@
-"""Pushed Slurm data: completed jobs of jobcomp plugins, and environments of prologs and epilogs.
+"""A reader of pushed Slurm data: jobs from jobcomp plugins, and environments of prologs and epilogs.
 
     jobcomp/elasticsearch, /kafka   {"jobid": 7, "state": "FAILED", "@end": "2026-11-21T17:03:39", …}, times in UTC
     jobcomp/script                  the environment of the script: JOBID=7, JOBSTATE=FAILED, END=1795280721, …
@@ -8,8 +8,8 @@
 
 A job's name can hold line breaks and keys of other records. `env -0` ends each variable with a NUL, which
 no value can hold. If only lines or blanks divide a record, it is refused if a key occurs twice. An
-array's task or a part of a heterogeneous job is also refused if it has variables of free text, because
-nothing shows whether the id belongs to such a text.
+array's task or a part of a heterogeneous job is also refused if it has variables of free text. Nothing
+would show whether the id belongs to such a text.
 
 A requeued job completes as PENDING. Records omit restarts: `Attempts` distinguishes attempts by their
 time of submission.
@@ -51,7 +51,7 @@ _PAIR = re.compile(rf"(?:^|(?<= ))({'|'.join(_KEYS)})=")
 
 
 class _Completed(msgspec.Struct, kw_only=True):
-    """A document of jobcomp/elasticsearch or jobcomp/kafka."""
+    """A completed job as jobcomp/elasticsearch or jobcomp/kafka writes it."""
 
     jobid: Number
     state: str
@@ -83,7 +83,10 @@ _completed = msgspec.json.Decoder(_Completed).decode
 
 
 def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Read[SlurmJob]:
-    """Read the jobs of a body in any of the forms. `zone`: the zone of jobcomp/filetxt's local times."""
+    """Read the jobs of a pushed body in any of the forms.
+
+    `zone`: the time zone of jobcomp/filetxt's local times.
+    """
     read: Read[SlurmJob]
     text = body.strip()
     if b"\0" in text and text[:1] not in (b"{", b"["):
@@ -152,7 +155,10 @@ def _parse_document(part: bytes) -> SlurmJob:
 
 
 def _parse_filetxt_line(line: str, zone: tzinfo | None) -> SlurmJob:
-    """Read a line of jobcomp/filetxt. A name may hold blanks and `=`, but not the next key."""
+    """Parse a line of jobcomp/filetxt. A job's name may hold blanks and `=`, but not the next key.
+
+    Raises RecordError `ambiguous` or `no_job_id`.
+    """
     marks = list(_PAIR.finditer(line))
     ends = [*(mark.start() for mark in marks), len(line)][1:]
     row = {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=bool(marks))}
@@ -167,7 +173,7 @@ def _parse_filetxt_line(line: str, zone: tzinfo | None) -> SlurmJob:
 
 
 def _parse_environment_lines(lines: list[str], now_ms: int) -> SlurmJob:
-    """Read an environment whose variables are lines.
+    """Parse an environment with one variable per line.
 
     Raises RecordError `ambiguous` if a value may hold another line.
     """
@@ -194,7 +200,7 @@ def _whole(row: Mapping[str, str], name: str) -> int | None:
 
 
 def _parse_script_environment(row: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
-    """Read the environment of jobcomp/script, which names only what the job has."""
+    """Parse the environment of a jobcomp/script. It lacks the variables that do not apply to the job."""
     array, het = _whole(row, "ARRAYJOBID") or 0, (_whole(row, "HETJOBID") or 0, _whole(row, "HETJOBOFFSET") or 0)
     restarts = _whole(row, "RESTARTS")
     return _normalise_completed_job(
@@ -230,9 +236,9 @@ def _normalise_completed_job(job: SlurmJob) -> SlurmJob:
 
 
 def _parse_hook_environment(row: Mapping[str, str], now_ms: int) -> SlurmJob:
-    """Read a prolog or epilog of slurmctld, which happens now.
+    """Parse the environment of a prolog or epilog of slurmctld. Its job starts or ends now.
 
-    It names neither GPUs nor why a job ended.
+    The environment names neither GPUs nor why a job ended. Raises RecordError `bad_context`.
     """
     context = row.get("SLURM_SCRIPT_CONTEXT", "").strip()
     starts = context.startswith("prolog")
@@ -256,7 +262,7 @@ def _parse_hook_environment(row: Mapping[str, str], now_ms: int) -> SlurmJob:
 class Attempts:
     """The attempts of jobs by their time of submission.
 
-    Drops the job that was not used for the longest time, and a job's oldest attempts.
+    Beyond its limits it drops the job that was not used for the longest time, and a job's oldest attempts.
     """
 
     def __init__(self, most: int = MAX_JOBS) -> None:
@@ -264,7 +270,9 @@ class Attempts:
         self._known: OrderedDict[str, dict[int, int]] = OrderedDict()
 
     def of(self, job: str, submit_ms: int | None, recorded: Iterable[tuple[int, int]] = ()) -> int:
-        """Return the attempt of `job` with this submission. `recorded`: (submission, attempt) from elsewhere.
+        """Return the attempt of `job` with this submission, numbered from 1.
+
+        `recorded`: (submission in Unix ms, attempt) from other records.
 
         >>> attempts = Attempts()
         >>> attempts.of("7", 1000), attempts.of("7", 5000), attempts.of("7", 1000), attempts.of("8", 1000, [(5000, 3)])

@@ -1,4 +1,4 @@
-"""A Slurm job in one form, and its events. Attempt = restarts + 1.
+"""The common form of a Slurm job, and its conversion into events. Attempt = restarts + 1.
 
 squeue, sacct, slurmrestd and the plugins all give a `SlurmJob`. Equal facts have the same identity
 (`fleetcast.ingest.lifecycle`).
@@ -37,12 +37,12 @@ MAX_LISTS, MAX_LIST_LENGTH = 8192, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
-    """The known facts of one attempt. Unknown counts are 0, and unknown times are None.
+    """The known facts of one attempt of a Slurm job. Unknown counts are 0, and unknown times are None.
 
-    states: the base state, then flags. gpus: on all nodes. milli: size of `of_gpus` of them in thousandths of
-    a GPU, less for MIG instances. indices: numbers of its GPUs, a row for each node. shares: of `unit` (shard
-    or mps) on all nodes. parts: the same by GPU, a row for each node. attempt: None if restarts are unknown.
-    tasks: 0 for an array whose tasks have all started.
+    states: the base state, then flags. gpus: the number on all nodes. milli: the size of `of_gpus` of them in
+    thousandths of a GPU, less for MIG instances. indices: the numbers of its GPUs, a row for each node. shares:
+    the number of parts of the kind `unit` (shard or mps) on all nodes. parts: its shards of each GPU, a row for
+    each node. attempt: None if restarts are unknown. tasks: 0 for an array whose tasks have all started.
     """
 
     id: str
@@ -84,23 +84,23 @@ class SlurmJob:
 
     @property
     def has_gpus(self) -> bool:
-        """Return whether it holds or requests GPUs or parts of them."""
+        """Whether the job holds or requests GPUs or parts of them."""
         return bool(self.gpus or self.gpus_per_node or any(self.indices) or self.shares or self.shares_per_node)
 
     @property
     def ended(self) -> str:
-        """The state in which it ended. Empty while it holds nodes or waits."""
+        """The state in which the job ended, or "" while it holds nodes or waits."""
         first = self.states[0] if self.states and "COMPLETING" not in self.states else ""
         return first if first in ENDED_STATES else ""
 
     @property
     def has_known_state(self) -> bool:
-        """Return whether one of its states is known."""
+        """Whether one of the job's states is known."""
         return any(state in HOLDS or state in WAITS or state in ENDED_STATES for state in self.states)
 
     @property
     def holds(self) -> bool:
-        """Return whether it has nodes now.
+        """Whether the job holds nodes now.
 
         A job in an unknown state holds the nodes that the queue lists for it.
         """
@@ -111,10 +111,11 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The translation of a site's names into ours.
+    """How to convert a site's names and numbers into ours.
 
-    classes: partition or QOS → class. shares_of_gpu: unit → shards of a GPU, by its nodes. numbered_gpus:
-    node → number of GPUs that GPU numbers in job records refer to, 0 if they count MIG instances.
+    classes: partition or QOS → class. shares_of_gpu: unit → number of parts of one GPU, by the site's nodes.
+    numbered_gpus: node → number of GPUs that job records can refer to by number, 0 if their numbers count MIG
+    instances.
     """
 
     prefix: str = ""
@@ -130,7 +131,10 @@ SITE = Site()
 
 
 def job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
-    """Return all events that a record implies, in order. Raises RecordError: no_job_id, no_state, no_time."""
+    """Return all events that a record implies, in order.
+
+    Raises RecordError `no_job_id`, `no_state` or `no_time`.
+    """
     if not job.id:
         raise RecordError("no_job_id", repr(job.name[:80]))
     if not job.states:
@@ -139,7 +143,7 @@ def job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
 
 
 def check(event: JobEvent, now_ms: int) -> bytes:
-    """Return the event as JSON. Raises RecordError if the event API would refuse it.
+    """Return an event as JSON. Raises RecordError if the event API would refuse it.
 
     For example, it refuses a time ahead of the clock.
     """
@@ -211,9 +215,10 @@ def _make_submitted_event(job: SlurmJob, site: Site) -> Submitted:
 
 
 class AskedSize(NamedTuple):
-    """The members of a job, one for each node, with their GPUs.
+    """The number of a job's members, one for each node, and their GPUs.
 
-    gpus_per_node: GPUs of each member. share: size of such a GPU in thousandths. None: whole GPUs.
+    gpus_per_node: the number of GPUs of each member. share: the size of each of these GPUs in thousandths, or
+    None for whole GPUs.
     """
 
     gang: int
@@ -222,7 +227,7 @@ class AskedSize(NamedTuple):
 
 
 def shape(job: SlurmJob, site: Site = SITE) -> AskedSize:
-    """Return the size that the job holds or requests."""
+    """Return the size that a job holds, or else requests."""
     gang = min(max(1, len(job.nodes) or job.node_count), MAX_GANG)
     total = sum(map(len, job.indices)) or job.gpus
     per_node = min(max(0, -(-total // gang) if total else job.gpus_per_node), MAX_GPUS)
@@ -233,7 +238,7 @@ def shape(job: SlurmJob, site: Site = SITE) -> AskedSize:
 
 
 def _shared(job: SlurmJob, gang: int, site: Site) -> AskedSize:
-    """Return the GPUs that a job's shards amount to. Shards of an unknown size count as one GPU."""
+    """Return the size of a job that holds or requests shards. Shards of an unknown size count as one GPU."""
     shares = -(-job.shares // gang) if job.shares else job.shares_per_node
     size = next((part.size for row in job.parts for part in row), 0) or site.shares_of_gpu.get(job.unit, 0)
     size = size or (MPS_OF_A_GPU if job.unit == "mps" else 0)
@@ -245,7 +250,7 @@ def _shared(job: SlurmJob, gang: int, site: Site) -> AskedSize:
 
 
 def _places(job: SlurmJob, site: Site) -> tuple[tuple[RankPlacement, ...], tuple[str, ...]]:
-    """Return ranks with their GPUs if the job's numbers name GPUs. Otherwise return its nodes."""
+    """Return (ranks with their GPUs, ()) if the job's record numbers its GPUs, otherwise ((), its nodes)."""
     if len(job.parts) == len(job.nodes) and all(job.parts):
         held = [(node, part) for node, row in zip(job.nodes, job.parts, strict=True) for part in row]
         return tuple(RankPlacement(at, node, (part.gpu,), _milli(part)) for at, (node, part) in enumerate(held)), ()
@@ -287,7 +292,7 @@ def _end(job: SlurmJob, name: str) -> JobEvent:
 
 
 def make_rest_finished_event(name: str, time_ms: int) -> Finished:
-    """Return the end of the record that stood for an array's further tasks.
+    """Return a `finished` event for the record that represented an array's further tasks.
 
     All of these tasks now have their own names or no longer exist.
     """
@@ -295,9 +300,9 @@ def make_rest_finished_event(name: str, time_ms: int) -> Finished:
 
 
 def requeued(name: str, attempt: int, time_ms: int) -> Failed:
-    """Return the end of an attempt without a record of its end.
+    """Return a `failed` event for an attempt whose end no record states.
 
-    Only a later attempt is known, or none.
+    Slurm knows only a later attempt, or none.
     """
     said = "Slurm holds it no more, and its accounting does not tell how it ended"
     return Failed(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms, category="unknown", message=said)
@@ -307,7 +312,7 @@ _lists: dict[str, tuple[str, ...]] = {}  # short ones, by text: polls repeat the
 
 
 def expand_node_list(text: str) -> tuple[str, ...]:
-    """Return the names in a list such as `n[1-4],m7`. Raises RecordError bad_nodes."""
+    """Return the node names in a list such as `n[1-4],m7`. Raises RecordError `bad_nodes`."""
     if (known := _lists.get(text)) is not None:
         return known
     if text.strip() in NO_NODES:
@@ -324,7 +329,7 @@ def expand_node_list(text: str) -> tuple[str, ...]:
 
 
 def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int]) -> str:
-    """Return the id of a job, as Slurm prints it.
+    """Return the id of a job as Slurm prints it. array: (array's job, task). het: (first job, offset).
 
     >>> job_id(12, (5, 7), (0, 0)), job_id(12, (0, None), (9, 1)), job_id(12, (0, None), (0, 0))
     ('5_7', '9+1', '12')
@@ -337,9 +342,9 @@ def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int
 def each_task(job: SlurmJob, array: int, waiting: WaitingTasks) -> list[SlurmJob]:
     """Return one record for each waiting task of an array, and one for all further tasks.
 
-    Slurm keeps the waiting tasks as one record. If no task can be read, return the array itself as one record
-    that is marked as cut. If all tasks have started, each has its own record, and a record without nodes then
-    stands for no task.
+    Slurm stores the waiting tasks as one record. If no task can be read, the result is the array itself as one
+    record that is marked as cut. If all tasks have started, each has its own record. A record without nodes then
+    represents no task.
     """
     if not waiting.named:
         tasks = 1 if waiting.is_cut or job.nodes else 0

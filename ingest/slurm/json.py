@@ -52,19 +52,19 @@ _group = msgspec.json.Decoder(NodeGroup).decode
 
 
 def decode_queued_jobs(body: bytes) -> Read[SlurmJob]:
-    """Read the jobs of `squeue --json`. A body of another form gives one error."""
+    """Decode the jobs of `squeue --json`. A body of another form gives one error."""
     return report_cut_arrays(_read(body, "jobs", SlurmQueued, lambda raw: _convert_queued_job(_typed(_queued, raw))))
 
 
 def decode_accounted_jobs(body: bytes) -> Read[SlurmJob]:
-    """Read the jobs of `sacct --json`, without their steps."""
+    """Decode the jobs of `sacct --json`, without their steps."""
     return report_cut_arrays(
         _read(body, "jobs", Accounted, lambda raw: _convert_accounted_job(_typed(_accounted, raw)))
     )
 
 
 def report_cut_arrays(read: Read[SlurmJob]) -> Read[SlurmJob]:
-    """Add an error for each array whose list of tasks is cut or unreadable.
+    """Add an error for each array whose list of tasks is cut or unreadable, and return the records.
 
     Readable tasks count. An array without any readable task counts as one task.
     """
@@ -78,7 +78,7 @@ def report_cut_arrays(read: Read[SlurmJob]) -> Read[SlurmJob]:
 
 
 def read_nodes(body: bytes) -> Read[SlurmNode]:
-    """Read the nodes of `sinfo --json` or `scontrol show nodes --json`."""
+    """Decode the nodes of `sinfo --json` or `scontrol show nodes --json`."""
     if b'"sinfo"' in body[:100_000] or b'"sinfo"' in body[-100_000:]:
         read = _read(body, "sinfo", NodeGroup, lambda raw: _convert_node_group(_typed(_group, raw)))
         if read.rows:
@@ -117,7 +117,7 @@ def _typed(decode: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
 
 
 def number(value: Number, most: float = MAX_NUMBER) -> int | None:
-    """Return a whole number of either form. None if it is not set, infinite, or outside 0..most."""
+    """Return a whole number of either form, or None if it is not set, infinite, or outside 0..most."""
     found = (value.number if value.set and not value.infinite else None) if isinstance(value, Amount) else value
     if isinstance(found, str):
         return int(found) if found.isdecimal() and found.isascii() and len(found) < 16 else None
@@ -125,7 +125,7 @@ def number(value: Number, most: float = MAX_NUMBER) -> int | None:
 
 
 def _ms(value: Number) -> int | None:
-    """Return a time in Unix ms, or None. Slurm writes 0 or NO_VAL for an unknown time."""
+    """Convert Unix s to Unix ms. Returns None if unknown, for which Slurm writes 0 or NO_VAL."""
     seconds = number(value, MAX_SECONDS)
     return seconds * 1000 if seconds and seconds * 1000 >= YEAR_2000_MS else None
 
@@ -261,7 +261,7 @@ def _of_node(row: NodeInfo) -> list[SlurmNode]:
 
 
 def _copy_node_per_name(one: SlurmNode, names: Iterable[str]) -> list[SlurmNode]:
-    """Return a copy of a record for each node name, without the record's other names."""
+    """Return a copy of a record for each node name, without its other names, which fit only one node."""
     return [replace(one, name=name, other_names=()) for name in names]
 
 

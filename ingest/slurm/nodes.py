@@ -1,8 +1,8 @@
 """A Slurm node, and the events of its changes: drain, undrain, lost, returned, withhold, release.
 
-A drain has the time of its reason, so repeats have the same identity. Slurm states no time for the end of
-a drain, nor for what withholds a healthy node (maintenance, a reservation, a plan, power saving). Those
-events happen now.
+A drain has the time of its reason, so a repeated record gives the same event. Slurm states no time for the
+end of a drain. Nor does it for whatever withholds a healthy node: maintenance, a reservation, a plan or
+power saving. Those events get the present time.
 """
 
 from collections import Counter
@@ -69,11 +69,11 @@ class SlurmNode:
 
     @property
     def known(self) -> bool:
-        """Return whether the node has reported to slurmctld since slurmctld started."""
+        """Whether the node has reported to slurmctld since slurmctld started."""
         return bool(self.states) and self.states[0] not in _UNKNOWN
 
     def spec(self) -> NodeSpec:
-        """Return the hardware of the node. NVLink joins its own GPUs, as far as Slurm knows."""
+        """Return the hardware of the node. Slurm knows no NVLink domain beyond the node itself."""
         kind = strip_mig_profile(self.gres.kind)
         others = (name for name in self.other_names if name != self.name and is_node_name(name))
         return NodeSpec(
@@ -88,7 +88,7 @@ class SlurmNode:
         )
 
     def conditions(self) -> list[str]:
-        """Return the conditions of the node.
+        """Return the conditions that apply to the node, in a fixed order.
 
         >>> SlurmNode("n1", ("IDLE", "DRAIN")).conditions(), SlurmNode("n1", ("MIXED",)).conditions()
         (['drain'], [])
@@ -100,7 +100,7 @@ class SlurmNode:
 
 
 def make_node_specs(nodes: Iterable[SlurmNode]) -> dict[str, NodeSpec]:
-    """Return the nodes with GPUs by name. Nodes in state FUTURE are left out."""
+    """Return node → spec, for nodes with GPUs that are not in state FUTURE."""
     return {node.name: node.spec() for node in nodes if node.gres.gpus and node.states[:1] != ("FUTURE",)}
 
 
@@ -113,7 +113,7 @@ def numbered_gpus(nodes: Iterable[SlurmNode]) -> dict[str, int]:
 
 
 def shares_of_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
-    """Return unit → parts of one GPU, as on most nodes."""
+    """Return unit (shard or mps) → number of parts of one GPU, as most nodes have it."""
     found: dict[str, Counter[int]] = {}
     for node in nodes:
         if node.gres.shares and node.gres.gpus:
@@ -124,8 +124,8 @@ def shares_of_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
 def changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tuple[list[NodeEvent], Conditions]:
     """Return the events from `before` to the node's current conditions, and these conditions.
 
-    If the node has not reported since slurmctld started, its conditions stay. Without any conditions, it counts
-    as not responding.
+    If the node has not reported since slurmctld started, its conditions stay. If it then has none, it counts as
+    not responding.
     """
     if not node.known:
         if before or node.states[:1] != ("UNKNOWN",):

@@ -1,4 +1,4 @@
-"""Lists of numbers in Slurm's form: `1-3,7-11:2`."""
+"""A parser of number lists in Slurm's notation: `1-3,7-11:2`."""
 
 import re
 
@@ -6,7 +6,7 @@ SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 
 def numbers(text: str, most: int) -> list[int]:
-    """Return the numbers of a list of ranges, at most `most` of them.
+    """Expand a list of ranges into numbers, at most `most` of them. Returns [] for other text.
 
     >>> numbers("1-3,7-11:2", 100), numbers("1-9", 4), numbers("x", 4)
     ([1, 2, 3, 7, 9, 11], [1, 2, 3, 4], [])
@@ -25,7 +25,7 @@ def numbers(text: str, most: int) -> list[int]:
 
 
 def count_numbers(text: str, most: int) -> int:
-    """Count the numbers of a list of ranges.
+    """Return how many numbers a list of ranges has, at most `most`.
 
     >>> count_numbers("0-4999,7000", 10**6), count_numbers("0-9:4", 100)
     (5001, 3)

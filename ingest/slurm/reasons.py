@@ -1,4 +1,4 @@
-"""Slurm's reasons of waiting jobs, and which of them block a job whatever is free.
+"""The reasons why Slurm jobs wait, and which of them block a job, whatever is free.
 
 A job that waits for machines, its priority, a quota or a licence is demand. A job that is held, depends on
 another job, begins later or requests something that its partition never gives is blocked: more free GPUs
@@ -28,7 +28,8 @@ _HELD_WORDS = re.compile(r"\bheld\b", re.IGNORECASE)  # "launch failed requeued 
 def is_blocked(reason: str, states: tuple[str, ...] = (), *, is_held: bool = False) -> bool:
     """Return whether a waiting job may not start, whatever is free.
 
-    `reason`: Slurm's word, with or without details behind a comma. `is_held`: its priority is 0, as `--hold` sets it.
+    `reason`: Slurm's reason, with or without details after a comma. `is_held`: its priority is 0, as `--hold`
+    sets it.
 
     >>> is_blocked("JobHeldUser"), is_blocked("Dependency"), is_blocked("launch failed requeued held")
     (True, True, True)

@@ -1,4 +1,4 @@
-"""Records of Slurm's answers: good ones, bad ones, and those with a replaced byte.
+"""The records of Slurm's answers: good ones, bad ones, and those in which invalid text was replaced.
 
 People write names, comments and reasons in any encoding. A byte that is not UTF-8, a control character,
 half a surrogate pair or a backslash that escapes nothing is replaced, and the record counts. NaN and
@@ -16,10 +16,10 @@ Parsed = TypeVar("Parsed")
 
 
 class Read(Generic[Parsed]):
-    """The good records of a text, and its errors.
+    """The good records of an answer, and its errors.
 
-    doubled: ids that occurred more than once where each should occur once. replaced: number of records with
-    replaced bytes. unknown_fields: of JSON records.
+    doubled: ids that occurred more than once although each should occur once. replaced: the number of records
+    with replaced text. unknown_fields: the number of unused fields in JSON records.
     """
 
     __slots__ = ("bad", "doubled", "replaced", "rows", "unknown_fields")
@@ -32,9 +32,9 @@ class Read(Generic[Parsed]):
         self.unknown_fields = 0
 
     def take(self, make: Callable[[], Iterable[Parsed]]) -> None:
-        """Add the rows that `make` returns, or its error.
+        """Add the rows that `make` returns, or the error that it raises.
 
-        A value that no arithmetic can handle makes only its own record bad.
+        A number that is out of range makes only its own record bad.
         """
         try:
             self.rows += make()
@@ -44,7 +44,10 @@ class Read(Generic[Parsed]):
             self.bad.append(RecordError("out_of_range", f"{type(error).__name__}: {str(error)[:200]}"))
 
     def parse_json(self, record: bytes, make: Callable[[bytes], Iterable[Parsed]]) -> None:
-        """Add the rows of a JSON record. If it is unreadable, try again with invalid bytes replaced."""
+        """Add the rows that `make` parses from a JSON record.
+
+        If the record is unreadable, it is parsed again with its invalid text replaced.
+        """
         errors = len(self.bad)
         self.take(lambda: make(record))
         if len(self.bad) == errors or (mended := replace_invalid_text(record)) is None:
@@ -61,7 +64,7 @@ class Read(Generic[Parsed]):
 def replace_invalid_text(record: bytes) -> bytes | None:
     """Return a JSON document with its invalid text replaced.
 
-    Returns None if nothing had to be replaced, or if it is not JSON even then.
+    Returns None if nothing had to be replaced, or if the result is still not JSON.
     """
     try:
         found = json.loads(_escaped(record.decode("utf-8", "replace")), strict=False, parse_constant=_ignore_constant)
@@ -75,12 +78,12 @@ _ODD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|())')
 
 
 def _escaped(text: str) -> str:
-    """Escape each backslash that does not begin a JSON escape, so that it stands for itself."""
+    """Escape each backslash that does not begin a JSON escape, so that it means a backslash."""
     return _ODD_ESCAPE.sub(lambda found: found[0] if found[1] is None else "\\\\", text)
 
 
 def _ignore_constant(constant: str) -> None:
-    """Read NaN and infinities, which are not JSON, as unknown."""
+    """Return None for NaN and infinities, which are not JSON, so that they count as unknown."""
 
 
 def _refuse_constant(constant: str) -> None:

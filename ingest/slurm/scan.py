@@ -1,4 +1,4 @@
-"""JobScan: the new events of one Slurm answer, and its live and ended jobs."""
+"""The evaluation of one Slurm answer: its new events, and its live and ended jobs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +15,10 @@ NOTHING: Mapping[str, IssuedJob] = MappingProxyType({})
 
 
 class JobScan:
-    """One answer of Slurm: its new events, and its live and ended jobs."""
+    """The evaluation of one Slurm answer: its new events, and its live and ended jobs."""
 
     def __init__(self, site: Site, now_ms: int, last: Mapping[str, IssuedJob] = NOTHING) -> None:
-        """Set up an empty scan. `last`: job → the checksums of what was issued before."""
+        """Create an empty scan. `last`: job → checksums of the facts issued before."""
         self.site = site
         self.now_ms = now_ms
         self._last = last
@@ -35,10 +35,10 @@ class JobScan:
         self.read = self.repeated = 0  # records that made events, and those that another record decides
 
     def take(self, jobs: Sequence[SlurmJob], issued: set[Identity], *, is_queue: bool = True) -> None:
-        """Add the events of `jobs`, except those in `issued`.
+        """Add the new events of `jobs`, without those whose identities are in `issued`.
 
-        `is_queue`: the records come from slurmctld, and correct what was issued before. Accounts write many facts
-        in another way. So they only correct the queue of a job that waited in several.
+        `is_queue`: the records come from slurmctld, and correct what was issued before. The accounts write many facts
+        differently. So their records only correct the queue of a job that waited in several.
         """
         for job in jobs:
             if not job.tasks:
@@ -67,7 +67,7 @@ class JobScan:
             self.issued.update(events, map(identity, stated))
 
     def _corrected(self, job: SlurmJob, events: Sequence[JobEvent], is_queue: bool) -> Iterable[JobEvent]:
-        """Return the events of a record, as corrections where facts changed since the last answer."""
+        """Return a record's events. An event whose facts changed since the last answer gets a later sequence."""
         name = self.site.prefix + job.id
         before, now = self._last.get(name), printed(events)
         if is_queue and now is not None and not job.ended:
@@ -76,18 +76,21 @@ class JobScan:
         return corrected(events, before, now, self.now_ms) if is_queue or names_queue else events
 
     def tally(self, nodes: int, refused: int) -> RecordTally:
-        """Return the tally of all records of a poll. `nodes`: number of node records that were read."""
+        """Return the tally of all records of a poll. `nodes`: the number of node records that were read."""
         ignored = {SkipRule.NOT_USED: self.without_gpus, SkipRule.REPEATED: self.repeated}
         return RecordTally(self.read + nodes, refused, {rule: count for rule, count in ignored.items() if count})
 
     def add_counts(self, other: "JobScan") -> None:
-        """Count the records of another answer of the same poll as well."""
+        """Add the counts of another answer of the same poll."""
         self.read += other.read
         self.without_gpus += other.without_gpus
         self.repeated += other.repeated
 
     def keep(self, unclear: set[str], live: Mapping[str, int]) -> None:
-        """Keep the attempts of live jobs whose state the answer leaves unclear."""
+        """Leave live jobs in their attempts if the answer does not show their state clearly.
+
+        unclear: names of such jobs. live: job → attempt before the answer.
+        """
         for name in unclear & live.keys():
             self.live[name] = self.attempts[name] = live[name]
 
@@ -106,10 +109,10 @@ class JobScan:
 
 
 def number_attempts(jobs: Sequence[SlurmJob], prefix: str, scan: JobScan, known: Mapping[str, int]) -> list[SlurmJob]:
-    """Return the accounts' attempts, numbered by submission up to the latest one.
+    """Return the accounts' records with attempts, numbered by submission up to the latest one.
 
-    For accounts without restart counts. A requeue submits the job again, so the record with the queue's time
-    of submission is the queue's attempt. The queue decides which attempts exist and which of them live.
+    It is for accounts without restart counts. A requeue submits the job again, so the record with the queue's
+    time of submission is the queue's attempt. The queue decides which attempts exist and which of them live.
     Records that contradict it are dropped, because the queue shows an end with its next answer.
     """
     by_job: dict[str, list[SlurmJob]] = {}

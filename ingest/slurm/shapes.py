@@ -1,10 +1,10 @@
-"""The fields of Slurm's JSON that we read, in the forms of both 22.05 and 24.11."""
+"""The structs of Slurm's JSON with the fields that are used, in the forms of both 22.05 and 24.11."""
 
 import msgspec
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """A number in the newer form. If it is not set, or infinite, it counts as None."""
+    """A number in the newer form of Slurm's JSON. If it is not set, or infinite, it counts as None."""
 
     set: bool = True
     infinite: bool = False
@@ -26,7 +26,7 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class SlurmQueued(msgspec.Struct, kw_only=True):
-    """A job of slurmctld."""
+    """A job as slurmctld reports it."""
 
     job_id: int
     job_state: Words = None
@@ -109,7 +109,7 @@ class Required(msgspec.Struct, frozen=True):
 
 
 class Accounted(msgspec.Struct, kw_only=True):
-    """A job of slurmdbd."""
+    """A job as slurmdbd reports it."""
 
     job_id: int
     state: SlurmState = SlurmState()

@@ -1,8 +1,8 @@
 """The source "slurm": polls a Slurm cluster, and delivers new job and node events.
 
-    every interval_s    the queue (jobs that wait, run, lately ended) and the nodes
-    every accounting_s  the accounts since the last poll: jobs that came and went between two polls, or meanwhile
-    when one is missing the accounts of jobs that ran and are gone, or were requeued: how did they end?
+    every interval_s    the queue (jobs that wait, run or ended lately) and the nodes
+    every accounting_s  the accounts since the last poll, for jobs that came and went between two polls
+    if jobs are missing the accounts of jobs that ran and are gone, or were requeued, to learn how they ended
 
 A record always gives the same events (`fleetcast.ingest.slurm.jobs`), so reading it again is safe.
 """
@@ -65,7 +65,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_site_options(options: SlurmOptions) -> Site:
-    """Return the site that the options describe. Raises ConfigError with the key, value and expectation."""
+    """Return the site that the options describe. Raises ConfigError that names the key and the value."""
     if options.url and options.folder:
         raise ConfigError("pipeline.sources slurm: url and folder exclude each other")
     if options.url and not options.url.startswith(("http://", "https://", "unix:/")):
@@ -103,7 +103,10 @@ def open_slurm_client(options: SlurmOptions) -> SlurmClient:
 
 
 def decode_jobs(body: bytes, accounting: bool = False) -> Read[SlurmJob]:
-    """Decode jobs from JSON or text. The first byte decides the form."""
+    """Decode jobs from JSON or text. The first byte decides which of the two it is.
+
+    accounting: whether the body comes from the accounts.
+    """
     if body.lstrip()[:1] == b"{":
         return slurm_json.decode_accounted_jobs(body) if accounting else slurm_json.decode_queued_jobs(body)
     return slurm_text.read_jobs(body)
@@ -115,11 +118,11 @@ def decode_nodes(body: bytes) -> Read[SlurmNode]:
 
 @dataclass(slots=True)
 class PollState:
-    """The state between polls. `gone` and the last two fields are not in the position.
+    """The state of the source between polls. The position omits `gone` and the last two fields.
 
-    live: job that waits or runs → its attempt. nodes: those with a condition. gone: job → attempt, and since
-    when it is missing. prints: checksums of what was issued about live jobs. numbers: the jobs of each
-    number. queued, accounted: events of the last polls.
+    live: job that waits or runs → its attempt. nodes: node → its conditions, if it has any. gone: missing job →
+    (attempt, since when it is missing in Unix ms). prints: checksums of the facts issued about live jobs. numbers:
+    Slurm number → the jobs that had it. queued, accounted: the identities of the events of the last polls.
     """
 
     since_ms: int = 0
@@ -132,7 +135,7 @@ class PollState:
     accounted: set[Identity] = field(default_factory=set)
 
     def copy(self) -> "PollState":
-        """Return a copy that may be changed. The sets are shared, because they are only ever replaced."""
+        """Return a copy that may be changed. The copies share the sets, which are only ever replaced."""
         return PollState(
             self.since_ms,
             dict(self.live),
@@ -192,7 +195,7 @@ class SlurmSource(Source):
                 return batch
 
     def nodes(self) -> Mapping[str, NodeSpec]:
-        """Return node → its Slurm facts, for nodes with GPUs.
+        """Return node → its hardware as Slurm knows it, for nodes with GPUs.
 
         It is the same object until one of them changes.
         """
@@ -238,7 +241,10 @@ class SlurmSource(Source):
         }
 
     async def _poll(self, state: PollState) -> Batch:
-        """Poll everything that is due, and update `state`. Raises SourceError, and then nothing of it counts."""
+        """Poll everything that is due, update `state`, and return the new records.
+
+        Raises SourceError. The caller must then discard `state`.
+        """
         began_ms, now_ms = self._clock.steady_ms(), self._clock.now_ms()
         queue_body, nodes_body = await self._client.queue(), await self._client.nodes()
         queue = _check_answer(await asyncio.to_thread(decode_jobs, queue_body), "the queue")
@@ -270,7 +276,7 @@ class SlurmSource(Source):
         return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(bad), tally=tally)
 
     async def _accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:
-        """Return events from the accounts: of all jobs if that is due, and of missing jobs."""
+        """Poll the accounts for all jobs if that is due, and for missing jobs. Returns the new events."""
         events: list[JobEvent] = []
         try:
             if self.options.accounting_s and not self._without_accounts:
@@ -300,9 +306,9 @@ class SlurmSource(Source):
     async def _query_accounts(
         self, which: tuple[int, Sequence[str]], state: PollState, scan: JobScan, bad: list[RecordError]
     ) -> JobScan:
-        """Return the accounts' answer for `which`, in the form that the client accepts.
+        """Query the accounts, and return the evaluation of the answer. Jobs that ended are no longer missing.
 
-        Jobs that ended in it are no longer missing.
+        which: (how many seconds back, or 0; ids of Slurm jobs, or none for all).
         """
         found = JobScan(scan.site, scan.now_ms, state.prints)
         known = {**state.live, **{job: attempt for job, (attempt, _) in state.gone.items()}}
@@ -321,7 +327,10 @@ class SlurmSource(Source):
         return found
 
     def _give_up(self, state: PollState, scan: JobScan) -> list[JobEvent]:
-        """Return an end for each job that has been missing for too long to expect a record."""
+        """Return an end for each job that has been missing for too long to expect a record.
+
+        These jobs are no longer missing.
+        """
         patience_ms = GIVEN_UP_MS if self.options.accounting_s and not self._without_accounts else 0
         lost = {job: row for job, row in state.gone.items() if scan.now_ms - row[1] >= patience_ms}
         self._noted["ends_not_told"] += len(lost)
@@ -331,7 +340,7 @@ class SlurmSource(Source):
 
 
 def _check_answer(read: Read[Parsed], what: str) -> Read[Parsed]:
-    """Return the answer. Raises SourceError if it has bad records and no good one.
+    """Return the answer unchanged. Raises SourceError if it has bad records and no good one.
 
     Such an answer counts as no answer, so it ends no job.
     """
@@ -341,13 +350,13 @@ def _check_answer(read: Read[Parsed], what: str) -> Read[Parsed]:
 
 
 def _end_unlisted_rests(state: PollState, scan: JobScan) -> list[JobEvent]:
-    """Return the ends of records for further tasks of an array that Slurm no longer lists."""
+    """Return `finished` events for the records of further tasks that Slurm no longer lists."""
     rests = (job for job in state.live if parse_slurm_id(job).endswith(REST))
     return [make_rest_finished_event(job, scan.now_ms) for job in rests if job not in scan.attempts]
 
 
 def _record_missing_attempts(state: PollState, scan: JobScan) -> None:
-    """Record attempts without a known end: of jobs that are gone, or that have a later attempt."""
+    """Record the attempts whose end is unknown: their job is gone, or has a later attempt."""
     for job, attempt in state.live.items():
         if parse_slurm_id(job).endswith(REST):
             continue
@@ -359,7 +368,7 @@ def _record_missing_attempts(state: PollState, scan: JobScan) -> None:
 
 
 def _follow(state: PollState, nodes: Sequence[SlurmNode], source: str, now_ms: int) -> list[NodeEvent]:
-    """Return the events of the nodes since the last poll, and update the state."""
+    """Return the events of the nodes since the last poll, and update their conditions in `state`."""
     events: list[NodeEvent] = []
     for node in nodes:
         fields, now = changes(node, state.nodes.get(node.name, {}), source, now_ms)

@@ -1,12 +1,11 @@
-"""A reader of Slurm's text with separators: `sacct -P`, `squeue -O`, `sinfo -O`, with header line.
+"""A reader of Slurm's text with separators: `sacct -P`, `squeue -O`, `sinfo -O`, with a header line.
 
 Real outputs are broken. If a name or comment holds a newline, lines are joined until the record is
 complete, or dropped if a whole line follows. If one holds the separator, a last column that is a name
-gets the rest. Otherwise the record is bad (`field_count`). Bytes that are not UTF-8 are replaced. Lines
-are cut. If a column comes twice, the first one counts. The separator may be `|#`. Numbers may be `N/A`.
-Steps (`7.batch`) are not jobs. A name can also hold a whole line of another job. So no line counts of a
-job that `squeue` shows more than once. Our own commands leave names out of such lines
-(`clients/slurm.py`).
+gets the rest. Otherwise the record is bad (`field_count`). Bytes that are not UTF-8 are replaced. If a column
+occurs twice, the first one counts. The separator may be `|#`. Numbers may be `N/A`. Steps (`7.batch`) are not
+jobs. A name can also hold a whole line of another job. So no line counts of a job that `squeue` shows more
+than once. Our own commands leave names out of such lines (`clients/slurm.py`).
 """
 
 from collections import Counter
@@ -47,7 +46,10 @@ Parsed = TypeVar("Parsed")
 
 
 def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
-    """Read the jobs of `sacct -P` or `squeue -O` with a header. `zone`: the zone of their local times."""
+    """Read the jobs of `sacct -P` or `squeue -O` with a header.
+
+    `zone`: the time zone of their local times.
+    """
     read = report_cut_arrays(_read(body, ("JobID", "JOBID"), lambda row: _job(row, zone)))
     if b"JOBID" in body[:4096].lstrip().partition(b"\n")[0]:  # of squeue; accounts have a line an attempt
         _drop_doubled_jobs(read)
@@ -55,7 +57,7 @@ def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
 
 
 def _drop_doubled_jobs(read: Read[SlurmJob]) -> None:
-    """Drop all records of an id that occurs more than once.
+    """Drop all records of each id that occurs more than once.
 
     One of them is the free text of a user, such as a job name, and nothing shows which one.
     """
@@ -67,7 +69,7 @@ def _drop_doubled_jobs(read: Read[SlurmJob]) -> None:
 
 
 def read_nodes(body: bytes, zone: tzinfo | None = None) -> Read[SlurmNode]:
-    """Read the nodes of `sinfo -N` with a header. A node of two partitions is returned once."""
+    """Read the nodes of `sinfo -N` with a header. A node in two partitions is returned once."""
     read = _read(body, ("NODELIST", "HOSTNAMES"), lambda row: _nodes(row, zone))
     read.rows = list({node.name: node for node in reversed(read.rows)}.values())[::-1]
     return read
@@ -85,7 +87,10 @@ def _read(body: bytes, keys: tuple[str, ...], make: Callable[[Row], list[Parsed]
 
 
 def _rows(body: bytes, keys: tuple[str, ...]) -> Iterator[Row | RecordError]:
-    """Yield records as column → text. A header without any of `keys` gives a single error."""
+    """Yield each record as column → text, or an error.
+
+    A header without any of `keys` gives a single error.
+    """
     lines = body.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
     start = next((at for at, line in enumerate(lines) if line.strip()), len(lines))
     if start == len(lines):
@@ -99,7 +104,7 @@ def _rows(body: bytes, keys: tuple[str, ...]) -> Iterator[Row | RecordError]:
 
 
 def _records(lines: list[str], names: list[str], separator: str) -> Iterator[Row | RecordError]:
-    """Join physical lines to records with as many columns as the header, and yield them."""
+    """Join lines until a record has as many columns as the header, and yield the records."""
     most, held, size = len(names) - 1, "", 0
     ends_free = next((name for name in reversed(names) if name), "") in FREE_TEXT
     for line in lines:
@@ -135,7 +140,10 @@ def _first(row: Row, *names: str) -> str:
 
 
 def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
-    """Return the job of a line, or no job for a step. An array that waits in one line gives its tasks."""
+    """Return the job of a line, or nothing for a step.
+
+    A waiting array in one line gives a job for each task.
+    """
     name = _first(row, "JobID", "JOBID")
     if "." in name.partition("[")[0]:  # in brackets, dots end a list of tasks that Slurm cut
         return []
@@ -190,7 +198,7 @@ def _status(text: str) -> tuple[int, int]:
 
 
 def _states(text: str) -> tuple[str, ...]:
-    """Return the states of a text, the base state first.
+    """Return the states in a text, the base state first, then flags.
 
     >>> _states("CANCELLED by 0"), _states("idle+drain"), _states("drng*"), _states("OUT_OF_ME+")
     (('CANCELLED',), ('IDLE', 'DRAIN'), ('DRAINING', 'NOT_RESPONDING'), ('OUT_OF_MEMORY',))

@@ -1,1 +1,1 @@
-"""Places of nodes: topology files, fabric maps and the wiring inside hosts."""
+"""Readers of the places of nodes: topology files, fabric maps and the wiring inside hosts."""

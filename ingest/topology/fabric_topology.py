@@ -1,4 +1,4 @@
-"""Places of nodes in a fabric: from `ibnetdiscover`, and from NetQ's graph as topograph reads it.
+"""The domains of nodes in a fabric, from `ibnetdiscover` or from NetQ's graph in topograph's form.
 
     all adapters of a node at one leaf switch      rack = that leaf, as in topology.conf
     at several (a rail-optimised fabric)           rail_group = the nodes that share their leaves
@@ -49,7 +49,10 @@ def _above(fabric: Fabric, leaves: set[str]) -> dict[str, set[str]]:
 
 
 def _assign_rails(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """Return devices in the order of their numbers, with rails. A single device has no rail."""
+    """Return devices with their rails, in the order of the numbers in their names.
+
+    A single device has no rail.
+    """
     ordered = sorted(devices, key=lambda device: _make_natural_sort_key(device.name))
     if len(ordered) == 1:
         return tuple(ordered)
@@ -64,9 +67,9 @@ def _make_natural_sort_key(name: str) -> tuple[str, int]:
 def place(
     leaves: Mapping[str, set[str]], above: Mapping[str, set[str]], names: Mapping[str, str]
 ) -> dict[str, dict[Level, str]]:
-    """Return the domains of each node, by the switches to which it is cabled.
+    """Return node → its domains, by the switches to which the node is cabled.
 
-    leaves: node -> its switches. above: switch -> the switches above it.
+    leaves: node → its switches. above: switch → the switches above it. names: switch → its name.
     """
     groups = _alike([frozenset(found) for found in leaves.values()])
     tops = _alike([frozenset(found) for found in above.values() if found])
@@ -86,7 +89,10 @@ def place(
 
 
 def _alike(sets: list[frozenset[str]]) -> dict[frozenset[str], frozenset[str]]:
-    """Return each set -> its group: the most frequent set with which it shares more than half."""
+    """Return set → the set that represents its group.
+
+    It is the most frequent set with which it shares more than half.
+    """
     counts: dict[frozenset[str], int] = {}
     for one in sets:
         counts[one] = counts.get(one, 0) + 1
@@ -135,16 +141,13 @@ class _Compute(msgspec.Struct):
 
 
 def is_netq_document(document: Any) -> bool:
-    """Return whether a document is a list of NetQ's graphs or compute nodes.
-
-    These are topologyGraph.json and computeNodes.json.
-    """
+    """Return whether a document is one of NetQ's topologyGraph.json or computeNodes.json."""
     first = document[0] if isinstance(document, list) and document else None
     return isinstance(first, dict) and ({"links", "nodes"} <= first.keys() or {"Name", "DomainUUID"} <= first.keys())
 
 
 def make_netq_nodes(document: Any) -> list[NodeSpec]:
-    """Return the nodes of either NetQ document. Raises ConfigError."""
+    """Return the nodes in either of NetQ's documents. Raises ConfigError."""
     try:
         if "Name" in document[0]:
             return [

@@ -1,4 +1,4 @@
-"""Wiring inside a node: the GPUs nearest to each network adapter, and the adapter's rail.
+"""A reader of the wiring inside a node: the GPUs nearest to each network adapter, and its rail.
 
     nvidia-smi topo -m      a matrix of GPUs and NICs; PIX and PXB mean the same PCIe switch, NODE and SYS do not
     NCCL topology XML       the PCI tree, as NCCL dumps it or a cloud ships it for its instances
@@ -32,15 +32,15 @@ _GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0300"), ("0x0207", "0x0200")
 
 
 def is_topo_matrix(text: str) -> bool:
-    """Return whether a text is a matrix of `nvidia-smi topo`, with tabs or a terminal's spaces."""
+    """Return whether a text is a matrix of `nvidia-smi topo`, with tabs or with spaces from a terminal."""
     plain = _ESCAPES.sub("", text[:8192])
     return _HEADER.search(plain) is not None and "ROCm" not in plain
 
 
 def parse_topo_matrix(text: str) -> tuple[Device, ...]:
-    """Return the adapters in a matrix of `nvidia-smi topo -m`.
+    """Return the network adapters in a matrix of `nvidia-smi topo -m`, with their rails.
 
-    Raises ConfigError if it is cut, mixed up or a matrix of `-p2p`.
+    Raises ConfigError if it is cut, inconsistent or a matrix of `-p2p`.
     """
     plain = _ESCAPES.sub("", text)
     header = _HEADER.search(plain)
@@ -72,9 +72,9 @@ def _split_by_tabs(line: str) -> list[str]:
 
 
 def _devices(header: Sequence[str]) -> list[str]:
-    """Return the columns of devices, which come before those of CPUs and NUMA nodes.
+    """Return the names of the device columns, which precede the columns of CPUs and NUMA nodes.
 
-    Old drivers name adapters themselves.
+    Old drivers write the adapters' own names instead of NIC0, NIC1 and so on.
     """
     found: list[str] = []
     for name in header:
@@ -85,7 +85,7 @@ def _devices(header: Sequence[str]) -> list[str]:
 
 
 def _check_row(name: str, cells: Sequence[str], columns: Mapping[str, int]) -> None:
-    """Check a row. Raises ConfigError if the row, or one of its cells, is cut or of another matrix."""
+    """Raise ConfigError if a row or one of its cells is cut, or if it belongs to a `-p2p` matrix."""
     needed = max(columns.values()) + 1
     if len(cells) < needed:
         raise ConfigError(f"nvidia-smi topo: row {name} has {len(cells)} cells, expected {needed}: is the file cut?")
@@ -101,9 +101,10 @@ def _check_row(name: str, cells: Sequence[str], columns: Mapping[str, int]) -> N
 
 
 def _find_nearest_gpus(codes: list[str]) -> tuple[int, ...]:
-    """Return the GPUs at the shortest distance of a column.
+    """Return the indices of the GPUs at the shortest distance to an adapter.
 
-    Returns none if they are beyond the host bridge, or if all GPUs are at a host bridge's distance.
+    codes: the distance code of each GPU. Returns none if the nearest are beyond the host bridge, or if all GPUs
+    are at a host bridge's distance.
     """
     found = [_NEAR.get(code, 9) for code in codes]
     best = min(found, default=9)
@@ -129,7 +130,7 @@ def _assign_rails(found: list[tuple[str, tuple[int, ...]]]) -> tuple[Device, ...
 
 @dataclass(slots=True)
 class _Bus:
-    """A PCI device or bridge of the XML, or the CPU above them."""
+    """A PCI device or bridge in the XML, or the CPU above them."""
 
     kind: str  # "gpu", "nic", "unsaid" or ""
     bus: str
@@ -145,7 +146,7 @@ def is_nccl_xml(text: str) -> bool:
 
 
 def parse_nccl_xml(text: str) -> tuple[Device, ...]:
-    """Return the adapters of an NCCL topology XML.
+    """Return the network adapters in an NCCL topology XML, with their rails.
 
     Returns none if the XML omits the kinds of its devices, or is one of NCCL's graphs. A dump of a domain that
     spans hosts has all hosts, each with its `host_hash`. The result is then the wiring that they share. Raises
@@ -166,7 +167,7 @@ def parse_nccl_xml(text: str) -> tuple[Device, ...]:
 
 
 def count_hosts(text: str) -> int:
-    """Return the number of hosts in an NCCL XML. It is one if CPUs state no `host_hash`."""
+    """Return the number of hosts in an NCCL XML. It is 1 if no CPU states a `host_hash`."""
     return max(1, len(_read_xml(text)[1]))
 
 
@@ -193,7 +194,7 @@ def _list_buses(top: _Bus) -> list[_Bus]:
 
 
 def _pair(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) -> None:
-    """Give each adapter the GPUs below its lowest bridge that has any.
+    """Assign to each adapter the GPUs below its lowest bridge that has any. The result is added to `near`.
 
     If the bridge has as many adapters as GPUs, each adapter gets one, in order.
     """
@@ -207,9 +208,9 @@ def _pair(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) ->
 
 
 def _read_xml(text: str) -> tuple[_Bus, dict[str, _Bus]]:
-    """Return the tree of PCI devices, and a tree for each `host_hash` that CPUs state.
+    """Parse the XML into the tree of PCI devices, and into a tree for each `host_hash` that CPUs state.
 
-    A document type is refused, because entities make XML dangerous.
+    Raises ConfigError. A document type is refused, because entities make XML dangerous.
     """
     top, hosts = _Bus("", ""), dict[str, _Bus]()
     stack = [top]

@@ -46,7 +46,7 @@ LANE_BYTES_PER_S = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One cabled port: its other end, and its speed (bytes/s, 0 unknown)."""
+    """One cabled port: the port at its other end, and its speed in bytes/s, 0 if unknown."""
 
     peer: str
     peer_port: int
@@ -63,7 +63,10 @@ class FabricAdapter:
 
 @dataclass(slots=True)
 class Fabric:
-    """The fabric of one output. Keys are node GUIDs as sixteen hex digits or fewer, without S- and H-."""
+    """The fabric in one output.
+
+    Keys are node GUIDs of up to sixteen hex digits, without S- and H-.
+    """
 
     switches: dict[str, str] = field(default_factory=dict)  # GUID -> name
     adapters: dict[str, FabricAdapter] = field(default_factory=dict)
@@ -99,7 +102,7 @@ def parse_ibnetdiscover(text: str) -> Fabric:
 
 
 def parse_adapter(description: str) -> FabricAdapter:
-    """Return the adapter that a description names.
+    """Return the host and device that an adapter's description names, both empty if it names none.
 
     >>> parse_adapter("n001 mlx5_3"), parse_adapter("n001 HCA-4").device
     (FabricAdapter(host='n001', device='mlx5_3'), 'mlx5_3')
@@ -126,7 +129,7 @@ def _add_device(fabric: Fabric, is_switch: bool, guid: str, description: str) ->
 
 
 def parse_switch_name(description: str) -> str:
-    """Return the name of a switch.
+    """Return the name of a switch in its description.
 
     >>> parse_switch_name("MF0;leaf-04:MQM9701/U1"), parse_switch_name("leaf01")
     ('leaf-04', 'leaf01')
@@ -153,7 +156,7 @@ def _speed(lanes: str, name: str) -> float:
 
 
 def _add_report_line(fabric: Fabric, match: re.Match[str]) -> None:
-    """Add a line of the ports report, which names both ends."""
+    """Add both ends of a line of the ports report."""
     kind, lid, port, guid, lanes, speed, peer_kind, _, peer_port, peer, mine, theirs = match.groups()
     fabric.lids[int(lid), int(port)] = (guid, int(port))
     if peer_kind is None:

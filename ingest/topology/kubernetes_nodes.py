@@ -1,6 +1,6 @@
-"""A converter of Kubernetes nodes to `NodeSpec`.
+"""A converter of Kubernetes nodes into `NodeSpec`.
 
-Labels give the domains, `physical_gpus` the GPUs, and the capacity CPUs and memory.
+Labels give the domains, `physical_gpus` the GPUs, and the capacity gives CPUs and memory.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ LABEL_LEVELS: tuple[tuple[str, Level], ...] = (
 
 
 def kubernetes_node(item: Any) -> NodeSpec:
-    """Read one item of `kubectl get nodes -o json`. Raises ConfigError."""
+    """Convert one item of `kubectl get nodes -o json`. Raises ConfigError."""
     try:
         metadata = msgspec.convert(item["metadata"], dict[str, Any])
         name = msgspec.convert(metadata["name"], str)
@@ -52,7 +52,7 @@ def kubernetes_node(item: Any) -> NodeSpec:
 
 
 def make_label_table(value: Any, name: object) -> dict[str, str]:
-    """Convert a value to a table of texts. Raises ConfigError."""
+    """Convert a decoded value into a table of texts. Raises ConfigError that names the node."""
     try:
         return msgspec.convert(value, dict[str, str])
     except msgspec.ValidationError as error:
@@ -99,7 +99,7 @@ _SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12} | {
 
 
 def _parse_quantity(name: str, text: str, most: float) -> float:
-    """Read a Kubernetes quantity such as 64, 500m or 2113502228Ki."""
+    """Parse a Kubernetes quantity such as 64, 500m or 2113502228Ki. Raises ConfigError."""
     digits = text.rstrip("".join(_SUFFIXES))
     try:
         value = float(digits) * (_SUFFIXES[text[len(digits) :]] if text != digits else 1.0)

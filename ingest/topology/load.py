@@ -1,8 +1,7 @@
 """A loader of topology files: our TOML, topology.conf, node labels, ibnetdiscover, NetQ, host wiring.
 
-A fact that a format omits stays unknown, except the NVLink domain: by default a node is its own domain
-(eight
-GPUs on one board).
+A fact that a format omits stays unknown, except the NVLink domain. By default each node is its own domain,
+as eight GPUs on one board are.
 """
 
 import json
@@ -39,7 +38,7 @@ _TOML = re.compile(r"^[ \t]*+(?:\[\[?[\w\"'. -]+\]\]?|[\w\"'.-]+\s*=)", re.MULTI
 
 
 class Rack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One [[rack]] of our TOML: similar nodes that share a rack.
+    """One [[rack]] of our TOML: similar nodes in one rack.
 
     `nodes`: names, or ranges such as "n[001-019]".
     """
@@ -64,10 +63,10 @@ class _Racks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_topology(path: Path) -> Topology:
-    """Read a file of any known format, or a folder of them, merged by name.
+    """Load a file of any known format, or a folder of such files, and merge nodes of the same name.
 
-    Host wiring applies to the nodes, pool or GPU model in its file's name (H100.xml), otherwise to all other
-    nodes. Raises ConfigError that names the file and the fault.
+    Host wiring applies to the nodes, pool or GPU model that its file's name states (H100.xml), otherwise to all
+    other nodes. Raises ConfigError that names the file and the fault.
     """
     nodes: dict[str, NodeSpec] = {}
     wirings: dict[str, tuple[Device, ...]] = {}
@@ -98,14 +97,17 @@ def load_topology(path: Path) -> Topology:
 
 
 def parse_wiring(text: str) -> tuple[Device, ...] | None:
-    """Return the adapters in a text of a host's wiring, or None for any other text. Raises ConfigError."""
+    """Return the network adapters in a text of a host's wiring, or None for any other text.
+
+    Raises ConfigError.
+    """
     if is_nccl_xml(text):
         return parse_nccl_xml(text)
     return parse_topo_matrix(text) if is_topo_matrix(text) else None
 
 
 def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
-    """Merge two files' specs of a node. If both state a fact, the first one counts."""
+    """Merge the specs of a node from two files. If both state a fact, the first one counts."""
     own = Level.NVLINK_DOMAIN
     domains = {**other.domains, **{level: name for level, name in one.domains.items() if name}}
     if domains.get(own) == one.name:  # its own is what one takes for want of better
@@ -129,9 +131,9 @@ def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
 
 
 def parse_topology(text: str) -> list[NodeSpec]:
-    """Return the nodes of a text in any known topology format. Raises ConfigError.
+    """Return the nodes in a text of any known topology format. Raises ConfigError.
 
-    The formats are TOML, topology.conf, ibnetdiscover and JSON (labels, NetQ).
+    The formats are TOML, topology.conf, ibnetdiscover, JSON (labels, NetQ) and YAML (Slurm, Kubernetes).
     """
     nodes = _nodes_of(text)
     for word in {
@@ -162,9 +164,9 @@ def _nodes_of(text: str) -> list[NodeSpec]:
 
 
 def _read_yaml_nodes(text: str) -> list[NodeSpec]:
-    """Return the nodes of a YAML text. Raises ConfigError.
+    """Return the nodes in a YAML text: Slurm's topology.yaml, or the output of `kubectl` or topograph.
 
-    It is Slurm's topology.yaml, or the output of `kubectl` or topograph.
+    Raises ConfigError.
     """
     try:
         document = read_yaml(text)
@@ -230,10 +232,10 @@ def _check_rack(rack: Rack) -> None:
 
 
 def parse_json(text: str) -> list[NodeSpec]:
-    """Return the nodes of a JSON text. Raises ConfigError.
+    """Return the nodes in a JSON text. Raises ConfigError.
 
-    It is the output of `kubectl get nodes -o json`, an object {node: {label: value}} (topograph's labels), or a
-    document of NetQ.
+    The text is the output of `kubectl get nodes -o json`, an object {node: {label: value}} (topograph's labels),
+    or a document of NetQ.
     """
     try:
         document = json.loads(text)
@@ -243,7 +245,7 @@ def parse_json(text: str) -> list[NodeSpec]:
 
 
 def read_document_nodes(document: Any) -> list[NodeSpec]:
-    """Return the nodes of a decoded JSON or YAML document. Raises ConfigError."""
+    """Return the nodes in a decoded JSON or YAML document. Raises ConfigError."""
     if is_netq_document(document):
         return make_netq_nodes(document)
     if is_slurm_yaml(document):

@@ -1,4 +1,4 @@
-"""Hints for files that are no topology: what a file is, and what would be read instead."""
+"""Hints for files that are no topology: the kind of a file, and the file that is needed instead."""
 
 import re
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ _SIGNS: tuple[tuple[str, str, str], ...] = (
 
 
 def describe_unread_file(text: str) -> str:
-    """Return a sentence about a file of a known kind that is not read, or "" for an unknown one.
+    r"""Return a sentence that says what a file is and what is needed instead, or "" for an unknown file.
 
-    >>> describe_unread_file("CA \'mlx5_0\'\\n\\tCA type: MT4129\\n")
+    >>> describe_unread_file("CA 'mlx5_0'\n\tCA type: MT4129\n")
     'it looks like `ibstat`, which is not read; missing is the fabric: `ibnetdiscover`'
     """
     head = text[:8192]
@@ -54,7 +54,9 @@ _MAGIC = {
 
 
 def describe_unread_document(document: Mapping[str, Any]) -> str:
-    """Return a sentence about a JSON or YAML document that is no table of node labels, or "" for one that may be.
+    """Return a sentence that says what a JSON or YAML document is and what is needed instead.
+
+    Returns "" if the document may be a table of node labels, or is unknown.
 
     >>> describe_unread_document({"nodes": [], "errors": []})
     "it looks like Slurm's nodes as JSON, which is not read; missing is switches: `scontrol show topology`"
@@ -69,7 +71,7 @@ def describe_unread_document(document: Mapping[str, Any]) -> str:
 
 
 def describe_bytes(content: bytes) -> str:
-    """Return what bytes that are not UTF-8 are, and what to do.
+    """Return a sentence that says what bytes that are not UTF-8 are, and what to do about it.
 
     >>> describe_bytes(bytes.fromhex("1f8b08")), describe_bytes(bytes.fromhex("6ee9"))
     ('it is gzip: unpack it first', 'it is no UTF-8: byte 1 is 0xe9')

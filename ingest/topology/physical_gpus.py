@@ -1,4 +1,4 @@
-"""The physical GPUs of a Kubernetes node, by its labels, annotations and resources.
+"""A reader of the physical GPUs of a Kubernetes node from its labels, annotations and resources.
 
 A resource count is not a count of boards: time slicing and MPS multiply it, MIG and AMD's partitions count
 parts of a GPU.
@@ -41,9 +41,9 @@ _PRODUCTS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "karp
 
 
 class PhysicalGpus(NamedTuple):
-    """The boards of a node, with their product and memory.
+    """The GPU boards of a node, with their product and memory.
 
-    is_certain: the count does not come from a resource count alone. shares: how many jobs may share one board.
+    is_certain: the number does not depend on a resource count alone. shares: how many jobs may share one board.
     """
 
     boards: int = 0
@@ -54,7 +54,10 @@ class PhysicalGpus(NamedTuple):
 
 
 def physical_gpus(name: str, labels: Table, resources: Table, annotations: Table) -> PhysicalGpus:
-    """Return the boards of the vendor with most boards in the node. Raises ConfigError on a bad number."""
+    """Return the boards of the vendor with the most boards in the node.
+
+    Raises ConfigError if a number is bad.
+    """
     vendors = (
         _read_nvidia_gpus(name, labels, resources, annotations),
         _read_amd_gpus(name, labels, resources),
@@ -104,15 +107,15 @@ def _from_resources(name: str, resources: Table, instances: int, shares: int) ->
 
 
 def _find_resource_model(resources: Table) -> str:
-    """Return the GPU model in the name of a resource for virtual machines, or ""."""
+    """Return the GPU model that the name of a resource for virtual machines states, or ""."""
     boards = (parse_board_name(resource) for resource, text in resources.items() if text not in ("", "0"))
     return next((board.model for board in boards if board is not None), "")
 
 
 def _count_instances_per_gpu(profile: str, board: str) -> int:
-    """Return how many instances of a MIG profile one board has at most.
+    """Return the largest number of instances of a MIG profile that one board can have.
 
-    If this is too many, it only lowers the count of boards.
+    A number that is too large only makes the count of boards too low.
     """
     known = parse_mig_profile(profile) if profile else None
     if known is None:
@@ -129,7 +132,7 @@ def _parse_nominal_gb(board: str) -> int:
 
 
 def _count_registered_boards(text: str) -> int:
-    """Return how many boards an annotation of a vGPU scheduler lists, or 0 if it lists none."""
+    """Return the number of boards in an annotation of a vGPU scheduler, or 0 if it lists none."""
     try:
         rows = json.loads(text) if text.startswith("[") else None
     except (ValueError, RecursionError):
@@ -180,7 +183,7 @@ def _read_other_gpus(name: str, resources: Table) -> PhysicalGpus:
 
 
 def count(name: str, text: str, most: int) -> int:
-    """Read a whole number of a node's label or resource. Raises ConfigError.
+    """Parse a whole number in a node's label or resource. Raises ConfigError if it is larger than `most`.
 
     >>> count("n1", "8", 16), count("n1", "1k", 2000)
     (8, 1000)

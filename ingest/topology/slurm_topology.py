@@ -5,9 +5,9 @@ They describe the tree plugin (SwitchName, Switches, Nodes) or the block plugin 
     leaf switch                                   rack
     its parent ... child of the root, if one      block
                                       if more     rail_group (lowest), block (highest)
-    root                                          cluster, and block where nothing lies between leaf and root
+    root                                          cluster, and block if nothing lies between leaf and root
 
-A node of a tree that has only leaves knows only its rack. Several roots are several clusters.
+In a tree that has only leaves, a node has only a rack. Several roots are several clusters.
 """
 
 import re
@@ -43,7 +43,10 @@ def is_slurm_conf(text: str) -> bool:
 
 
 def parse_slurm_conf(text: str) -> list[NodeSpec]:
-    """Return nodes in the order of the file. Raises ConfigError with the line number and bad value."""
+    """Return the nodes in the order of the file.
+
+    Raises ConfigError with the line number and the bad value.
+    """
     switches: dict[str, _Switch] = {}
     blocks: dict[str, str] = {}
     named = 0
@@ -63,7 +66,10 @@ def parse_slurm_conf(text: str) -> list[NodeSpec]:
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
-    """Return (number, content) of the non-empty lines. A trailing backslash continues a line."""
+    """Return (number, content) of the lines without comments and empty lines.
+
+    A backslash at its end continues a line.
+    """
     lines: list[tuple[int, str]] = []
     pending, start = "", 0
     for number, raw in enumerate(text.splitlines(), 1):
@@ -97,7 +103,7 @@ def _need(pairs: dict[str, str], key: str, number: int) -> str:
 
 
 def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> int:
-    """Add the nodes of a line, and return their number."""
+    """Add the nodes of a block's line, and return their number. Raises ConfigError."""
     nodes = expand_nodes(_need(pairs, "nodes", number))
     for node in nodes:
         _place(blocks, node, check_name_part(pairs["blockname"]))
@@ -105,7 +111,7 @@ def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> in
 
 
 def _add_switches(switches: dict[str, _Switch], number: int, pairs: dict[str, str]) -> int:
-    """Add the switches of a line, and return how many names it adds to the store.
+    """Add the switches of a line, and return how many names this adds. Raises ConfigError.
 
     Each node or child counts once for each switch.
     """
@@ -124,7 +130,7 @@ def _add_switches(switches: dict[str, _Switch], number: int, pairs: dict[str, st
 
 
 class _YamlSwitch(msgspec.Struct, frozen=True):
-    """An entry of `tree: switches:` in topology.yaml."""
+    """A switch in `tree: switches:` of topology.yaml."""
 
     switch: str
     nodes: str = ""
@@ -155,7 +161,7 @@ class _YamlTopology(msgspec.Struct, frozen=True):
 
 
 def is_slurm_yaml(document: object) -> bool:
-    """Return whether a YAML document is a topology.yaml: a list whose entries name a `topology`."""
+    """Return whether a YAML document is a topology.yaml: a list in which an entry has a `topology`."""
     return (
         isinstance(document, list)
         and bool(document)
@@ -165,9 +171,9 @@ def is_slurm_yaml(document: object) -> bool:
 
 
 def parse_slurm_yaml(document: object) -> list[NodeSpec]:
-    """Return the nodes of a topology.yaml. Raises ConfigError.
+    """Return the nodes in a topology.yaml. Raises ConfigError.
 
-    A node of several topologies gets its place from the cluster's default topology, else from the first.
+    A node in several topologies gets its place from the cluster's default topology, else from the first.
     """
     try:
         rows = msgspec.convert(document, list[_YamlTopology])
@@ -232,7 +238,7 @@ def _make_tree_nodes(switches: dict[str, _Switch]) -> list[NodeSpec]:
 
 
 def _path(leaf: str, parents: dict[str, str]) -> list[str]:
-    """Return the switches from the leaf up to the root. Raises ConfigError on a cycle."""
+    """Return the switches from a leaf up to its root. Raises ConfigError if there is a cycle."""
     path = [leaf]
     while path[-1] in parents:
         path.append(parents[path[-1]])

@@ -30,9 +30,9 @@ SMALLEST_CHANGE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Leads up to `end_s`, and the leads that the band's model is fitted at.
+    """A band of leads up to `end_s`, which has its own model.
 
-    Some of these belong to the neighbouring bands.
+    leads_s: the leads that the model is fitted on. Some of them belong to the neighbouring bands.
     """
 
     name: str
@@ -48,12 +48,13 @@ BANDS = (
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of a fit.
+    """The settings for fitting the trees of demand.
 
-    rows: the most rows for each band. threads: the number of quantiles that are fitted at once.
+    rows: the most training rows for each band. threads: the number of quantiles that are fitted at
+    once.
 
-    A leaf holds at least `leaf_rows` rows, and at least LEAF_SHARE of a long history, because neighbouring
-    rows are nearly the same.
+    A leaf holds at least `leaf_rows` rows, and at least LEAF_SHARE of a long history, because
+    neighbouring rows are nearly the same.
     """
 
     trees: int = 100
@@ -79,10 +80,10 @@ class BandModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """The rows that one band is fitted on.
+    """The training rows of one band.
 
-    x: (row, feature). z: (row,) scaled changes. early: rows whose outcomes lie before the split. late: rows
-    whose origins lie after it.
+    x: (row, feature). z: (row,) scaled changes. early: (row,) whether the outcome lies before the
+    split. late: (row,) whether the origin lies after it.
     """
 
     x: Rows
@@ -95,7 +96,10 @@ Bands = dict[str, BandModel]
 
 
 def fit_target(pasts: Sequence[PanelPast], settings: Settings, seed: int) -> Bands:
-    """Fit a model of every band of one target. Leaves out bands with fewer than 2 * `leaf_rows` rows."""
+    """Fit a model for each band of one target, and return them by the band's name.
+
+    Leaves out bands with fewer than 2 * `leaf_rows` rows.
+    """
     found: Bands = {}
     long = max(past.panel.bins * past.panel.bin_s for past in pasts) >= LONG_S
     for number, band in enumerate(BANDS):
@@ -114,7 +118,7 @@ def fit_target(pasts: Sequence[PanelPast], settings: Settings, seed: int) -> Ban
 def _fit_quantile_boosters(
     x: Rows, z: Array, by_change: bool, trees: int, parameters: dict[str, Any], threads: int
 ) -> list[Any]:
-    """Fit a booster for each quantile. All of them share the binned columns."""
+    """Fit one booster for each quantile. All of them share the binned columns."""
     import lightgbm
 
     data = _data(x, z, by_change, parameters).construct()
@@ -137,10 +141,10 @@ def compute_each_level(work: Callable[[Any], Any], levels: Iterable[Any], thread
 
 
 def _choose_tree_count(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> int:
-    """Return the smallest number of trees whose loss is within PARSIMONY of the least.
+    """Return the smallest number of trees whose loss is within PARSIMONY of the smallest loss.
 
-    The trees are fitted on the early rows, and the loss is that on the late rows. A single tree is nearly
-    no model, because its leaves add only `learning_rate` of what they found.
+    The trees are fitted on the early rows, and the loss is that on the late rows. A single tree is
+    nearly no model, because its leaves add only `learning_rate` of what they found.
     """
     import lightgbm
 
@@ -165,9 +169,9 @@ def _data(x: Rows, z: Array, by_change: bool, parameters: dict[str, Any], like: 
 
 
 def compute_usual_change(x: Rows) -> Array:
-    """Return (...) the usual change over the lead, as a share of the scale. It is never 0.
+    """Return (...) the usual change over the lead, as a share of the series' scale. It is never 0.
 
-    It is the other unit that z may have.
+    The target z can be in this unit. x: (..., feature).
     """
     return np.nan_to_num(x[..., CHANGE].astype(np.float64)) + SMALLEST_CHANGE
 
@@ -193,7 +197,7 @@ def _make_parameters(settings: Settings, leaf_rows: float, depth: int, seed: int
 
 
 def draw_training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: np.random.Generator) -> TrainingRows:
-    """Return at most `most` rows of a band with known outcomes, spread evenly over the panels' origins.
+    """Draw at most `most` rows of a band with known outcomes, spread evenly over the panels' origins.
 
     Neighbouring origins are nearly the same. So the near band has at most six origins per hour, and the
     others at most one.
@@ -205,7 +209,7 @@ def draw_training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: n
 
 
 def _draw_panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Generator) -> tuple[Any, ...]:
-    """Return the columns of TrainingRows for one panel."""
+    """Draw rows from one panel, and return them as the columns of TrainingRows."""
     panel = past.panel
     steps = sorted({round(lead / panel.bin_s) for lead in band.leads_s} - {0})
     first, last = DAY_S // panel.bin_s, panel.bins - 1 - (steps[0] if steps else 0)
@@ -226,7 +230,7 @@ def _draw_panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Gene
 
 
 def _find_outcomes(panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-    """Return (step, origin, series) the values at the targets, NaN after the panel's end."""
+    """Return (step, origin, series) the values at the targets, NaN beyond the panel's end."""
     bins = origins + np.array(steps)[:, None]
     found = panel.values.T[np.minimum(bins, panel.bins - 1)]
     found[bins >= panel.bins] = np.nan

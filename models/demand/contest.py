@@ -1,11 +1,11 @@
-"""A contest between the forecasters of one panel: their gate, and the origins still to be tested.
+"""The contest between forecasters of one panel: it feeds their gate and tests past origins.
 
     refresh(panel)   bins that ended since the last call mature, and origins among them are issued
     serve(panel)     the forecasts that the gate serves as of the last bin, which may not be over yet
 
-The first call receives a whole history. Its origins are tested as if forecasts had been issued then, a
-limited number in each call. Meanwhile the gate serves by what it knows so far. A forecaster forecasts
-nothing on the span that it was fitted on.
+The first call receives a whole history. Its origins are tested as if forecasts had been issued
+then, a limited number in each call. Meanwhile the gate serves by what it knows so far. A forecaster
+forecasts nothing on the span that it was fitted on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ TESTS_A_CALL = 3_000  # origins times series: about two seconds
 class Contest:
     """The contest of forecasters over one target, with one writer.
 
-    `shadows` are scored like the others and never serve. The gate tests an origin every `origin_bins`. The
-    number of a bin is its end time in bins.
+    `shadows` are scored like the others and never serve. The gate tests an origin every `origin_bins`.
+    The number of a bin is its end time divided by the length of a bin.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Contest:
         return panel.end_ms(-1) // (self.bin_s * 1000)
 
     def _over(self, panel: Panel) -> NDArray[np.intp]:
-        """Return the numbers of the bins that are over and have not matured."""
+        """Return (bin,) the numbers of the bins that have ended and have not matured."""
         first_bin = self._compute_first_bin(panel)
         known = np.flatnonzero(np.isfinite(panel.values).any(axis=0))
         begins = first_bin + (int(known[0]) if len(known) else panel.bins)
@@ -65,13 +65,17 @@ class Contest:
         return np.arange(start, first_bin + panel.bins - 1)  # the newest bin is not over
 
     def is_behind(self, panel: Panel) -> bool:
-        """Return whether more than 2 * `origin_bins` bins wait to be tested: more than time alone adds."""
+        """Return whether more than 2 * `origin_bins` bins wait to be tested, as after a start.
+
+        The passing of time alone adds fewer.
+        """
         return len(self._over(panel)) > 2 * self._origin_bins
 
     def refresh(self, panel: Panel, tests: int | None = None) -> None:
-        """Evaluate the bins that ended since the last call.
+        """Issue and score the forecasts of the bins that have ended since the last call.
 
-        It tests at most `tests` origins times series, but at least one origin.
+        It tests at most `tests` pairs of an origin and a series, but at least one origin. Later calls test
+        the rest.
         """
         tests = TESTS_A_CALL if tests is None else tests
         first_bin, bins = self._compute_first_bin(panel), self._over(panel)
@@ -98,10 +102,10 @@ class Contest:
         return np.stack([forecaster.forecast(panel, origins, self.steps) for forecaster in self._forecasters])
 
     def _fit(self, panel: Panel, seen: int) -> None:
-        """Adapt the gate to the panel's series. Series that are still there keep their state.
+        """Adapt the gate to the panel's series. Series that it already has keep their state.
 
-        The first `seen` columns show which series have whole numbers only. No ceiling is below their highest
-        value.
+        The first `seen` columns show which series have whole numbers only. No ceiling is below their
+        highest value.
         """
         if self._gate.series != panel.names:
             known, self._gate = self._gate, self._make_gate(panel.names)
@@ -117,7 +121,7 @@ class Contest:
         self._gate.forget(name)
 
     def record(self) -> list[dict[str, float | int | None]]:
-        """Return the gate's record: one row for each series of the last panel."""
+        """Return the accuracy of each series of the last panel, as `Gate.record` does."""
         return self._gate.record()
 
     def losses(self) -> dict[str, tuple[float, int]]:
@@ -135,7 +139,7 @@ class Contest:
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `dump` returned, into a new contest.
 
-        If the gate cannot use it, the history is tested again.
+        If the gate cannot use the dump, the history is tested again.
         """
         self._gate = self._make_gate(about["gate"]["series"])
         if self._gate.load(about["gate"], arrays):

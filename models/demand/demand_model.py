@@ -51,10 +51,10 @@ class RunningGpus:
 def demand_model(
     running: Mapping[Key, RunningGpus], records: Iterable[JobRecord], residency: Mapping[Key, tuple[float, float]]
 ) -> list[dict[str, Any]]:
-    """Return one row for each queue and class in `running`.
+    """Return the demand model: one row of the answer for each queue and class in `running`.
 
-    `running` has (queue, "all") for each queue. residency: shares of the held GPU time with a model loaded,
-    and active.
+    `running` has (queue, "all") for each queue. residency: (queue, class) -> the shares of held GPU
+    time with a model loaded, and active.
     """
     of = _by_key(records)
     stood = {key: _find_idle_bins(running.get((EVERYTHING, EVERYTHING), running[key]).ten_minute) for key in running}
@@ -62,9 +62,9 @@ def demand_model(
 
 
 def list_cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
-    """Return (queue, class) -> (job,) seconds from start to work.
+    """Return (queue, class) -> (job,) the seconds from the start of each job to its first work.
 
-    Keys with fewer than FEWEST_COLD such jobs are left out.
+    Keys with fewer than FEWEST_COLD known cold starts are left out.
     """
     found = {}
     for key, rows in _by_key(records).items():
@@ -127,10 +127,10 @@ def _row(
 
 
 def _find_idle_bins(fleet: Array) -> NDArray[np.bool_]:
-    """Return (bin,) whether the whole fleet's jobs were away, as in an outage or a test of the machine.
+    """Return (bin,) whether nearly all of the fleet's jobs were away, as in an outage or a maintenance.
 
-    If that happens for more than MOST_AWAY of the time, it is usual and no bin counts. fleet: running GPUs
-    of all queues and classes.
+    If that happens for more than MOST_AWAY of the time, it is usual and no bin counts. fleet: (bin,)
+    running GPUs of all queues and classes.
     """
     known = fleet[np.isfinite(fleet)]
     away = fleet < AWAY_SHARE * np.median(known) if len(known) else np.zeros(len(fleet), bool)
@@ -142,7 +142,7 @@ def _known(values: Iterable[float | None]) -> Array:
 
 
 def held(levels: Array, share: float) -> float:
-    """Return the most GPUs that are in use for at least this share of the bins.
+    """Return the largest number of GPUs that are in use for at least this share of the bins.
 
     >>> held(np.array([1.0, 2.0, 3.0, 4.0]), 0.5)
     3.0
@@ -157,12 +157,12 @@ def _bands(known: Array) -> list[dict[str, float]] | str:
 
 
 def burst(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
-    """Return the bursts of the last day, or the reason why there are none.
+    """Return facts about the bursts of the last day, or the reason why there are none.
 
     cold: (job,) cold starts in seconds. Without them no burst counts as noise.
 
-    ceiling_gpus: the highest level outside noise. shortest_s: its shortest burst. noise_share: the part of
-    the GPU time above the quarter-day level that is noise.
+    ceiling_gpus: the highest level outside noise. shortest_s: its shortest burst. noise_share: the part
+    of the GPU time above the quarter-day level that is noise.
     """
     known = np.isfinite(minutes)
     if known.sum() < FEWEST_MINUTES:
@@ -187,7 +187,10 @@ def burst(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
 
 
 def _compute_class_shares(key: Key, running: Mapping[Key, RunningGpus]) -> dict[str, float] | str:
-    """Return class -> its share of the queue's GPU time. The row of one class has only its own share."""
+    """Return class -> its share of the queue's GPU time, or the reason why there is none.
+
+    The row of a single class has only its own share.
+    """
     total = np.nansum(running[key[0], EVERYTHING].ten_minute)
     if not total > 0:
         return "no GPU was in use"
@@ -212,10 +215,10 @@ def _cold(cold: Array | None) -> dict[str, float] | str:
 
 
 def tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | str:
-    """Return the tolerated wait in seconds, and how many jobs can queue to start within it.
+    """Return the tolerated wait in seconds, and how many jobs can wait in the queue and start within it.
 
-    That number follows from the rate at which such jobs have started. Returns the reason if the wait is
-    unknown.
+    That number follows from the rate at which such jobs have started. Returns the reason in words if
+    the wait is unknown.
     """
     known_s = _known(row.tolerated_s for row in records)
     if len(known_s) >= FEWEST_CHECKPOINTS:
@@ -232,7 +235,7 @@ def tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | st
 
 
 def _find_give_up_wait(records: Sequence[JobRecord]) -> float | None:
-    """Return the wait by which GIVE_UP_SHARE of the jobs has given up, or None if so many never do."""
+    """Return the seconds within which GIVE_UP_SHARE of the jobs has given up, or None if fewer ever do."""
     rows = sorted((row.waited_s, row.gave_up) for row in records if row.waited_s is not None)
     waited = np.array([wait for wait, _ in rows])
     gave_up = np.array([gone for _, gone in rows])

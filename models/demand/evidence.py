@@ -1,4 +1,4 @@
-"""The evidence that a candidate beats persistence, from the gate's four weeks of losses at one lead.
+"""The evidence that a candidate beats persistence, from four weeks of losses at one lead.
 
 All numbers are in units of persistence's own loss in that series, so none depends on the unit of a
 series. `fleetcast evaluate demand` measures the constants (training/RESULTS.md, Demand).
@@ -21,10 +21,11 @@ MOST_SAID = 2.0  # what the other series together add to a t
 
 @dataclass(frozen=True, slots=True)
 class LeadRecord:
-    """The losses of four weeks at one lead, in units of persistence's loss.
+    """The losses of the last four weeks at one lead, in units of persistence's loss.
 
-    ratio: (candidate, series). gain: (block, candidate, series), compared with persistence. known: (block,
-    series). origins: (series,) number of origins that do not overlap.
+    ratio: (candidate, series) loss divided by persistence's. gain: (block, candidate, series)
+    persistence's loss less the candidate's. known: (block, series). origins: (series,) number of
+    origins that do not overlap.
     """
 
     ratio: Array
@@ -34,9 +35,10 @@ class LeadRecord:
 
     @classmethod
     def of(cls, losses: Array, counts: Array, lead: float) -> "LeadRecord":
-        """Build the record from sums of losses.
+        """Build the record from sums of losses by block of origins.
 
-        losses: (block, candidate, series) sums, persistence first. counts: (block, series). lead: in blocks.
+        losses: (block, candidate, series), persistence first. counts: (block, series) number of losses.
+        lead: in blocks.
         """
         unit = losses[:, 0].sum(axis=0)
         scaled = np.divide(losses, unit, out=np.zeros_like(losses), where=unit > 0)
@@ -46,17 +48,18 @@ class LeadRecord:
 
 
 def compute_mean_of_others(values: Array, known: Mask) -> Array:
-    """Return (..., series) the mean over the other series that are known, 0 if there are none."""
+    """Return (..., series) for each series the mean over the other known series, 0 if there are none."""
     filled = np.where(known, values, 0.0)
     others = known.sum(axis=-1, keepdims=True) - known
     return np.asarray((filled.sum(axis=-1, keepdims=True) - filled) / np.maximum(others, 1))
 
 
 def compute_daily_t_statistic(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
-    """Return the mean divided by its standard error: (block, candidate, series) -> (candidate, series).
+    """Return (candidate, series) the mean gain divided by its standard error.
 
-    If there are enough days, the mean is over days. They even out what one hour of the day gains and
-    another loses. Otherwise it is over blocks. lead: in blocks. a_day: the blocks of a day.
+    gain: (block, candidate, series). If there are enough days, the mean is over days. They even out
+    what one hour of the day gains and another loses. Otherwise it is over blocks. lead: in blocks.
+    a_day: the number of blocks of a day.
     """
     by_day = gain.reshape(-1, a_day, *gain.shape[1:]).sum(axis=1)
     days = np.asarray(known.reshape(-1, a_day, known.shape[-1]).any(axis=1))

@@ -1,10 +1,10 @@
-"""Features of regular series at an origin, scaled alike for small and large pools.
+"""Features of regular series at an origin, on the same scale for small and large pools.
 
-Values are differences from an anchor: the last value, or for flows the mean of the last week. They are
-divided by a scale known at the origin (the capacity, else the highest number of running GPUs, else the
-past week's level). So one model also serves series that it never saw. Lags and windows are times, not
-bins, so panels of a minute and of an hour have the same features. No bin after an origin is read. A
-missing bin has the last known value.
+Values are differences from an anchor: the last value, or for flows the mean of the last week. They
+are divided by a scale known at the origin (the capacity, else the highest number of running GPUs,
+else the past week's level). So one model also serves series that it never saw. Lags and windows are
+times, not bins, so panels of a minute and of an hour have the same features. No bin after an origin
+is read. A missing bin has the last known value.
 """
 
 from collections.abc import Sequence
@@ -66,14 +66,14 @@ FEATURES = (*ORIGIN_FEATURES, *STEP_FEATURES)
 
 @dataclass(frozen=True, slots=True)
 class PanelPast:
-    """The filled rows of one panel and their running sums, computed once for all origins.
+    """The values of one panel without gaps, and their running sums, computed once for all origins.
 
     filled: (series, bin), NaN before the first known value.
-    sums, squares, counts: (series, bin + 1) from bin `first` on, a week before the first origin. They are
-    sums of `filled` less its first known value, `centre` (series,).
-    highest: (series, bin) the most `running` so far.
+    sums, squares, counts: (series, bin + 1) from bin `first` on, a week before the first origin. They
+    are sums of `filled` less its first known value, `centre` (series,).
+    highest: (series, bin) the most running GPUs so far.
     ages: (series, aged, age) at the bins `aged` (job_survival.py).
-    started: (series, bin + 1).
+    started: (series, bin + 1) running sums of started GPUs.
     """
 
     panel: Panel
@@ -95,8 +95,8 @@ class PanelPast:
     ) -> "PanelPast":
         """Prepare a panel for `features`.
 
-        survival: how long jobs stay. Without it, or without starts and ends, its features are NaN. origins: the
-        bins at which features are wanted, None for any.
+        survival: how long jobs stay. Without it, or without starts and ends, its features are NaN. origins:
+        the bins at which features are needed, None for all.
         """
         aged = np.arange(panel.bins) if origins is None else np.unique(origins)
         started = panel.covariates.get("started")
@@ -133,10 +133,10 @@ class PanelPast:
         return mean + self.centre, spread
 
     def scale(self, origins: NDArray[np.intp]) -> Array:
-        """Return (origin, series) the scale: the capacity, or a substitute where there is none.
+        """Return (origin, series) the scale: the capacity, or a substitute if it is unknown.
 
-        The substitute is the most GPUs that ever ran. If that is unknown, it is the size of the last week. It
-        is at least 1e-9.
+        The substitute is the most GPUs that ever ran. If that is unknown, it is the size of the last week.
+        It is at least 1e-9.
         """
         if self.highest is not None:
             own = np.maximum(at(self.highest, origins), 1.0)
@@ -146,7 +146,7 @@ class PanelPast:
         return np.where(np.isfinite(self.panel.capacity) & (self.panel.capacity > 0), self.panel.capacity, own)
 
     def anchor(self, origins: NDArray[np.intp]) -> Array:
-        """Return (origin, series) the value that forecasts are changes from.
+        """Return (origin, series) the value to which forecast changes are added.
 
         It is the last value. For flows, it is the mean of the last week.
         """
@@ -174,7 +174,7 @@ class PanelPast:
 
 
 def features(past: PanelPast, origins: NDArray[np.intp], steps: Sequence[int]) -> Rows:
-    """Return (step, origin, series, feature) in the order of FEATURES, NaN if unknown.
+    """Return (step, origin, series, feature) the features in the order of FEATURES, NaN if unknown.
 
     >>> panel = Panel("running", ("a",), 600, 0, np.arange(300.0)[None], np.array([1000.0]))
     >>> rows = features(PanelPast.of(panel), np.array([299]), (6,))
@@ -212,7 +212,7 @@ def _compute_level_columns(past: PanelPast, origins: NDArray[np.intp], scale: Ar
 
 
 def _compute_flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
-    """Return the sums of each flow over the last hours, less the sums that are usual.
+    """Return columns (origin, series): each flow's sum over the last hours less the usual sum.
 
     The usual sum is not a feature itself, because trees would recognise the months by it.
     """
@@ -235,7 +235,7 @@ def _compute_flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Arr
 
 
 def _compute_age_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
-    """Return the running GPUs in each of a few groups of ages: how long they have run."""
+    """Return columns (origin, series): the running GPUs by how long they have run, in groups of ages."""
     if past.ages is None:
         return [np.full(scale.shape, np.nan)] * len(AGE_GROUPS)
     now = past.ages[:, np.searchsorted(past.aged, origins)].transpose(1, 0, 2)
@@ -243,9 +243,10 @@ def _compute_age_columns(past: PanelPast, origins: NDArray[np.intp], scale: Arra
 
 
 def _compute_survival_columns(past: PanelPast, origins: NDArray[np.intp], step: int, scale: Array) -> list[Array]:
-    """Return the GPUs expected to end by the target, and the GPUs that started in the same span before.
+    """Return three columns (origin, series) about the ends and starts of GPUs up to the target.
 
-    The second is the mean of the last days, the third is the value of a week ago.
+    The first has the GPUs expected to end by the target. The others have the GPUs that started in the
+    same span before: the mean of the last days, and the value of a week ago.
     """
     unknown = np.full(scale.shape, np.nan)
     sums = past.started
@@ -269,8 +270,8 @@ def _span(sums: Array, bins: NDArray[np.intp], step: int) -> Array:
 def _compute_step_features(past: PanelPast, origins: NDArray[np.intp], step: int, now: Array, scale: Array) -> Array:
     """Return (origin, series, feature) the features of one step.
 
-    `moved`: the change over the same span of earlier days or weeks. `was`: the value at the target's time
-    of day then, less the anchor.
+    Some compare the same span on earlier days or weeks: the change over it, and the value at its end
+    less the anchor.
     """
     seconds = step * past.panel.bin_s
     day, week = past.bins(DAY_S), past.bins(WEEK_S)
@@ -298,7 +299,7 @@ def _compute_step_features(past: PanelPast, origins: NDArray[np.intp], step: int
 
 
 def _back(past: PanelPast, origins: NDArray[np.intp], step: int, back: int) -> tuple[Array, Array]:
-    """Return the values `back` bins before the origin and before the target.
+    """Return (origin, series) the values `back` bins before the origin, and `back` bins before the target.
 
     `back` is at least `step`, so both are known.
     """
@@ -306,7 +307,7 @@ def _back(past: PanelPast, origins: NDArray[np.intp], step: int, back: int) -> t
 
 
 def _compute_running_maximum(panel: Panel) -> Array | None:
-    """Return (series, bin) the most that ran so far, or None if the panel does not have what runs."""
+    """Return (series, bin) the most running GPUs so far, or None if the panel does not have running GPUs."""
     running = panel.values if panel.target in ("running", "active_nodes") else panel.covariates.get("running")
     return None if running is None else np.maximum.accumulate(np.nan_to_num(running), axis=1)
 
@@ -320,9 +321,9 @@ def _ages(panel: Panel, survival: JobSurvival | None, bins: NDArray[np.intp]) ->
 
 
 def fill(values: Array) -> Array:
-    """Fill every unknown bin of (series, bin) with the last known value before it.
+    """Fill each unknown bin of (series, bin) with the last known value before it.
 
-    Bins before the first known value are NaN.
+    Bins before the first known value stay NaN.
     """
     known = np.isfinite(values)
     if known.all():
@@ -332,7 +333,7 @@ def fill(values: Array) -> Array:
 
 
 def at(values: Array, bins: NDArray[np.intp]) -> Array:
-    """Return (bin, series) the values at these bins, NaN before the first bin."""
+    """Return (bin, series) the values at these bins, NaN for bins before the first one."""
     if not values.shape[1]:
         return np.full((len(bins), len(values)), np.nan)
     found = values.T[np.maximum(bins, 0)]

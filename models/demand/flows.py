@@ -1,7 +1,7 @@
-"""Helpers for flows: quantities per bin, such as arriving GPUs, which do not last as a level does.
+"""Helpers for flows: quantities per bin, such as arriving GPUs, which do not persist as a level does.
 
-So the persistence of a flow is the median of its last hours. A single bin above all earlier demand does
-not shape the forecast of the next bins.
+So the persistence of a flow is the median of its last hours. A single bin above all earlier demand
+does not shape the forecast of the next bins.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ def is_flow(panel: Panel) -> bool:
 def cap_lone_spikes(panel: Panel) -> Panel:
     """Return the panel of a flow with each bin capped at the highest earlier one.
 
-    Other panels are returned unchanged. Within the first day, or if nothing was asked for before, the
+    Other panels are returned unchanged. Within the first day, or if there was no demand before, the
     capacity is the limit too. No bin depends on a later one.
     """
     if panel.target not in FLOW_TARGETS:

@@ -1,13 +1,14 @@
-"""Forecasts of demand a minute to three days ahead: arriving, running, queued, wanted, request rates.
+"""DemandForecaster: forecasts of demand a minute to three days ahead, for all targets of a fleet.
 
-`DemandForecaster` turns histories into rows of `/demand`. Each target has up to three contests
-(models/demand/contest.py). One has all series by the minute, for the nearest horizons. One has pools
-and classes by ten minutes, with the costliest forecasters. One has user groups, which are sparse, by
-ten minutes. The medians of queues add up to "all", as do those of pools of machines. The medians of
-classes and of groups add up to their queue (hierarchy.py).
+The targets are arriving, running, queued and wanted GPUs, and request rates. `DemandForecaster`
+turns histories into rows of `/demand`. Each target has up to three contests
+(models/demand/contest.py). One has all series by the minute, for the nearest horizons. One has
+pools and classes by ten minutes, with the costliest forecasters. One has user groups, which are
+sparse, by ten minutes. The medians of queues add up to "all", as do those of pools of machines. The
+medians of classes and of groups add up to their queue (hierarchy.py).
 
-Every call forecasts from the newest values. The gates change only when a bin is over. A call tests a
-part of each long history, so that all contests soon have a record.
+Every call forecasts from the newest values. The gates change only when a bin is over. A call tests
+a part of each long history, so that all contests soon have a record.
 """
 
 from collections import deque
@@ -53,9 +54,9 @@ Points = list[list[float]]
 
 
 class SeriesKey(NamedTuple):
-    """The queue, job class, user group and pool of machines of a series.
+    """The key of a series: its queue, job class, user group and pool of machines.
 
-    A part is EVERYTHING where the series is not divided.
+    A field is EVERYTHING where the series is not divided by it.
     """
 
     queue: str = EVERYTHING
@@ -70,7 +71,7 @@ class SeriesKey(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Return whether the series is of a user group or, for request rates, of one served model."""
+        """Whether the series is that of a user group or, for request rates, of one served model."""
         return self.group != EVERYTHING
 
 
@@ -90,7 +91,7 @@ class Histories:
     covariates: Mapping[str, Array] = field(default_factory=dict)
 
     def panel(self, rows: NDArray[np.intp], now_ms: int, bin_s: int) -> Panel:
-        """Return some of the series as a panel for forecasters. Its last bin holds `now_ms`."""
+        """Return some of the series as a panel for forecasters. Its last bin contains `now_ms`."""
         values = self.minutes if bin_s == MINUTE_S else self.ten_minute
         names = tuple(self.keys[row].name for row in rows.tolist())
         first_ms = (now_ms // (bin_s * 1000) - values.shape[1] + 1) * bin_s * 1000
@@ -100,7 +101,7 @@ class Histories:
 
 @dataclass(slots=True)
 class ForecastSeries:
-    """The state of one series: its last forecast, its drawn history, and recently issued forecasts."""
+    """The state of one series: its last forecast, the history for charts, and recently issued forecasts."""
 
     values: Array = field(default_factory=lambda: np.zeros((len(QUANTILES), len(HORIZONS_S))))
     history: Array = field(default_factory=lambda: np.zeros(0))
@@ -124,8 +125,9 @@ class ForecastSeries:
 class DemandForecaster(Stateful):
     """The forecasts of all series of a fleet, with one writer.
 
-    Challengers compete with the built-in forecasters by ten minutes. Sparse forecasters compete only for
-    groups. Shadows are scored and never serve. The names of forecasters must not change afterwards.
+    Challengers compete with the built-in forecasters by ten minutes. Forecasters in `sparse` compete
+    only for groups. Shadows are scored and never serve. The names of forecasters must not change
+    afterwards.
     """
 
     def __init__(
@@ -154,11 +156,14 @@ class DemandForecaster(Stateful):
 
     @property
     def is_behind(self) -> bool:
-        """Return whether the last call left some history untested."""
+        """Whether the last call left some history untested."""
         return self._behind > 0
 
     def update(self, histories: Sequence[Histories], now_ms: int) -> list[DemandRow]:
-        """Return the rows of `/demand` in order. A series without a known value has no row."""
+        """Forecast all series, and return the rows of `/demand` in order.
+
+        A series without a known value has no row.
+        """
         self._now_ms = now_ms
         among = self._behind or sum(len(_group_series_by_contest(inputs)) for inputs in histories)
         self._behind, self._tests = 0, demand_contest.TESTS_A_CALL // max(1, among)
@@ -210,9 +215,9 @@ class DemandForecaster(Stateful):
                 series.drop_forecasts_from_partial_history(inputs.ten_minute[row], self._now_ms // BIN_MS)
 
     def _lacks_old_forecast(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
-        """Return whether a forecast of an hour ago must be computed from what was known then.
+        """Return whether the forecast of an hour ago must be computed now from what was known then.
 
-        That is so after a start, or if not everything of that time was known at the time.
+        That is so after a start, or if events of that time arrived later.
         """
         now_bin = self._now_ms // BIN_MS
         found = (self._of(inputs.keys[row], inputs.target) for row in rows.tolist())
@@ -248,7 +253,7 @@ class DemandForecaster(Stateful):
         )
 
     def _keep(self, series: ForecastSeries, ten_minute: Array, old: Array) -> None:
-        """Store the values that the fan is drawn from.
+        """Store the history and the forecast of an hour ago, which charts show.
 
         old: (quantile, horizon) a forecast computed as of an hour ago, NaN if none was computed.
         """
@@ -265,7 +270,10 @@ class DemandForecaster(Stateful):
         series.issued.append((now_ms, _points(series.values, now_ms, HORIZONS_S, OLD_FAN)))
 
     def use(self, name: str, version: str) -> None:
-        """Switch a forecaster to a version. Persistence's record replaces the record of another version."""
+        """Switch a forecaster to a version.
+
+        If it is another one, the forecaster's record begins as persistence's.
+        """
         if self._versions.get(name, "") == version:
             return
         self._versions[name] = version
@@ -281,11 +289,11 @@ class DemandForecaster(Stateful):
         return {target: contest.losses() for (target, which), contest in self._contests.items() if which == POOLS}
 
     def record(self) -> dict[str, Any]:
-        """Return series name -> history, fan and forecast of an hour ago, for the DRAWN_SERIES largest.
+        """Return series name -> its history, its forecast fan, and its forecast of an hour ago.
 
-        A name is `queue|target`, `queue|target|class` or `all|target|all|pool`. Series of the whole fleet come
-        on top of the DRAWN_SERIES. Points: [time_ms, value] in `history`, [time_ms, p05, p25, p50, p75, p95] in
-        `forecast`, and [time_ms, p05, p50, p95] in `old`.
+        It covers the DRAWN_SERIES largest series, and those of the whole fleet. A name is `queue|target`,
+        `queue|target|class` or `all|target|all|pool`. Points: [time_ms, value] in `history`, [time_ms, p05,
+        p25, p50, p75, p95] in `forecast`, and [time_ms, p05, p50, p95] in `old`.
         """
         drawn = {key: series for key, series in self._series.items() if len(series.history)}
         largest = sorted(drawn, key=lambda key: (-float(drawn[key].history[-1]), key))
@@ -319,7 +327,7 @@ class DemandForecaster(Stateful):
         return {"contests": contests, "issued": issued, "versions": dict(self._versions)}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned. The histories are tested again where it lacks a gate's record."""
+        """Restore what `dump` returned. Where it lacks the state of a gate, the history is tested again."""
         self._versions = dict(about["versions"])
         for row in about["issued"]:
             key = SeriesKey(*DemandScope.from_row(row))
@@ -356,13 +364,13 @@ class _Forecast:
             self.records.setdefault(row, []).append(record)
 
     def record(self, row: int) -> dict[str, float | int | None]:
-        """Return the record by ten minutes, or the record by minutes until one of those has matured."""
+        """Return the accuracy of a series by ten minutes, or by minutes until one of those has matured."""
         nearest, *others = self.records[row]
         return next((record for record in others if record["origins"]), nearest)
 
 
 def _list_builtin_forecasters(which: str) -> tuple[Forecaster, ...]:
-    """Return the forecasters that every site has.
+    """Return the forecasters that every site has, for one contest.
 
     The contest by minutes has no smoother, because a day of minutes is too short for one.
     """
@@ -376,7 +384,7 @@ def _has_known_value(inputs: Histories) -> NDArray[np.bool_]:
 
 
 def _group_series_by_contest(inputs: Histories) -> dict[str, NDArray[np.intp]]:
-    """Return contest -> the numbers of its series. Leaves out contests without series."""
+    """Return contest -> (series,) the indices of its series. Leaves out contests without series."""
     has_known, is_part = _has_known_value(inputs), np.array([key.is_part for key in inputs.keys], bool)
     chosen = {MINUTES: has_known, POOLS: has_known & ~is_part, GROUPS: has_known & is_part}
     return {which: np.flatnonzero(mask) for which, mask in chosen.items() if mask.any()}
@@ -397,14 +405,20 @@ def _compute_ceilings(inputs: Histories) -> Array:
 
 
 def _find_recent_history(ten_minute: Array) -> Array:
-    """Return the newest DRAWN_BINS values, starting at the first known one. Gaps have the last value."""
+    """Return the newest DRAWN_BINS values, starting at the first known one.
+
+    Gaps are filled with the last value.
+    """
     newest = ten_minute[-DRAWN_BINS:]
     known = np.flatnonzero(np.isfinite(newest))
     return forward_fill(newest[None, known[0] :])[0] if len(known) else newest[:0]
 
 
 def _is_near_levels(issued: tuple[int, Points], levels: Array, now_bin: int) -> bool:
-    """Return whether a forecast's first median is near a level of its own bin, or of the bin before."""
+    """Return whether a forecast's first median is near a level of its own bin, or of the bin before.
+
+    If no such level is known, it counts as near.
+    """
     issued_ms, points = issued
     at = len(levels) - 1 - (now_bin - issued_ms // BIN_MS)
     known = levels[max(0, at - 1) : at + 1] if 0 <= at < len(levels) else levels[:0]

@@ -1,10 +1,10 @@
-"""Reconciliation: makes the medians of queues, pools, classes and groups add up.
+"""Reconciliation of forecasts, so that the medians of parts add up to the median of their whole.
 
-Those of queues and of pools sum to the median of all, those of classes and groups to their queue's. The
-whole is forecast better, so its parts are adjusted. The shortfall or the excess is divided in proportion
-to the width of each part's 80 % band, so that the least certain part changes most. Each median stays
-between 0 and its part's ceiling. Quantiles stay in order. A job that waits in several queues counts in
-the present value of each and once in "all", so the forecasts of the queues share it.
+Queues and pools add up to all, and classes and groups to their queue. The whole is forecast better,
+so its parts are adjusted. The shortfall or the excess is divided in proportion to the width of each
+part's 80 % band, so that the least certain part changes most. Each median stays between 0 and its
+part's ceiling. Quantiles stay in order. A job that waits in several queues counts in the present
+value of each and once in "all", so the forecasts of the queues share it.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,10 @@ TIE = 1e-9  # weight of a median relative to a band's width: it decides where no
 
 
 class SeriesScope(Protocol):
-    """The queue, class, group and pool of a series, EVERYTHING where it is not divided."""
+    """The scope of a series: its queue, class, group and pool.
+
+    A field is EVERYTHING where it is not divided.
+    """
 
     @property
     def queue(self) -> str: ...
@@ -43,8 +46,8 @@ def reconcile_hierarchy(
 ) -> None:
     """Adjust queues and pools to "all", then classes and groups to their queue, in place.
 
-    values: (quantile, horizon, series). is_known: (series,), whether the series takes part. counts: (series,), whether
-    it is forecast in whole numbers. ceilings: (series,), inf for none.
+    values: (quantile, horizon, series). is_known: (series,) whether the series takes part. counts:
+    (series,) whether it is forecast in whole numbers. ceilings: (series,), inf for none.
     """
     at = {(key.queue, key.class_, key.group, key.pool): row for row, key in enumerate(keys) if is_known[row]}
     for whole, rows in _families(list(at), at):
@@ -53,7 +56,10 @@ def reconcile_hierarchy(
 
 
 def _families(keys: list[Parts], at: dict[Parts, int]) -> list[tuple[int, list[int]]]:
-    """Return (row of a whole, rows of its parts). A whole that is itself a part comes after its own whole."""
+    """Return the row of each whole with the rows of its parts.
+
+    A whole that is also a part comes after its own whole.
+    """
     families: dict[tuple[int, str], list[int]] = {}
     for key in sorted(keys, key=lambda key: key[2] != EVERYTHING):
         queue, class_, group, pool = key
@@ -74,8 +80,9 @@ def _families(keys: list[Parts], at: dict[Parts, int]) -> list[tuple[int, list[i
 def reconcile_parts(parts: Array, whole: Array, ceilings: Array | None = None) -> Array:
     """Return parts whose medians sum to the whole, or to 0 where the whole is negative.
 
-    parts: (quantile, horizon, part). whole: (horizon,), the median of the sum. ceilings: (part,), inf for
-    none. Where all parts are at their ceilings and the whole is above them, the ceilings give way.
+    parts: (quantile, horizon, part). whole: (horizon,) the median of the sum. ceilings: (part,), inf
+    for none. Where all parts are at their ceilings and the whole is above them, the ceilings are
+    exceeded.
 
     >>> reconcile_parts(np.full((7, 1, 2), 2.0), np.array([6.0]))[3].tolist()
     [[3.0, 3.0]]
@@ -114,7 +121,7 @@ def divide(amount: Array, weight: Array, room: Array) -> Array:
 
 
 def round_parts(parts: Array) -> Array:
-    """Round (quantile, horizon, part), with quantiles in order.
+    """Return (quantile, horizon, part) the parts rounded to whole numbers, with quantiles in order.
 
     Medians that sum to a whole number still do: the largest remainders are rounded up.
 

@@ -1,4 +1,4 @@
-"""Estimates of how long started GPUs stay, from counts of starts and ends per bin.
+"""JobSurvival: how long started GPUs stay in use, estimated from counts of starts and ends per bin.
 
 Job identities are not needed.
 
@@ -6,11 +6,11 @@ Job identities are not needed.
     hazard   h[k]   the share of a class that ends within a bin
 
 In each bin, a class that spans w bins passes 1 / w of its GPUs on, and started GPUs enter the first
-class. Departures are divided among the classes by h[k] * a[k], so that they add up to those that really
-ended.
+class. Departures are divided among the classes by h[k] * a[k], so that they add up to those that
+really ended.
 
-The hazard is found by alternating expectation and maximisation. The ages at a bin depend only on that
-bin and earlier ones.
+The hazard is found by alternating expectation and maximisation. The ages at a bin depend only on
+that bin and earlier ones.
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ SMALLEST_GONE = 1e-9  # GPUs
 
 @dataclass(frozen=True, slots=True)
 class JobSurvival:
-    """The survival of jobs: how long GPUs stay in use after a start.
+    """The survival of GPUs in use: how long they stay in use after a start.
 
-    bin_s: the bin of the series. hazard: (age,) share that ends within a bin. mix: (age,) shares of the ages
-    at an average moment.
+    bin_s: the length of a bin. hazard: (age,) share that ends within a bin. mix: (age,) shares of the
+    ages at an average moment.
     """
 
     bin_s: int
@@ -42,9 +42,9 @@ class JobSurvival:
 
     @classmethod
     def fit(cls, started: Array, ended: Array, running: Array, bin_s: int) -> "JobSurvival":
-        """Fit from (series, bin) the GPUs that started, that ended, and that ran at the end of a bin.
+        """Fit the survival to the GPUs that started, that ended, and that ran at the end of a bin.
 
-        NaN starts and ends count as 0.
+        started, ended, running: (series, bin). NaN starts and ends count as 0.
         """
         widths = _compute_class_widths(bin_s)
         fit = cls(bin_s, np.minimum(1 / (FIRST_MEAN_S * widths), 0.5), np.full(len(AGES_S), 1 / len(AGES_S)))
@@ -59,12 +59,12 @@ class JobSurvival:
     def ages(self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return (series, len(bins), age) the expected GPUs by age at the end of these bins.
 
-        Each depends only on that bin and earlier ones.
+        The values at a bin depend only on that bin and earlier ones.
         """
         return self._follow(started, ended, running, bins)[0]
 
     def leaving(self, step: int) -> Array:
-        """Return (age,) the share of each class that ends within `step` bins.
+        """Return (age,) the share of each age class that ends within `step` bins.
 
         >>> JobSurvival(600, np.full(13, 0.5), np.full(13, 1 / 13)).leaving(2).round(2)[0].item()
         0.75
@@ -77,7 +77,7 @@ class JobSurvival:
     def _follow(
         self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]
     ) -> tuple[NDArray[np.float32], Array]:
-        """Return (series, len(bins), age) the GPUs at the end of these bins, and (age,) all that left so far.
+        """Return (series, len(bins), age) the GPUs at the end of these bins, and (age,) all that have ended.
 
         The second covers all bins up to the last of them.
         """
@@ -104,9 +104,9 @@ class JobSurvival:
 
 
 def _distribute_departures(ages: Array, hazard: Array, ended: Array) -> Array:
-    """Return (age, series) departures by hazard that add up to `ended` (series,), or to all there is.
+    """Return (age, series) departures by hazard that add up to `ended`, or to all GPUs if fewer are left.
 
-    No class falls below 0.
+    ages: (age, series). hazard: (age, 1). ended: (series,). No class falls below 0.
     """
     gone = ages * hazard
     gone *= ended / np.maximum(gone.sum(axis=0), 1e-12)
@@ -121,7 +121,8 @@ def _distribute_departures(ages: Array, hazard: Array, ended: Array) -> Array:
 def _before(running: Array, net: Array) -> Array:
     """Return (series,) the GPUs that ran before the first bin.
 
-    That is the first known value less starts, plus ends, of the bins up to it.
+    That is the first known value less the net starts up to its bin. running: (series, bin). net:
+    (series, bin) starts less ends.
     """
     if not running.shape[1]:
         return np.zeros(len(running))
@@ -132,7 +133,7 @@ def _before(running: Array, net: Array) -> Array:
 
 
 def _compute_class_widths(bin_s: int) -> Array:
-    """Return (age,) the bins that each class spans, at least one.
+    """Return (age,) the number of bins that each age class spans, at least one.
 
     The last class is as wide as all others together.
     """

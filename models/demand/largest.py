@@ -33,7 +33,7 @@ class Largest:
 
 
 def largest(panel: Panel, most: int) -> NDArray[np.intp]:
-    """Return the rows of the `most` largest series by their last week, in order."""
+    """Return the rows of the `most` series with the largest sums over the last week, in order."""
     if len(panel.names) <= most:
         return np.arange(len(panel.names))
     size = np.nan_to_num(panel.values[:, -SIZE_S // panel.bin_s :]).sum(axis=1)

@@ -38,10 +38,10 @@ CHUNK = 4_000_000  # values that are sorted at once
 
 
 class Bet(Protocol):
-    """A point forecast made at every bin."""
+    """A function that makes a point forecast at every bin."""
 
     def __call__(self, panel: Panel, filled: Array, step: int) -> Array:
-        """Return (series, bin) the forecast of bin b + step that is made at bin b, NaN where there is none.
+        """Return (series, bin) the forecast of bin b + step made at bin b, NaN where there is none.
 
         It uses nothing after bin b.
         """
@@ -63,7 +63,7 @@ def forward_fill(values: Array) -> Array:
 
 
 def shifted(values: Array, bins: int) -> Array:
-    """Return (series, bin) moved to later bins, or to earlier ones if `bins` is negative.
+    """Return (series, bin) the values moved to later bins, or to earlier ones if `bins` is negative.
 
     Bins that receive no value are NaN.
     """
@@ -79,10 +79,10 @@ def shifted(values: Array, bins: int) -> Array:
 
 
 def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: Bet) -> Array:
-    """Return (quantile, step, origin, series): a bet plus the quantiles of its past errors.
+    """Return (quantile, step, origin, series) a bet plus the quantiles of its past errors.
 
-    Only outcomes up to the origin count. A series that is awake again after a sleep uses only errors of
-    forecasts that were issued while it was awake.
+    Only outcomes up to the origin count. A series that changes again after a pause of a day uses only
+    errors of forecasts that were issued while it changed.
     """
     filled = forward_fill(panel.values)
     awake = find_awake_bins(filled, count_bins_per_day(panel.bin_s))
@@ -104,7 +104,9 @@ def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: B
 
 
 def find_awake_bins(filled: Array, day: int) -> Mask:
-    """Return (series, bin) whether the value has changed within the last day.
+    """Return (series, bin) whether the series is awake: its value has changed within the last day.
+
+    day: the number of bins of a day.
 
     >>> find_awake_bins(np.array([[0.0, 0.0, 5.0, 5.0, 5.0]]), 2).tolist()
     [[False, False, True, True, False]]
@@ -117,10 +119,10 @@ def find_awake_bins(filled: Array, day: int) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class WokenSeries:
-    """The series that are awake at an origin and had slept before. All arrays are (origin, series).
+    """The series that are awake at an origin after not changing for a day. All arrays: (origin, series).
 
     mask: whether the series is one of them. level: the present value. highest: the highest value while
-    awake. move: the root mean square of the moves within one bin while awake.
+    awake. move: the root mean square of the changes within one bin while awake.
     """
 
     mask: Mask
@@ -148,7 +150,7 @@ class WokenSeries:
         return cls(mask, level, highest, np.sqrt(squares / np.maximum(counts, 1)))
 
     def find_similar_errors(self, awake: Mask, step: int) -> tuple[Mask, Mask] | None:
-        """Return which (series, bin) errors were issued awake, and which (origin, series) use only those.
+        """Return (series, bin) which errors were issued awake, and (origin, series) which may use only those.
 
         Returns None if no series has woken.
         """
@@ -159,7 +161,7 @@ class WokenSeries:
         return issued, self.mask
 
     def deviation(self, step: int) -> Array:
-        """Return the standard deviation at a lead that has no errors of its own.
+        """Return (origin, series) the standard deviation to assume at a lead without past errors.
 
         It is at least that of a Poisson count.
         """
@@ -168,7 +170,7 @@ class WokenSeries:
 
 
 def compute_error_window(step: int, bin_s: int) -> tuple[int, int]:
-    """Return (number of errors, bins between two of them), for the errors of two weeks.
+    """Return the number of errors to use, and the bins between two of them, for the errors of two weeks.
 
     At long leads fewer are used, because neighbouring errors are nearly the same.
     """
@@ -187,8 +189,9 @@ def compute_window_quantiles(
 ) -> tuple[Array, NDArray[np.intp]]:
     """Return (quantile, origin, series) QUANTILES of the last `count` values, and how many were known.
 
-    The values are `thin` bins apart. overlap: the bins within which values repeat each other. alike: the
-    (series, bin) values, and the (origin, series) that use no others.
+    values: (series, bin). The values used are `thin` bins apart. overlap: the bins within which values
+    repeat each other. alike: (series, bin) values that certain series may use, and (origin, series)
+    these series.
     """
     series = len(values)
     padded = np.concatenate([np.full((series, 1), np.nan), values], axis=1)  # column 0 stands for "before the first"
@@ -212,11 +215,12 @@ def compute_window_quantiles(
 
 
 def compute_sorted_quantiles(ordered: Array, known: NDArray[np.intp], effective: Array) -> Array:
-    """Return (quantile, ...) of the first `known` of ascending rows (..., value), linear between them.
+    """Return (quantile, ...) quantiles of the first `known` of ascending rows (..., value).
 
-    `effective`: how many of them are independent of the others. A small sample reaches less far than the
-    distribution that it is drawn from: the k-th of n values is on average the quantile k / (n + 1) (Weibull,
-    1939; type 6 of Hyndman and Fan, 1996). The quantiles are NaN without any value.
+    They are linear between the values. `effective`: how many of them are independent of the others. A
+    small sample reaches less far than the distribution that it is drawn from: the k-th of n values is
+    on average the quantile k / (n + 1) (Weibull, 1939; type 6 of Hyndman and Fan, 1996). The quantiles
+    are NaN without any value.
 
     >>> few = np.array([1.0, 2.0, 3.0, np.nan])
     >>> compute_sorted_quantiles(few, np.array(3), np.array(3.0))[2:5].tolist()
@@ -236,9 +240,9 @@ def compute_sorted_quantiles(ordered: Array, known: NDArray[np.intp], effective:
 
 
 def compute_short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
-    """Return (origin, series) the typical move within one bin, from all moves so far.
+    """Return (origin, series) the typical change within one bin, from all changes so far.
 
-    While there are few moves, it is at least a share of the highest value so far.
+    While there are few changes, it is at least a share of the highest value so far.
     """
     moves = np.diff(panel.values, axis=1, prepend=np.nan) ** 2
     known = np.isfinite(moves)
@@ -251,9 +255,10 @@ def compute_short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
 
 
 class Persistence:
-    """The last value, and how far values moved over the same lead in the past two weeks.
+    """The forecaster that repeats the last value.
 
-    A flow has no value that lasts. Its persistence is the median of the last hours.
+    Its quantiles are those of the changes over the same lead. The changes are those of the past two
+    weeks. A flow has no value that lasts, so the forecast is the median of its last hours.
     """
 
     name = "persistence"
@@ -268,7 +273,10 @@ class Persistence:
 
 
 class SeasonalNaive:
-    """The value at the same time of the last whole day that is known, and how far days differed."""
+    """The forecaster that repeats the value at the same time of the last known day.
+
+    Its quantiles are those of the differences between days.
+    """
 
     name = "seasonal_naive"
 
@@ -282,7 +290,7 @@ class SeasonalNaive:
 
 
 class RecentLevel:
-    """The quantiles of the last week, which predict spiky arrivals best."""
+    """The forecaster whose quantiles are those of the last week. It predicts spiky arrivals best."""
 
     name = "recent_level"
 

@@ -1,4 +1,4 @@
-"""The time to scale up a served model, so that new instances are warm before demand exceeds capacity."""
+"""Computation of when to scale up a served model, so that new instances are warm in time."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,12 @@ SURE = 0.9
 
 
 def prescale(row: DemandRow, instances: int, peak_per_instance: float | None, cold: Array | None) -> Prescale:
-    """Return when to scale up, for a `/demand` row of request_rate.
+    """Return when to scale up a served model, for its `/demand` row of request_rate.
 
-    cold: seconds of measured starts, None without any. serves_per_s: the highest rate that these instances
-    can serve, as observed. passes_ms: when the p90 first passes that rate, None if not within the horizons.
-    lead_s: the p90 of starts. scale_ms: `passes_ms` less the lead, which may be in the past.
+    cold: (start,) seconds of measured cold starts, None without any. In the result, serves_per_s is the
+    highest rate that these instances can serve, as observed. passes_ms: when the p90 first passes that
+    rate, None if not within the horizons. lead_s: the p90 of cold starts. scale_ms: `passes_ms` less
+    the lead, which may be in the past.
     """
     lead_s = None if cold is None else round(float(np.quantile(cold, SURE)), 1)
     found = Prescale(instances, lead_s=lead_s)

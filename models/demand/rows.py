@@ -1,11 +1,11 @@
-"""A row of `/demand`, as the forecaster builds it and the API returns it."""
+"""The row of `/demand`, as the forecaster builds it and the API returns it."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 
 class Prescale(msgspec.Struct):
-    """The time to scale up a served model.
+    """When to scale up a served model.
 
     It is `lead_s` before the p90 of its rate passes the rate that its instances can serve now.
     """
@@ -19,18 +19,18 @@ class Prescale(msgspec.Struct):
 
 
 class WaitsFor(msgspec.Struct):
-    """The GPUs of waiting jobs: those that wait for a quota, and those that wait for machines."""
+    """The GPUs of waiting jobs, divided into those that wait for a quota and those that wait for machines."""
 
     quota: float
     machines: float
 
 
 class DemandRow(msgspec.Struct, kw_only=True):
-    """A series of demand, of a queue or of a pool of machines. `all` means that it is not divided.
+    """The forecast of one series of demand, of a queue or of a pool. `all` means that it is not divided.
 
-    `values`: one list for each quantile, with one number for each horizon. `models`: the forecaster of each
-    horizon. `waits_for`: the GPUs that wait now. `capacity`: the GPUs that the series may use, None if no
-    inventory states it.
+    `values`: one list for each quantile, with one number for each horizon. `models`: the forecaster of
+    each horizon. `waits_for`: the GPUs that wait now. `capacity`: the GPUs that the series may use,
+    None if no inventory states it.
     """
 
     queue: str = "all"

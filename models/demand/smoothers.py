@@ -22,7 +22,7 @@ MOST_SMOOTHED = 32  # series of a panel
 
 
 class RollingMedian:
-    """The median of the last four hours. For flows, persistence is the same."""
+    """The forecaster that repeats the median of the last four hours. For flows, persistence is the same."""
 
     name = "rolling_median"
 
@@ -44,9 +44,9 @@ def rolling_median(values: Array, window: int) -> Array:
 
 
 class Steady:
-    """A forecaster for series whose demand is not intermittent.
+    """A wrapper that leaves out series whose demand is intermittent.
 
-    For intermittent series `Sparse` is better, because a smoothed level misleads.
+    For those, `Sparse` is better, because a smoothed level misleads.
     """
 
     def __init__(self, forecaster: Forecaster) -> None:
@@ -60,7 +60,7 @@ class Steady:
 
 
 def smoothers() -> tuple[Forecaster, ...]:
-    """Return the smoothers that compete at ten minutes. The reports judge the same ones."""
+    """Return the smoothers that compete at ten minutes. The reports evaluate the same ones."""
     return (Largest(Theta(), MOST_SMOOTHED),)
 
 

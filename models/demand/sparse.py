@@ -1,18 +1,18 @@
 """Forecasts of intermittent series: demand of small groups, which is zero most of the time.
 
-A hurdle model: whether there is any demand at a lead, and how much if there is. It suits levels that
-come and go (running GPUs of one user) as well as bursts (arrivals).
+A hurdle model: whether there is any demand at a lead, and how much if there is. It suits levels
+that come and go (running GPUs of one user) as well as bursts (arrivals).
 
     P(any at b + step | none / any at b)   from transitions at that very lead, older ones counting less. If
                                            there are few, it is drawn to the decaying share of bins with
                                            any (TSB: Teunter, Syntetos and Babai, 2011)
-    size given any                         recent sizes. With demand now also the last value plus recent
-                                           changes over the lead, if those lay within the narrower band
+    size given any                         recent sizes. If there is demand now, it is the last value plus recent
+                                           changes over the lead, if those vary less
 
     quantile(level) = 0 where level <= P(none), else the size's quantile at (level - P(none)) / P(any)
 
-It forecasts only series whose mean interval between bins with demand, over two weeks up to the origin,
-is above MOST_INTERVAL (Syntetos, Boylan and Croston, 2005).
+It forecasts only series whose mean interval between bins with demand, over two weeks up to the
+origin, is above MOST_INTERVAL (Syntetos, Boylan and Croston, 2005).
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ LEVELS = np.array(QUANTILES)
 
 
 class Sparse:
-    """Forecasts of intermittent demand, NaN for other series. Values are never negative."""
+    """The forecaster of intermittent demand. It returns NaN for other series, and never negative values."""
 
     name = "sparse"
 
@@ -94,8 +94,9 @@ def compute_prefix_sums(rows: NDArray[Any], origins: Bins) -> Array:
 class _Past:
     """The past of intermittent series at some origins.
 
-    values, some (any demand), none: (series, bin). last, share (bins with any): (series, origin). sizes:
-    (series, origin, SIZES). age: (bin,) weights. Relative to an origin's bin, older bins weigh less.
+    values, some (any demand), none: (series, bin). last, share (of bins with demand): (series, origin).
+    sizes: (series, origin, SIZES) recent values. age: (bin,) weights. Divided by the origin's, they are
+    less for older bins.
     """
 
     values: Array
@@ -131,7 +132,7 @@ class _Past:
     def p_any(self, step: int) -> Array:
         """Return (series, origin) the probability of any demand `step` bins after the origin.
 
-        It depends on whether there is any now.
+        It depends on whether there is demand at the origin.
         """
         age, own, ends = self.age[step:], self.age[self.origins], self.origins - step
         prior = PRIOR_PAIRS * step
@@ -144,7 +145,7 @@ class _Past:
 
 
 def recent(values: Array, mask: Mask, origins: Bins) -> Array:
-    """Return (series, origin, SIZES) masked values up to each origin, spread over the last RECENT of them.
+    """Return (series, origin, SIZES) a sample of the last RECENT masked values up to each origin.
 
     values, mask: (series, bin). If there are fewer than SIZES, the rest is NaN.
 

@@ -29,7 +29,7 @@ WARM_DAYS = 2
 
 
 class Theta:
-    """The Theta forecaster. What does not depend on the lead is computed once for all leads."""
+    """The Theta forecaster. Everything that does not depend on the lead is computed once."""
 
     name = "theta"
 
@@ -53,9 +53,9 @@ class Theta:
 
 
 def compute_daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
-    """Return (series, bin) how far bins at this time of day lie above the day's mean, 0 if unknown.
+    """Return (series, bin) how far the usual value at this time of day lies above the day's mean.
 
-    The second value is the number of bins that it looks ahead.
+    It is 0 if unknown. Also returns the number of bins that it looks ahead.
     """
     usual = compute_rolling_mean(filled, day)
     above = filled - usual
@@ -87,7 +87,7 @@ def smooth_series(values: Array, factor: float) -> Array:
 
 
 def _smooth_many_series(values: Array, factor: float) -> Array:
-    """Smooth each row of `values` (series, bin) exponentially, starting from a level of 0."""
+    """Return (series, bin) `values` smoothed exponentially, starting from a level of 0."""
     from scipy.signal import lfilter
 
     level, _ = lfilter([factor], [1.0, factor - 1.0], values, axis=1, zi=np.zeros((len(values), 1)))
@@ -95,7 +95,10 @@ def _smooth_many_series(values: Array, factor: float) -> Array:
 
 
 def _smooth_few_series(values: Array, factor: float) -> Array:
-    """Smooth with the same operations as `_smooth_many_series` in the same order: the bits are identical."""
+    """Return the same as `_smooth_many_series`, faster for few series.
+
+    It does the same operations in the same order, so that the bits are identical.
+    """
     levels = np.empty_like(values)
     keep = -(factor - 1.0)
     for series, row in enumerate(values.tolist()):
@@ -111,7 +114,8 @@ def _smooth_few_series(values: Array, factor: float) -> Array:
 def choose_best_level(levels: Sequence[Array], plain: Array, step: int, window: int) -> Array:
     """Return (series, bin) the smoothed level with the smallest errors at this lead within the window.
 
-    All levels are known at the same bins, so sums of errors compare as their means do.
+    levels: (series, bin) each, one for each smoothing factor. All are known at the same bins, so sums
+    of errors compare as their means do.
     """
     known = np.isfinite(plain) & np.isfinite(shifted(levels[-1], step))
     best = levels[-1].copy()

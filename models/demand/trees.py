@@ -63,14 +63,14 @@ class _SavedSurvival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _SavedBand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A band in model.json. files: (name, SHA-256) of each quantile's file."""
+    """The model of one band in model.json. files: (name, SHA-256) of each quantile's file."""
 
     by_change: bool
     files: list[tuple[str, str]]
 
 
 class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of model.json. bands: target -> name of a band -> band."""
+    """The content of model.json. bands: target -> name of a band -> the saved band."""
 
     layout: int
     seed: int
@@ -84,7 +84,7 @@ class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class DemandTrees:
-    """The forecaster `trees`, which can be fitted, saved and loaded. Without a fit it forecasts NaN."""
+    """The forecaster `trees`. It can be fitted, saved and loaded. Without a fit it forecasts NaN."""
 
     seed: int = 0
     settings: Settings = field(default_factory=Settings)
@@ -118,7 +118,7 @@ class DemandTrees:
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
         """Return (quantile, step, origin, series) the forecasts.
 
-        They are NaN with less than a day of history, or without a model of the target.
+        They are NaN for series with less than a day of history, and without a model of the target.
         """
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
         bands = self._bands(panel.target)
@@ -139,7 +139,7 @@ class DemandTrees:
         return next((self.models[other] for other in STAND_INS if other in self.models), None)
 
     def save(self, folder: Path) -> None:
-        """Write the model into a folder, which may exist. It writes model.json last."""
+        """Write the model into a folder, which may exist. model.json is written last."""
         folder.mkdir(parents=True, exist_ok=True)
         saved_bands: dict[str, dict[str, _SavedBand]] = {}
         for number, (target, bands) in enumerate(self.models.items()):
@@ -158,7 +158,7 @@ class DemandTrees:
 
     @classmethod
     def load(cls, folder: Path) -> "DemandTrees":
-        """Read what `save` wrote. Raises ModelError with the name of a missing or damaged file."""
+        """Load what `save` wrote. Raises ModelError that names a missing or damaged file."""
         saved = _read_saved_model(folder / MODEL_FILE)
         models = {
             target: {
@@ -188,9 +188,9 @@ def _fit_survival(panels: Sequence[Panel]) -> JobSurvival | None:
 
 
 def _predict(model: BandModel, past: PanelPast, origins: NDArray[np.intp], x: Rows, settings: Settings) -> Array:
-    """Return (quantile, step, origin, series) in the unit of the series.
+    """Return (quantile, step, origin, series) the model's forecasts in the unit of the series.
 
-    x: features, (step, origin, series, feature).
+    x: (step, origin, series, feature).
     """
     flat = x.reshape(-1, x.shape[-1])
     threads = settings.threads if len(flat) >= FEW_ROWS else 1
@@ -201,7 +201,7 @@ def _predict(model: BandModel, past: PanelPast, origins: NDArray[np.intp], x: Ro
 
 
 def _split_by_band(steps: Sequence[int], bin_s: int) -> Iterator[tuple[Band, list[int]]]:
-    """Yield the bands that these steps need, with the rows of the steps."""
+    """Yield each band that these steps need, with the indices of its steps."""
     start_s = 0.0
     for band in BANDS:
         rows = [row for row, step in enumerate(steps) if start_s < step * bin_s <= band.end_s]
@@ -217,7 +217,7 @@ def _chunks(origins: NDArray[np.intp], rows_each: int) -> Iterator[slice]:
 
 
 def _write_boosters(boosters: Sequence[Any], folder: Path, stem: str) -> list[tuple[str, str]]:
-    """Write one file for each quantile. Returns their names and digests."""
+    """Write one file for each quantile, and return the files' names and SHA-256 digests."""
     written = []
     for level, booster in zip(QUANTILES, boosters, strict=True):
         name, text = f"{stem}-{round(100 * level):02d}.txt", booster.model_to_string().encode()

@@ -1,11 +1,11 @@
-"""The best checkpoint interval (Young) from a gang's failure rate and its checkpoint cost.
+"""Computation of the best checkpoint interval (Young) from a gang's failure rate and checkpoint cost.
 
     interval  D = sqrt(2 w / r)                                        Young, 1974; Daly, 2006, to first order
     ETTR      (1 - w / D) (1 - r (u + D / 2))                          first order of Meta's, HPCA 2025
 
 w: seconds that a checkpoint stops the work. r: failures of the gang per second. u: seconds from a
-failure until work continues. ETTR, the effective training time ratio, is the share of a running job's
-time in which it neither repeats work nor waits.
+failure until work continues. ETTR, the effective training time ratio, is the share of a running
+job's time in which it neither repeats work nor waits.
 """
 
 import math
@@ -25,7 +25,7 @@ class CheckpointPlan:
 
 
 def compute_ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_s: float = RESTART_S) -> float:
-    """Return the effective training time ratio at any interval, from 0 to 1.
+    """Return the effective training time ratio at an interval between checkpoints, from 0 to 1.
 
     >>> round(compute_ettr(1200.0, 30.0, 512 * 0.0065), 3)
     0.941
@@ -35,9 +35,9 @@ def compute_ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_
 
 
 def plan_of(cost_s: float, rate_per_day: float) -> CheckpointPlan:
-    """Return the best interval. Both arguments must be above 0.
+    """Return the best checkpoint interval and its ETTR. Both arguments must be above 0.
 
-    It is never so short that more than half of the time goes to checkpoints.
+    The interval is never so short that more than half of the time goes to checkpoints.
 
     >>> plan = plan_of(30.0, 512 * 0.0065)
     >>> round(plan.interval_s), round(plan.expected_ettr, 2)

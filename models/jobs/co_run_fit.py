@@ -18,7 +18,7 @@ CO_RUN_FILE = "co_runs.json"
 
 
 class PastCoRun(msgspec.Struct, frozen=True, array_like=True):
-    """An attempt that ran next to one partner. speed: relative to running alone."""
+    """A past co-run: an attempt that ran next to one partner. speed: relative to running alone."""
 
     share: Share
     keys: Keys
@@ -27,9 +27,10 @@ class PastCoRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The past co-runs, and the loads of jobs alone.
+    """The fit of a site: its past co-runs, and the loads of jobs that ran alone.
 
-    rows: the oldest first. loads, turns: of jobs and kinds alone, by key (features/co_runs.py).
+    rows: the oldest first. loads, turns: key of a job or kind -> its loads and step times alone
+    (features/co_runs.py).
     """
 
     rows: tuple[PastCoRun, ...]
@@ -42,7 +43,7 @@ class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [CoRun(row.share, row.keys, row.partner_keys, row.speed) for row in self.rows]
 
     def load_of(self) -> dict[int, tuple[float, ...]]:
-        """Return key -> loads alone, NaN if unknown."""
+        """Return key of a job or kind -> its loads alone, NaN if unknown."""
         return {key: tuple(np.nan if value is None else value for value in row) for key, row in self.loads.items()}
 
     def save(self, folder: Path) -> None:

@@ -1,20 +1,20 @@
-"""A prediction of how fast a job runs next to another one, relative to running alone.
+"""Prediction of how fast a job runs next to another one, relative to running alone.
 
     prior       on one GPU 1 - u_a u_b / 2 of their compute loads. Elsewhere the caller's value, usually 1
     residuals   what observed co-runs add to it: the mean of a Gaussian process over pairs (job, partner)
     bound       conformal: nine in ten errors of those co-runs lie above it. For a job seen often (SEEN_OFTEN)
                 these are leave-one-out errors. For others, each kind is left out with all its co-runs
 
-If the turns of two jobs are independent, both want the GPU for u_a u_b of the time, and each then has
-half. This prior never rises with either load, and has no fitted constant.
+If the turns of two jobs are independent, both want the GPU for u_a u_b of the time, and each then
+has half. This prior never rises with either load, and has no fitted constant.
 
-The published `rule`, min(1, 1 / (u_a + u_b)) (Horus, Lucid), assumes perfect turns. It is evaluated next to
-the prior.
+The published `rule`, min(1, 1 / (u_a + u_b)) (Horus, Lucid), assumes perfect turns. It is evaluated
+for comparison with the prior.
 
 The process has a variance for each likeness of two co-runs: same job, same partner, same kind of
 either, both kinds, similar loads. So one co-run counts a little, three count much, and a job's own
-co-runs count before those of its kind (shrinkage, as with random effects. See Rasmussen and Williams,
-2006, ch. 2 and 5.4).
+co-runs count before those of its kind (shrinkage, as with random effects. See Rasmussen and
+Williams, 2006, ch. 2 and 5.4).
 """
 
 from collections.abc import Sequence
@@ -41,9 +41,10 @@ MOST_LOAD = 1.0  # what is assumed of a job that nothing is known of, where the 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """n jobs, each next to a partner. NaN and key 0 mean unknown.
+    """n jobs, each with one partner that shares hardware with it. NaN and key 0 mean unknown.
 
-    load, partner_load: (n, LOADS) ratios of each alone. keys, partner_keys: (n, 2) the job and its kind.
+    load, partner_load: (n, LOADS) ratios of each alone. keys, partner_keys: (n, 2) the job and its
+    kind.
     """
 
     load: Array
@@ -72,10 +73,10 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """The residuals of n observed co-runs.
+    """The residuals of n observed co-runs: actual speed less predicted speed.
 
-    weight: (n,) of each in the mean. errors: (n,) actual less the mean without that co-run. strange: (k,)
-    actual less the mean without all co-runs of one of its two kinds.
+    weight: (n,) of each in the mean. errors: (n,) actual less the mean without that co-run. strange:
+    (k,) actual less the mean without all co-runs of one of its two kinds.
     """
 
     pairs: Pairs
@@ -90,15 +91,15 @@ class Residuals:
         return np.asarray(kernel(pairs, self.pairs) @ self.weight)
 
     def observed(self, pairs: Pairs) -> NDArray[np.int64]:
-        """Return (m,) the number of co-runs of the job itself, or of its kind if there are none."""
+        """Return (m,) the number of observed co-runs of the job itself, or of its kind if there are none."""
         seen = [(_are_keys_equal(pairs.keys[:, n], self.pairs.keys[:, n])).sum(axis=1) for n in (0, 1)]
         return np.asarray(np.where(seen[0] > 0, seen[0], seen[1]), np.int64)
 
     def slack(self, pairs: Pairs) -> Array:
-        """Return (m,) the amount to add to a prediction to get its bound.
+        """Return (m,) the amount to add to a prediction to get its lower bound.
 
-        If the job and its partner's kind are known well, it is that of one more co-run. Otherwise it is that of a
-        new kind.
+        If the job and its partner's kind are known well, it is based on leave-one-out errors. Otherwise it
+        is based on errors without the co-runs of a kind.
         """
         own = _are_keys_equal(pairs.keys[:, 0], self.pairs.keys[:, 0]).sum(axis=1) >= SEEN_OFTEN
         partner = _are_keys_equal(pairs.partner_keys[:, 1], self.pairs.partner_keys[:, 1]).any(axis=1)
@@ -112,9 +113,10 @@ class Residuals:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted speeds relative to running alone, (n,).
+    """Predicted speeds of n pairs relative to running alone, (n,).
 
-    lower_90: NaN if there are too few co-runs for a bound. known: whether p50 is more than a guess.
+    lower_90: NaN if there are too few co-runs for a bound. known: whether p50 is based on a prior or a
+    co-run.
     """
 
     p50: Array
@@ -125,7 +127,7 @@ class Prediction:
 
 
 def rule(load: Array, partner_load: Array) -> Array:
-    """Return (n,) the published rule min(1, 1 / (u_a + u_b)).
+    """Return (n,) the speed by the published rule min(1, 1 / (u_a + u_b)).
 
     It assumes that jobs share one GPU's compute time and waste none.
 
@@ -137,7 +139,7 @@ def rule(load: Array, partner_load: Array) -> Array:
 
 
 def compute_gpu_prior(pairs: Pairs) -> Array:
-    """Return (n,) the prior 1 - u_a u_b / 2, NaN if neither load is known.
+    """Return (n,) the prior speed 1 - u_a u_b / 2 on a shared GPU, NaN if neither load is known.
 
     If one load is unknown, that job is assumed to take the whole GPU.
 
@@ -164,19 +166,19 @@ def kernel(left: Pairs, right: Pairs) -> Array:
 
 
 def _alike(left: Pairs, right: Pairs) -> Array:
-    """Return (n, m) the likeness of the loads: 1 if all are the same, 0 if one is unknown."""
+    """Return (n, m) the similarity of the loads: 1 if all are the same, 0 if one is unknown."""
     x, y = (np.concatenate((rows.load, rows.partner_load), axis=1) / np.array(LOAD_SPAN * 2) for rows in (left, right))
     far = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2 * (x @ y.T)
     return np.asarray(np.nan_to_num(np.exp(-0.5 * np.maximum(far, 0.0))))
 
 
 def _are_keys_equal(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return (n, m) whether two keys are equal and known."""
+    """Return (n, m) whether two keys are equal and known. left: (n,). right: (m,)."""
     return np.asarray((left[:, None] == right[None, :]) & (left[:, None] != 0))
 
 
 def learn(pairs: Pairs, residual: Array) -> Residuals:
-    """Learn from observed co-runs. The cost is n^3, and some hundred co-runs are enough.
+    """Fit the residuals of observed co-runs. The cost is n^3, and some hundred co-runs are enough.
 
     residual: (n,) speed less prior.
     """
@@ -188,7 +190,7 @@ def learn(pairs: Pairs, residual: Array) -> Residuals:
 
 
 def _compute_held_out_errors(pairs: Pairs, inverse: Array, weight: Array) -> Array:
-    """Return the errors on each kind of a mean that has no co-run of it.
+    """Return (k,) the errors of predictions for the co-runs of each kind, fitted without them.
 
     See Rasmussen and Williams, 2006, 5.4.2, in blocks.
     """
@@ -201,9 +203,10 @@ def _compute_held_out_errors(pairs: Pairs, inverse: Array, weight: Array) -> Arr
 
 
 def margin(errors: Array) -> float:
-    """Return what to add to a prediction so that BOUND of outcomes lie above it. NaN with too few errors.
+    """Return the amount to add to a prediction so that the share BOUND of outcomes lies above it.
 
-    It is the k-th smallest of n errors, k = floor((n + 1) (1 - BOUND)) (Vovk et al., 2005).
+    It is the k-th smallest of n errors, k = floor((n + 1) (1 - BOUND)) (Vovk et al., 2005). It is NaN
+    with too few errors.
 
     >>> margin(np.arange(-9.0, 0.0)), margin(np.arange(-8.0, 0.0))
     (-9.0, nan)
@@ -213,7 +216,9 @@ def margin(errors: Array) -> float:
 
 
 def compute_held_out_margins(errors: Array) -> Array:
-    """Return (n,) `margin` of all errors except each one, to compare that co-run's outcome with.
+    """Return (n,) for each error the `margin` of all other errors.
+
+    A co-run's outcome is compared with the margin that does not know it.
 
     >>> compute_held_out_margins(np.arange(-10.0, 0.0))[[0, 1, 9]].tolist()
     [-9.0, -10.0, -10.0]
@@ -228,8 +233,8 @@ def compute_held_out_margins(errors: Array) -> Array:
 def predict(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:
     """Predict the speeds of these pairs relative to running alone.
 
-    prior: (n,), NaN if it knows nothing of a pair. The speed of such a pair is known only if there are
-    co-runs.
+    prior: (n,), NaN for a pair without a prior. The speed of such a pair is known only if there are
+    co-runs of its job or kind.
     """
     observed, met = residuals.observed(pairs), residuals.met(pairs)
     known = np.isfinite(prior) | (observed > 0)

@@ -1,7 +1,8 @@
-"""The present level of a job's readings: their level since the last lasting change, and their scatter.
+"""Detection of the present level of a job's readings: the level since the last lasting change.
 
-Readings that rise or fall steadily have no level: a line describes them better than steps do. They are
-extended along that line by two minutes and no further, because a slow wave turns, and a ramp ends.
+Readings that rise or fall steadily have no level: a line describes them better than steps do. They
+are extended along that line by two minutes and no further, because a slow wave turns, and a ramp
+ends.
 """
 
 import numpy as np
@@ -19,10 +20,10 @@ MOST_CHANGES = 8  # of level within one window
 
 
 def shift_to_present_level(readings: Array) -> Array:
-    """Return readings as they would be at the present level.
+    """Return the readings moved to the present level.
 
-    They are the last level plus the scatter around every earlier one. readings: (reading,) oldest first,
-    without NaN. Without a change of level or a trend they are returned unchanged.
+    They are the last level plus the scatter around every earlier one. readings: (reading,) oldest
+    first, without NaN. Without a change of level or a trend they are returned unchanged.
 
     >>> shift_to_present_level(np.array([10.0, 10.0, 10.0, 10.0, 110.0, 110.0, 110.0, 110.0])).tolist()
     [110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0]
@@ -40,9 +41,10 @@ def shift_to_present_level(readings: Array) -> Array:
 
 
 def _is_rhythmic(readings: Array, begins: list[int]) -> bool:
-    """Return whether the readings had the last level before and left it, or have no single level now.
+    """Return whether the readings form a rhythm, in which no level lasts.
 
-    Then the readings are a rhythm, in which no level stays.
+    They do if they had the last level before and left it, or if they swing now. begins: where each
+    level begins.
     """
     before, last = readings[begins[-2] : begins[-1]].mean(), readings[begins[-1] :].mean()
     near = np.abs(readings[: begins[-1]] - last) < BACK_SHARE * abs(before - last)
@@ -51,9 +53,10 @@ def _is_rhythmic(readings: Array, begins: list[int]) -> bool:
 
 
 def _fit_trend(readings: Array, begins: list[int]) -> float:
-    """Return the slope per reading of the least-squares line, or 0 if it is unclear or steps fit as well.
+    """Return the slope per reading of the least-squares line.
 
-    begins: where each level begins.
+    It is 0 if the slope is not clear, or if constant levels fit as well. begins: where each level
+    begins.
     """
     if len(readings) <= 2 * LATEST:
         return 0.0
@@ -67,20 +70,23 @@ def _fit_trend(readings: Array, begins: list[int]) -> float:
 
 
 def _fit_slope(part: Array) -> tuple[float, float]:
-    """Return the slope of the least-squares line, and the sum of squares of its times."""
+    """Return the slope per reading of the least-squares line, and the sum of squares of the centred times."""
     at = np.arange(len(part)) - (len(part) - 1) / 2
     spread = max(float(at @ at), 1.0)
     return float(at @ part) / spread, spread
 
 
 def _subtract_trend(part: Array) -> Array:
-    """Subtract the least-squares line."""
+    """Return (reading,) the readings less their least-squares line."""
     at = np.arange(len(part)) - (len(part) - 1) / 2
     return np.asarray(part - np.mean(part) - _fit_slope(part)[0] * at)
 
 
 def find_level_changes(readings: Array) -> list[int]:
-    """Return where each level begins, 0 first: the clearest change, then the clearest one after it, and so on."""
+    """Return the indices at which each level begins, 0 first.
+
+    The clearest change is found first, then the clearest one after it, and so on.
+    """
     begins = [0]
     while len(begins) <= MOST_CHANGES:
         at = _find_clearest_change(readings[begins[-1] :])
@@ -91,9 +97,9 @@ def find_level_changes(readings: Array) -> list[int]:
 
 
 def _find_clearest_change(readings: Array) -> int | None:
-    """Return the first reading of the new level at the clearest change of level, or None.
+    """Return the index of the first reading after the clearest change of level, or None if there is none.
 
-    That is where the means before and after it differ most clearly.
+    At that index, the means before and after it differ most clearly.
     """
     n = len(readings)
     if n <= LATEST:

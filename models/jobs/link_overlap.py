@@ -1,4 +1,4 @@
-"""Circular compatibility: whether two jobs that send in turns on one link collide.
+"""Circular compatibility of jobs on one link: whether their sending phases collide.
 
     one turn    period_s, of which `busy_share` sends at `rate` of the link's capacity, the rest computes
     circle      both turns go round a circle of their least common multiple (periods rounded to a small
@@ -8,9 +8,9 @@
     speed       period / (period + sending * overload)
     compatible  1 - the mean over the circle of what all want beyond the capacity, at the best shift
 
-Jobs whose periods have no such ratio drift through all shifts, so they get the mean. If there are more
-than two jobs, each gets the best shift given those before it. After CASSINI (Rajasekaran et al.,
-NSDI'24). The formula of the slowdown is ours.
+Jobs whose periods have no such ratio drift through all shifts, so they get the mean. If there are
+more than two jobs, each gets the best shift given those before it. After CASSINI (Rajasekaran et
+al., NSDI'24). The formula of the slowdown is ours.
 """
 
 import math
@@ -40,9 +40,9 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The speeds of a and b relative to running alone, (shift,), at each shift of b.
+    """The speeds of jobs a and b relative to running alone, (shift,), for each shift of b against a.
 
-    `locked`: whether the shift stays as it is.
+    `locked`: whether the shift between them stays the same.
     """
 
     speed_a: Array
@@ -52,10 +52,10 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class LinkFit:
-    """The fit of jobs on a link.
+    """The result of fitting jobs on a link.
 
-    compatibility: 0..1. shifts_s: how long after the first job each should begin. None if they drift, so that
-    no shift stays.
+    compatibility: 0 to 1. shifts_s: how long after the first job each should begin. None if they drift,
+    so that no shift lasts.
     """
 
     compatibility: float
@@ -63,7 +63,7 @@ class LinkFit:
 
 
 def find_turn_ratio(a_s: float, b_s: float) -> tuple[int, int] | None:
-    """Return the turns of a and of b that take about as long.
+    """Return the smallest numbers of turns of a and of b that take about the same time.
 
     Returns None if no small numbers do, or a period is not positive and finite.
 
@@ -79,7 +79,7 @@ def find_turn_ratio(a_s: float, b_s: float) -> tuple[int, int] | None:
 
 
 def overlap(a: Turns, b: Turns) -> Overlap:
-    """Return the speeds at every shift of one circle.
+    """Return the speeds of two jobs on one link, at every shift of one against the other.
 
     >>> half = Turns(1.0, 0.5)
     >>> both = overlap(half, half)
@@ -105,7 +105,9 @@ def overlap(a: Turns, b: Turns) -> Overlap:
 
 
 def fit(jobs: Sequence[Turns]) -> LinkFit:
-    """Fit jobs on a link. Two are fitted exactly (5 degrees at a time), more of them one after the other.
+    """Find shifts of the jobs at which they collide least on a link.
+
+    Two jobs are fitted exactly, 5 degrees at a time. More jobs are fitted one after the other.
 
     >>> fit([Turns(2.0, 0.5), Turns(2.0, 0.5)])
     LinkFit(compatibility=1.0, shifts_s=(0.0, 1.0))
@@ -127,7 +129,10 @@ def fit(jobs: Sequence[Turns]) -> LinkFit:
 
 
 def _common(jobs: Sequence[Turns]) -> list[int] | None:
-    """Return the turns of each job on the circle of all, or None if one would have more than MOST_TURNS."""
+    """Return the number of turns of each job on their common circle.
+
+    Returns None if there is no such circle, or if a job would have more than MOST_TURNS.
+    """
     ratios = [find_turn_ratio(jobs[0].period_s, job.period_s) for job in jobs]
     if None in ratios:
         return None
@@ -138,7 +143,7 @@ def _common(jobs: Sequence[Turns]) -> list[int] | None:
 
 
 def _compute_independent_excess(jobs: Sequence[Turns]) -> float:
-    """Return the mean demand beyond the capacity of jobs that send independently.
+    """Return the mean demand beyond the link's capacity, as a share of it, if jobs send independently.
 
     It is exact in steps of 1 % of the capacity.
     """

@@ -1,4 +1,4 @@
-"""Classification of a job's phase from levels relative to its own.
+"""Classification of a job's phase from its telemetry, relative to the job's own levels.
 
 Absolute levels do not transfer between jobs.
 
@@ -39,10 +39,10 @@ USUAL_S = 120.0  # the usual is the median of so much active time
 
 @dataclass(frozen=True, slots=True)
 class JobLevels:
-    """The means over a job's GPUs, each (sample,), regular in time, NaN if unreported.
+    """The means over a job's GPUs, each (sample,), regular in time, NaN if not reported.
 
-    activity: SM activity 0..1. exchange: bytes/s between GPUs (NVLink, InfiniBand). host: PCIe bytes/s.
-    age_s: the job's age at the first sample, 0 if unknown.
+    activity: SM activity 0 to 1. exchange: bytes/s between GPUs (NVLink, InfiniBand). host: PCIe
+    bytes/s. age_s: the job's age at the first sample, 0 if unknown.
     """
 
     interval_s: float
@@ -57,7 +57,8 @@ class JobLevels:
 class PhaseRule:
     """The rule that classifies phases.
 
-    `warmup_s`: learned from a site. It was half a minute in every recorded run.
+    warmup_s: the length of the warm-up, learned from a site. It was half a minute in every recorded
+    run.
     """
 
     warmup_s: float = 30.0
@@ -72,7 +73,7 @@ class PhaseRule:
 
 
 class _Usual:
-    """The median of the last `many` values, 0 before the first."""
+    """A running median of the last `many` values, 0 before the first."""
 
     def __init__(self, many: int) -> None:
         self.values: deque[float] = deque(maxlen=many)
@@ -91,7 +92,7 @@ class _Usual:
 
 
 class _Track:
-    """The state of a job up to a sample."""
+    """The state of a job's classification after each sample."""
 
     def __init__(self, levels: JobLevels, warmup_s: float) -> None:
         self.interval_s, self.age_s = levels.interval_s, levels.age_s
@@ -104,7 +105,7 @@ class _Track:
         self.stopped: int | None = None  # since when it does not
 
     def step(self, at: int, activity: float, memory: float, exchange: float, host: float) -> int:
-        """Return the phase at the next sample."""
+        """Classify the next sample, and return the index of its phase in PHASES. at: the sample's number."""
         memory = memory if math.isfinite(memory) else self.most_gib
         if memory > self.most_gib * 1.02:
             self.most_gib, self.grew = memory, at
@@ -129,9 +130,9 @@ class _Track:
         return WARMUP if is_warm else STEADY
 
     def _is_warming_up(self, at: int) -> bool:
-        """Return whether the job still warms up.
+        """Return whether the job is still in its warm-up at sample `at`.
 
-        A job that was older than the warm-up at the first sample had computed before.
+        A job that was older than the warm-up at the first sample had already computed before.
         """
         assert self.began is not None
         if self.began == 0 and self.age_s > self.warmup_s:

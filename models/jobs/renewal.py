@@ -21,9 +21,9 @@ SOON_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """Quantiles of when the next one begins, in Unix ms.
+    """Quantiles of when a job's next checkpoint or evaluation begins, in Unix ms.
 
-    `intervals`: the number of intervals behind the prediction.
+    intervals: the number of intervals that the prediction is based on.
     """
 
     p10_ms: int
@@ -33,9 +33,9 @@ class Next:
 
 
 def predict_next_beginning(begins_ms: NDArray[np.int64], now_ms: int) -> Next | None:
-    """Return the next beginning after `begins_ms` (n,).
+    """Predict the next beginning after `begins_ms` (n,), in Unix ms.
 
-    Returns None if there are fewer than two beginnings, or if it has been due for too long.
+    Returns None if there are fewer than two beginnings, or if the next one is far overdue.
 
     >>> predict_next_beginning(np.array([0, 600_000, 1_200_000]), 1_300_000).p50_ms
     1800000

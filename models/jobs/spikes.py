@@ -1,9 +1,10 @@
-"""Predicted peaks that jobs together cause on racks, power domains, rails and stores in 15 minutes.
+"""Prediction of peaks that jobs cause together on racks, power domains, rails and stores.
 
-For every minute ahead, each job is drawn again from its readings at its present level
-(models/jobs/level.py) and from the time at which its next checkpoint is due. Jobs are drawn
-independently, and draws are summed over a domain's jobs. A row gives the minute with the highest 90 %
-quantile. Jobs that change together (one gang restarted, one power event) are not foreseen.
+The peaks are those of the next 15 minutes. For every minute ahead, values of each job are drawn at
+random from its readings at its present level (models/jobs/level.py). Its next checkpoint is drawn
+from the time at which it is due. Jobs are drawn independently, and draws are summed over a domain's
+jobs. A row gives the minute with the highest 90 % quantile. Jobs that change together (one gang
+restarted, one power event) are not foreseen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ QUANTITY = {"rack": ("power_w",), "power": ("power_w",), "rail": ("sent_bytes_pe
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """The next checkpoint of a job: when it begins, how long it takes, how fast it writes, and where to."""
+    """The next checkpoint of a job: when it begins, how long it lasts, how fast and where it writes."""
 
     begins: Next
     lasts_s: float
@@ -46,9 +47,10 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class JobLoad:
-    """The load of one job.
+    """The load that one job puts on domains.
 
-    shares: domain -> the part of the job in it. readings: quantity -> (k,) of the whole job, without NaN.
+    shares: domain -> the part of the job in it. readings: quantity -> (k,) readings of the whole job,
+    without NaN.
     """
 
     job: str
@@ -58,7 +60,7 @@ class JobLoad:
 
 
 class Spike(msgspec.Struct):
-    """The minute of the next 15 with the highest p90.
+    """The predicted peak of a domain: the minute of the next 15 with the highest p90.
 
     p50 and p90 are those of that minute. capacity: null if unknown.
     """
@@ -78,9 +80,9 @@ class Spike(msgspec.Struct):
 def spikes(
     loads: Sequence[JobLoad], now_ms: int, capacity: Mapping[Domain, float], rng: np.random.Generator
 ) -> list[Spike]:
-    """Return one row for each domain and quantity, in order of domains.
+    """Predict the peak of each domain and quantity, sorted by domain.
 
-    capacity: of the domains where it is known.
+    capacity: the capacities of the domains where they are known.
     """
     sums: dict[tuple[Domain, str], Array] = {}
     jobs: dict[tuple[Domain, str], int] = {}
@@ -103,7 +105,7 @@ def _add_readings(
     jobs: dict[tuple[Domain, str], int],
     rng: np.random.Generator,
 ) -> None:
-    """Add draws of some jobs' readings to the sums of their domains, and count the jobs there."""
+    """Add random draws of the jobs' readings to the sums of their domains, and count the jobs there."""
     drawn = _drawn([load.readings[name] for load in loads], rng)
     domains: dict[Domain, list[tuple[int, float]]] = {}
     for at, load in enumerate(loads):
@@ -122,7 +124,7 @@ def _add_readings(
 
 
 def _drawn(readings: Sequence[Array], rng: np.random.Generator) -> NDArray[np.float32]:
-    """Return (job, draw, minute) values drawn from each job's own readings, with replacement."""
+    """Draw (job, draw, minute) values at random from each job's own readings, with replacement."""
     many = np.array([len(values) for values in readings])
     padded = np.zeros((len(readings), int(many.max())), np.float32)
     for at, values in enumerate(readings):
@@ -133,7 +135,10 @@ def _drawn(readings: Sequence[Array], rng: np.random.Generator) -> NDArray[np.fl
 
 
 def _burst(burst: Burst, now_ms: int, rng: np.random.Generator) -> Array:
-    """Return (draw, minute) bytes/s, for minutes in which the checkpoint runs at some moment."""
+    """Return (draw, minute) the bytes/s that a checkpoint writes.
+
+    It counts in each minute that it touches.
+    """
     begins_at = burst.begins
     begins = np.interp(rng.random(DRAWS), (0.1, 0.5, 0.9), (begins_at.p10_ms, begins_at.p50_ms, begins_at.p90_ms))[
         :, None

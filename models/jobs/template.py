@@ -1,4 +1,4 @@
-"""A prediction of a periodic job's power and traffic minutes ahead: its template over phase.
+"""Prediction of a periodic job's power and traffic minutes ahead, from a template of its cycle.
 
 The template is locked cycle by cycle:
     1. fold the last cycles into a template: the reading at each phase
@@ -7,8 +7,8 @@ The template is locked cycle by cycle:
     3. read ahead: take the phase at that time, as certain as the cycles until then leave it, and the
        quantiles of the readings around that phase
 
-If the phase strays so far that nothing is left of it, every sample has the same weight: the result is the
-level of the last cycles.
+If the phase strays so far that nothing is left of it, every sample has the same weight: the result
+is the level of the last cycles.
 """
 
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ LEAST_SPREAD = 1.0 / BINS  # of phase: no template is finer than its bins
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """The phase of each sample of the window, (sample,) 0..1.
+    """The phase of each sample of the window, (sample,) from 0 to 1.
 
-    period: in samples. strays: how far the phase strays per cycle.
+    period: in samples. strays: the standard deviation of the phase's shift per cycle.
     """
 
     phase: Array
@@ -40,7 +40,7 @@ class Locked:
 
 
 def locked(values: Array, period: float) -> Locked | None:
-    """Return the phases of `values`, or None if there are fewer than FEWEST_CYCLES.
+    """Find the phase of each sample, or return None if there are fewer than FEWEST_CYCLES.
 
     values: (sample,), regular in time, NaN if unknown. period: in samples.
     """
@@ -64,7 +64,7 @@ def locked(values: Array, period: float) -> Locked | None:
 
 
 def ahead(values: Array, lock: Locked, samples: float, interval_s: float, levels: tuple[float, ...]) -> list[float]:
-    """Return quantiles of the reading `samples` samples after the last one.
+    """Predict quantiles of the reading `samples` samples after the last one, at `levels`.
 
     Returns an empty list if no reading is known.
     """
@@ -81,7 +81,7 @@ def ahead(values: Array, lock: Locked, samples: float, interval_s: float, levels
 
 
 def compute_weighted_quantiles(values: Array, weights: Array, levels: tuple[float, ...]) -> list[float]:
-    """Return the quantiles of weighted values.
+    """Return the quantiles of weighted values at `levels`.
 
     >>> compute_weighted_quantiles(np.array([3.0, 1.0, 2.0]), np.array([0.0, 1.0, 1.0]), (0.5, 0.9))
     [1.5, 2.0]
@@ -95,7 +95,7 @@ def compute_weighted_quantiles(values: Array, weights: Array, levels: tuple[floa
 
 
 def _folded(values: Array, phase: Array) -> Array:
-    """Return (bin,) the mean of the readings at each phase, or the mean of all where there are none."""
+    """Return (bin,) the mean of the readings at each phase, or the mean of all where a phase has none."""
     known = np.isfinite(values)
     at = (phase[known] * BINS).astype(int) % BINS
     many = np.bincount(at, minlength=BINS)
@@ -106,7 +106,7 @@ def _folded(values: Array, phase: Array) -> Array:
 
 
 def _find_best_shift(values: Array, phase: Array, template: Array) -> float:
-    """Return by which part of a cycle the template must be moved to fit this cycle best."""
+    """Return the shift of the template, as a part of a cycle, at which it fits this cycle best."""
     known = np.isfinite(values)
     if not known.any():
         return 0.0

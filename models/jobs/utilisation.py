@@ -1,7 +1,8 @@
-"""A job's use of its GPUs: real work compared with apparent load, and memory that it holds while idle.
+"""Measures of how a job uses its GPUs: real work, apparent load, and memory that it holds while idle.
 
-"Busy" (GPU utilisation) means that some kernel ran in the interval, even a waiting one. SM activity is
-the share of multiprocessors with work. MFU is known only for a job that states its FLOPs per token.
+"Busy" (GPU utilisation) means that some kernel ran in the interval, even a waiting one. SM activity
+is the share of multiprocessors with work. MFU is known only for a job that states its FLOPs per
+token.
 """
 
 from collections.abc import Sequence
@@ -33,9 +34,9 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "B200": 2250e12, "
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The use of GPUs over `span_s`, at most ten minutes. Unknown values are None.
+    """How a job uses its GPUs, over `span_s`, at most ten minutes. Unknown values are None.
 
-    idle_s: for how long, at least, none of the GPUs has computed.
+    idle_s: for how many seconds, at least, none of the GPUs has computed.
     """
 
     span_s: float | None
@@ -52,7 +53,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Mfu:
-    """The model FLOPs utilisation, 0..1, or None and the reason why it is unknown."""
+    """The model FLOPs utilisation, 0 to 1. `value` is None if it is unknown, and `reason` says why."""
 
     value: float | None
     reason: str = ""
@@ -67,7 +68,7 @@ def use_of(
     steps: Sequence[Step],
     idle_before_s: float = 0.0,
 ) -> Use:
-    """Return the use from (slot, GPU) readings, oldest first, NaN if unknown.
+    """Return how a job uses its GPUs, from readings (slot, GPU), oldest first, NaN if unknown.
 
     idle_before_s: how long the GPUs were idle before the first slot, 0 if unknown.
     """
@@ -99,7 +100,7 @@ def use_of(
 
 
 def shares_of(steps: Sequence[Step]) -> tuple[float | None, float | None]:
-    """Return the shares of step time that go to data loading and to communication.
+    """Return the shares of step time that go to data loading and to communication, 0 to 1.
 
     Both are None if no step states its parts.
     """
@@ -138,9 +139,10 @@ def compute_mfu(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_mo
 
 
 def _compute_idle_s(activity: Array, interval_s: float, before_s: float) -> float | None:
-    """Return for how long the job has been idle, at least. Returns None if no activity is known.
+    """Return for how many seconds, at least, the job has been idle, or None if no activity is known.
 
-    If it computed nowhere in the window, the idle time before the window is added.
+    activity: (slot, GPU). If it computed nowhere in the window, the idle time before the window is
+    added.
     """
     known = np.isfinite(activity).any(axis=1)
     if not known.any():

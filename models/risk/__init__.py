@@ -1,1 +1,1 @@
-"""Node risk: rules, evidence, scores and reasons."""
+"""Models of node risk: rules, evidence, probabilities and reasons."""

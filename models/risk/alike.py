@@ -10,7 +10,7 @@ from fleetcast.models.peers import Groups
 
 
 class AlikeDevices:
-    """The numbered groups of one kind of device.
+    """The numbered groups of comparable devices of one kind.
 
     They are built again only when devices, owners or traits have changed.
     """
@@ -21,9 +21,10 @@ class AlikeDevices:
         self._made_of: tuple[int, ...] = ()
 
     def refresh(self, names: Sequence[str], node: NDArray[np.int32], traits: Mapping[str, str], changes: int) -> None:
-        """Give each group of `names` a number.
+        """Assign numbers to the groups of devices that are on one node and have the same trait.
 
-        node: (device,) owners. traits: name → model or link layer. changes: a number that grows with owners and traits.
+        names, node: (device,) names, and rows of the owners. traits: name → model or link layer. changes: a
+        number that grows with each change of owners or traits. Without a change, nothing is done.
         """
         key = (len(names), changes)
         if key == self._made_of:

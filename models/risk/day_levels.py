@@ -1,7 +1,7 @@
-"""DayLevels: how strong each rule's recent evidence against each node is, halving every HALF_MS.
+"""DayLevels: how strong each rule's recent evidence against each node is. It halves every HALF_MS.
 
-The level of this moment no longer shows a link that flapped in the morning. A model of the next day and
-week uses the fading maximum instead. Serving and training update it in the same way
+The level of this moment no longer shows a link that flapped in the morning. A model of the next day
+and week uses the fading maximum instead. Serving and training update it in the same way
 (models/risk/score.py, training/sites).
 """
 
@@ -20,7 +20,7 @@ LEAST = 1e-3  # what has faded so far is gone
 
 
 class DayLevels:
-    """The fading levels of all nodes, with one writer. Rows follow the names that the caller gives."""
+    """The fading levels of all nodes and rules, with one writer. Nodes are matched by name."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
@@ -28,12 +28,12 @@ class DayLevels:
         self.time_ms = 0
 
     def step(self, levels: Array, names: Sequence[str], now_ms: int) -> None:
-        """Record the levels (node, rule) of this moment. Rows are matched by name."""
+        """Record the levels (node, rule) of this moment. `names`: the nodes."""
         self.values = np.maximum(self.at(names, now_ms), levels).astype(np.float32)
         self.names, self.time_ms = tuple(names), max(now_ms, self.time_ms)
 
     def at(self, names: Sequence[str], now_ms: int) -> Array:
-        """Return (node, rule) the levels faded to `now_ms`, 0 for nodes that were never seen."""
+        """Return (node, rule) the levels of these nodes faded to `now_ms`, 0 for unknown nodes."""
         age_ms = max(0, now_ms - self.time_ms) if self.time_ms else 0
         faded = self.values * 0.5 ** (age_ms / HALF_MS)
         faded[faded < LEAST] = 0.0
@@ -48,7 +48,7 @@ class DayLevels:
         return found
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy for a snapshot, with rules by name."""
+        """Return a copy for a snapshot. Rules are stored by name."""
         rules = [rule.name for rule in RULES]
         return {"names": list(self.names), "time_ms": self.time_ms, "rules": rules}, {"values": self.values.copy()}
 
@@ -62,5 +62,5 @@ class DayLevels:
                 self.values[:, row] = arrays["values"][:, column[rule.name]]
 
     def move(self, by_ms: int) -> None:
-        """Move all times. 0 means no time, and stays."""
+        """Shift all times by `by_ms`. A time of 0 is unset and stays 0."""
         self.time_ms = self.time_ms and self.time_ms + by_ms

@@ -32,13 +32,13 @@ class FeatureColumns:
         self._read: dict[str, Array] = {}
 
     def __getitem__(self, name: str) -> Array:
-        """Return (entity,) the values of one feature."""
+        """Return (entity,) the values of one feature as float64."""
         if name not in self._read:
             self._read[name] = self.frame.values[:, self._find_column(name)].astype(np.float64)
         return self._read[name]
 
     def since(self, name: str) -> Times:
-        """Return (entity,) when the signal behind a feature last changed, 0 if unknown."""
+        """Return (entity,) when the signal behind a feature last changed, in Unix ms, 0 if unknown."""
         return self.frame.since_ms[:, self._find_column(name)]
 
     def _find_column(self, name: str) -> int:
@@ -50,7 +50,7 @@ class FeatureColumns:
 
 
 def compute_newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
-    """Return (node,) the smallest age among a node's entities, NaN if none ever sent a sample."""
+    """Return (node,) seconds since the newest sample of a node's entities, NaN if none ever sent one."""
     age = columns["age_s"]
     known = np.isfinite(age) & (columns.node >= 0)
     newest = np.full(nodes, np.inf)
@@ -60,11 +60,11 @@ def compute_newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The entities of a kind on which one rule sees its condition, all (entity,).
+    """What one rule detects on all entities of a kind. All arrays are (entity,).
 
-    on: whether the condition holds. telling: whether the condition would have shown, so that its absence is
-    evidence against it. An idle GPU shows no link downgrade, and an unreadable value shows nothing. strength:
-    0..1. since_ms: 0 if unknown.
+    on: whether the condition holds. telling: whether the condition would have shown, so that its
+    absence is evidence against it. An idle GPU shows no link downgrade, and an unreadable value shows
+    nothing. strength: 0 to 1. since_ms: 0 if unknown.
     """
 
     on: Mask
@@ -84,9 +84,9 @@ class Detection:
         since: Times | None = None,
         telling: Mask | None = None,
     ) -> "Detection":
-        """Build a detection. Strength is clipped to 0..1, and NaN becomes 0.
+        """Build a detection. Strength is limited to 0 to 1, and NaN becomes 0.
 
-        One number is used for all entities. By default, an entity is `telling` if its value is known.
+        A single number applies to all entities. By default, an entity is `telling` if its value is known.
         """
         n = len(on)
         return cls(
@@ -105,15 +105,15 @@ REPORTERS: dict[str, Callable[..., object]] = {}  # by rule, of what is raised e
 
 
 def sees(rule: str) -> Callable[[Function], Function]:
-    """Register the function as the detector of a rule.
+    """Return a decorator that registers a function as the detector of a rule.
 
-    It takes the view of the rule's kind, e.g. `GpuView`.
+    The function takes the view of the rule's kind, e.g. `GpuView`, and returns a Detection.
     """
     return _register(DETECTORS, rule)
 
 
 def reports(*rules: str) -> Callable[[Function], Function]:
-    """Register the function as the one that raises signals of these rules."""
+    """Return a decorator that registers a function as the one that raises signals of these rules."""
     return _register(REPORTERS, *rules)
 
 
@@ -131,9 +131,9 @@ def _register(table: dict[str, Callable[..., Any]], *rules: str) -> Callable[[Fu
 
 
 def detect_signals(kind: EntityKind, view: object, rows: int) -> list[Detection]:
-    """Return the detections of each rule of a kind, in the order of OF_KIND.
+    """Run the detectors of a kind, and return a Detection for each of its rules, in the order of OF_KIND.
 
-    A rule that is raised elsewhere has an empty detection.
+    A rule whose signals are raised elsewhere has an empty detection.
     """
     nothing = Detection.of(np.zeros(rows, bool), np.zeros(rows), strength=0.0)
     detectors = [DETECTORS.get(RULES[row].name) for row in OF_KIND[kind]]
@@ -143,7 +143,7 @@ def detect_signals(kind: EntityKind, view: object, rows: int) -> list[Detection]
 def check_rules_have_detectors() -> None:
     """Check that each rule has a function. Raises ValueError if one has none.
 
-    Call it when all modules with such functions are imported.
+    Call it after all modules with such functions are imported.
     """
     missing = [rule.name for rule in RULES if rule.name not in DETECTORS and rule.name not in REPORTERS]
     if missing:

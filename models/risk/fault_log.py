@@ -1,12 +1,12 @@
-"""FaultLog: the faults of each node, from firm hard signals, and the hazard that follows from them.
+"""FaultLog: the faults of each node, found by firm hard signals, and the hazard computed from them.
 
-A fault lasts from the first firm hard signal until the last has gone. One that comes back within SAME_MS
-is the same. If over a tenth of the fleet fails within TOGETHER_MS, the cause is the network or the
-scraper. Then none of these nodes gets a fault until it was well again.
+A fault lasts from the first firm hard signal until the last is gone. One that returns within
+SAME_MS is the same fault. If over a tenth of the fleet fails within TOGETHER_MS, the cause is the
+network or the scraper. Then none of these nodes gets a fault until it has recovered.
 
-The hazard is the published one (models/risk/hazard.py, or what `fleetcast train history` wrote) until the
-site has OWN_FAULTS and OWN_DAYS of its own. Then the code that `fleetcast evaluate risk` judges fits it
-on those.
+The hazard is the published one (models/risk/hazard.py, or what `fleetcast train history` wrote)
+until the site has OWN_FAULTS and OWN_DAYS of its own. Then it is fitted on those, with the code
+that `fleetcast evaluate risk` evaluates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ REFIT_MS = 7 * DAY_MS
 
 
 class LoggedFault(msgspec.Struct, array_like=True):
-    """A fault of a node. seen_ms: when one of its hard signals was last there."""
+    """A fault of a node. seen_ms: when one of its hard signals was last present, in Unix ms."""
 
     node: str
     start_ms: int
@@ -40,7 +40,7 @@ class LoggedFault(msgspec.Struct, array_like=True):
 
 
 class FaultLog:
-    """The faults in the order in which they were found.
+    """The faults of all nodes, in the order in which they were found.
 
     `fit`: the site's own fit, None until it has enough history.
     """
@@ -58,7 +58,8 @@ class FaultLog:
     def record(self, hard: Mapping[str, tuple[int, bool]], nodes: int, now_ms: int) -> None:
         """Record the nodes that have firm hard signals now.
 
-        hard: name → (since when, 0 if unknown, and whether the cause is hardware).
+        hard: node name → (when the signals began, in Unix ms, 0 if unknown, and whether the cause is
+        hardware). nodes: the number of nodes of the fleet.
         """
         self.since_ms = self.since_ms or now_ms
         self._now_ms = now_ms
@@ -80,7 +81,7 @@ class FaultLog:
             self._last = {fault.node: fault for fault in self.faults}
 
     def _together(self, begun: Sequence[LoggedFault], nodes: int, now_ms: int) -> bool:
-        """Return whether too many nodes failed together. If so, drop the faults recorded just before."""
+        """Return whether too many nodes failed together. If so, drop the faults recorded within TOGETHER_MS."""
         recent = {fault.node for fault in self.faults if fault.start_ms > now_ms - TOGETHER_MS}
         if len(begun) + len(self._common | recent) <= max(COMMON_LEAST, COMMON * nodes):
             return False
@@ -90,28 +91,28 @@ class FaultLog:
         return True
 
     def find_last_fault_times(self) -> dict[str, int]:
-        """Return node → when a hard signal was last there."""
+        """Return node → when a hard signal was last present, in Unix ms."""
         return {name: fault.seen_ms for name, fault in self._last.items()}
 
     def has_current_fault(self, name: str) -> bool:
-        """Return whether the node has a fault, or had one that may come back as the same."""
+        """Return whether the node has a fault, or had one less than SAME_MS ago."""
         known = self._last.get(name)
         return known is not None and known.seen_ms + SAME_MS >= self._now_ms
 
     def has_failed(self, name: str) -> bool:
-        """Return whether the node has a fault now, or failed with many others and is not back."""
+        """Return whether the node has a fault now, or failed together with many others and has not recovered."""
         return name in self._common or self.has_current_fault(name)
 
     def find_faulty_nodes(self, at_ms: int) -> set[str]:
-        """Return the nodes that had a fault at a time, or one that might come back as the same."""
+        """Return the nodes that had a fault at a time, or had one less than SAME_MS before it."""
         return {fault.node for fault in self.faults if fault.start_ms <= at_ms <= fault.seen_ms + SAME_MS}
 
     def begun(self, after_ms: int, until_ms: int) -> set[str]:
-        """Return the nodes on which a fault began in (after, until]."""
+        """Return the nodes on which a fault began after `after_ms`, up to and including `until_ms`."""
         return {fault.node for fault in self.faults if after_ms < fault.start_ms <= until_ms}
 
     def history(self, rows: Mapping[str, int]) -> FaultHistory:
-        """Return the faults of known nodes, in days since 1970. rows: name → row."""
+        """Return the faults of the nodes in `rows`, in days since 1970. rows: node name → row."""
         own = [fault for fault in self.faults if fault.node in rows]
         seen = np.array([fault.seen_ms for fault in own], np.float64)
         return FaultHistory(
@@ -122,21 +123,21 @@ class FaultLog:
         )
 
     def hazard(self, names: Sequence[str], horizons_s: Sequence[float], now_ms: int) -> Array:
-        """Return (horizon, node) the faults expected of each node by its history alone."""
+        """Return (horizon, node) the expected number of faults of each node by its history alone."""
         now_day = now_ms / DAY_MS
         rows = {name: row for row, name in enumerate(names)}
         columns = make_feature_columns(self.history(rows).until(now_day), now_day, len(names))
         return (self.fit or self.prior).hazard(columns, horizons_s)
 
     def is_fit_due(self, now_ms: int) -> bool:
-        """Return whether there is enough own history, and the last fit is older than a week."""
+        """Return whether there is enough history of the site, and the last fit is older than a week."""
         watched = now_ms - self.since_ms >= OWN_DAYS * DAY_MS and len(self.faults) >= OWN_FAULTS
         return bool(self.since_ms) and watched and now_ms - self.fitted_ms >= REFIT_MS
 
     def make_fit_inputs(self, names: Sequence[str], now_ms: int) -> tuple[FaultHistory, int, int, int]:
-        """Return the arguments of `fit_history` as a copy, so that a thread may fit.
+        """Return copies of the arguments of `fit_history`, so that a thread may fit.
 
-        They begin at the time from which faults are still stored.
+        The history begins at the time from which all faults are still stored.
         """
         rows = {name: row for row, name in enumerate(names)}
         since_ms = max(self.since_ms, now_ms - RETENTION_MS)
@@ -145,7 +146,7 @@ class FaultLog:
         return self.history(rows), since_ms // DAY_MS + 1, now_ms // DAY_MS, len(names)
 
     def take(self, fit: HistoryFit, now_ms: int) -> None:
-        """Use this fit of the site from now on."""
+        """Set the site's own fit, which serves from now on."""
         self.fit, self.fitted_ms = fit, now_ms
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -163,7 +164,7 @@ class FaultLog:
         self.since_ms, self._now_ms, self.fitted_ms = (about[name] for name in ("since_ms", "now_ms", "fitted_ms"))
 
     def move(self, by_ms: int) -> None:
-        """Move all times. 0 means no time, and stays."""
+        """Shift all times by `by_ms`. A time of 0 is unset and stays 0."""
         for fault in self.faults:
             fault.start_ms += by_ms
             fault.seen_ms += by_ms

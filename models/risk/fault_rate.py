@@ -1,14 +1,14 @@
-"""FaultRate: the ratio of the faults in this fleet to those that the hazard of past faults expects.
+"""FaultRate: the faults observed in this fleet, divided by those that past faults predict.
 
     each tick       nodes without a warning ──► expected += their hazard × the time since the last tick
     LAG_MS later    faults that no warning preceded ──► seen += 1, all that begin within a minute as one
     times           posterior mean of the ratio, from a mixture of two gamma priors
 
-Faults that a rule warned of belong to the rule's own hazard, so only nodes without a warning count. One
-broken switch or breaker stops several nodes at once, so faults of one minute are one. If a node has a
-fault when its telemetry first arrives, or arrives again after a long silence, its begin was not
-observed. So the node's first JOINING_MS do not count. Both sums halve every HALF_LIFE_MS, so a fleet that
-was repaired returns to the expected rate.
+Faults that a rule warned of belong to the rule's own hazard, so only nodes without a warning count.
+One broken switch or breaker stops several nodes at once, so faults of one minute are one. If a node
+has a fault when its telemetry first arrives, or arrives again after a long silence, the fault's
+begin was not observed. So the node's first JOINING_MS do not count. Both sums halve every
+HALF_LIFE_MS, so a fleet that was repaired returns to the expected rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,10 @@ LEAST, MOST = 0.25, 1000.0
 
 
 class FaultRate:
-    """The observed and expected faults of one fleet. `times`: their ratio, 1 before anything is known."""
+    """The observed and the expected faults of one fleet.
+
+    times: observed divided by expected faults, 1 before anything is known.
+    """
 
     def __init__(self) -> None:
         self.seen, self.expected, self.times = 0.0, 0.0, 1.0
@@ -56,10 +59,10 @@ class FaultRate:
         now_ms: int,
         known: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Record one tick.
+        """Add one tick to the expected and the observed faults.
 
-        day_hazard: (node,) faults that the history expects within a day. warned: (node,). known: (node,) whether
-        the node has telemetry now. None means that all have.
+        day_hazard: (node,) faults that the history expects within a day. warned: (node,) whether a rule
+        warns of the node. known: (node,) whether the node has telemetry now. None means that all have.
         """
         elapsed_ms, before_ms = now_ms - self._now_ms, self._now_ms
         self._now_ms = now_ms
@@ -93,7 +96,7 @@ class FaultRate:
                 self._counted_ms = fault.start_ms
 
     def _record_telemetry(self, names: Sequence[str], now_ms: int) -> None:
-        """Record which nodes have telemetry. A node that was away for longer than AWAY_MS joins again."""
+        """Record which nodes have telemetry now. A node that was away for longer than AWAY_MS counts as new."""
         for name in names:
             since_ms, last_ms = self._times_ms.get(name, (now_ms, now_ms))
             self._times_ms[name] = (since_ms if now_ms - last_ms <= AWAY_MS else now_ms), now_ms
@@ -101,15 +104,15 @@ class FaultRate:
             self._times_ms = {name: times for name, times in self._times_ms.items() if now_ms - times[1] <= AWAY_MS}
 
     def _is_joining(self, name: str, at_ms: int) -> bool:
-        """Return whether a node had sent telemetry for less than JOINING_MS at that time, or never.
+        """Return whether the node's telemetry had begun less than JOINING_MS before a time.
 
-        A fleet's first nodes do not count as joining, because watching began with them.
+        A fleet's first nodes do not count as joining, because their telemetry began before ours.
         """
         since_ms, _ = self._times_ms.get(name, (at_ms, at_ms))
         return since_ms > self._watched_ms and at_ms < since_ms + JOINING_MS
 
     def _renew_warnings(self, warned: NDArray[np.bool_], names: Sequence[str], now_ms: int) -> None:
-        """Record the current warnings. Each is stored until the faults of its time are counted."""
+        """Record the present warnings, and drop those that are too old to precede a fault not yet counted."""
         for row in np.flatnonzero(warned).tolist():
             begin_ms, _ = self._warned_ms.get(names[row], (now_ms, now_ms))
             self._warned_ms[names[row]] = begin_ms, now_ms
@@ -117,13 +120,13 @@ class FaultRate:
         self._warned_ms = {name: times for name, times in self._warned_ms.items() if times[1] >= oldest_ms}
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy of the state for a snapshot."""
+        """Return a copy for a snapshot."""
         sums = {"seen": self.seen, "expected": self.expected}
         times = {"now_ms": self._now_ms, "watched_ms": self._watched_ms, "counted_ms": self._counted_ms}
         return {**sums, **times, "warned_ms": dict(self._warned_ms), "heard_ms": dict(self._times_ms)}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Load a dump into a new object."""
+        """Restore what `dump` returned, into a new object."""
         self.seen, self.expected = float(about["seen"]), float(about["expected"])
         self._now_ms, self._counted_ms = about["now_ms"], about["counted_ms"]
         self._watched_ms = about.get("watched_ms", self._now_ms)
@@ -132,7 +135,7 @@ class FaultRate:
         self.times = compute_posterior_ratio(self.seen, self.expected)
 
     def move(self, by_ms: int) -> None:
-        """Move all times. 0 means no time, and stays."""
+        """Shift all times by `by_ms`. A time of 0 is unset and stays 0."""
         self._now_ms, self._watched_ms, self._counted_ms = (
             at_ms + by_ms if at_ms else 0 for at_ms in (self._now_ms, self._watched_ms, self._counted_ms)
         )
@@ -143,7 +146,7 @@ class FaultRate:
 
 
 def compute_posterior_ratio(seen: float, expected: float) -> float:
-    """Return the ratio to the expected faults that explains those seen.
+    """Return the posterior mean of the ratio of observed to expected faults.
 
     It is rounded to two digits so that it does not change all the time.
 
@@ -163,7 +166,7 @@ def compute_posterior_ratio(seen: float, expected: float) -> float:
 
 
 def has_warning(p_hour: Array, hour_hazard: Array) -> NDArray[np.bool_]:
-    """Return (node,) whether signals put the hazard of the next hour clearly above the history's.
+    """Return (node,) whether signals raise the hazard of the next hour clearly above the history's.
 
     p_hour: (node,) probability, NaN if unknown. hour_hazard: (node,) expected faults.
     """

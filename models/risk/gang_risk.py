@@ -1,4 +1,4 @@
-"""Gang risk: the probability that a gang is interrupted, from the risks of its nodes and domains.
+"""The probability that a gang is interrupted, computed from the risks of its nodes and domains.
 
     hazard of a node    from its probabilities. It is linear between two horizons. Beyond the last one it
                         grows at the rate of the last piece
@@ -8,7 +8,8 @@
     thermal carry-over  a node that is hot now starts its next job hot: its slow hazard starts higher and
                         decays
 
-p = 1 - exp(-hazard). Every term is at least 0 and grows with the set and with the time, so p does.
+p = 1 - exp(-hazard). Every term is at least 0 and grows with the set and with the time, so p does
+too.
 """
 
 from collections.abc import Sequence
@@ -28,11 +29,11 @@ FAIL, DRAIN, SLOW = range(3)  # rows of RISK_KINDS
 
 @dataclass(frozen=True, slots=True)
 class GangRisk:
-    """The risk of a gang.
+    """The risk that a gang is interrupted or slowed down.
 
-    p_interrupted, p_slow: for the whole gang. node, slow: (n,) the chances that each member interrupts it
-    and slows it. hazard: expected interruptions. weakest, slowest: the indices of the members with the
-    greatest chances. domains: the shared ones.
+    p_interrupted, p_slow: for the whole gang. node, slow: (n,) the probabilities that each member
+    interrupts it and slows it. hazard: expected interruptions. weakest, slowest: the indices of the
+    members with the greatest probabilities. domains: the ones that members share.
     """
 
     hazard: float
@@ -47,7 +48,10 @@ class GangRisk:
 
 @dataclass(frozen=True, slots=True)
 class SharedDomain:
-    """A domain of two or more members. share: its part of the hazard of an interruption."""
+    """A domain that contains two or more members of a gang.
+
+    share: its part of the hazard of an interruption.
+    """
 
     level: str
     name: str
@@ -62,10 +66,10 @@ def gang_risk(
     prior: Array,
     gpu_temp_c: Array | None = None,
 ) -> GangRisk:
-    """Return the risk of a gang of n >= 1 members.
+    """Return the risk of a gang of n >= 1 members over `duration_s`.
 
-    risk: (kind, horizon, n) probabilities. Where it is NaN, `prior` (kind, horizon) is used. domains: (level
-    of FAULTS_PER_DAY, (n,) each member's domain, "" if unknown). gpu_temp_c: (n,).
+    risk: (kind, horizon, n) probabilities. Where it is NaN, `prior` (kind, horizon) is used. domains:
+    (level of FAULTS_PER_DAY, (n,) each member's domain, "" if unknown). gpu_temp_c: (n,) °C.
     """
     known = np.where(np.isfinite(risk), risk, prior[:, :, None])
     hazard = interpolate_hazard(known, RISK_HORIZONS_S, duration_s)
@@ -95,7 +99,10 @@ def gang_risk(
 
 
 def _members(names: Sequence[str]) -> dict[str, list[int]]:
-    """Return domain -> its members, in one pass, because a gang of thousands has hundreds of racks."""
+    """Return domain -> the indices of its members.
+
+    It needs one pass, because a gang of thousands of nodes has hundreds of racks.
+    """
     found: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         if name:

@@ -34,7 +34,7 @@ USUAL_DECAY = 0.001  # of the gap, an observation: a changed clock limit is the 
 
 
 class UsualClocks(Learned):
-    """The usual clock of each GPU under load. usual: (gpu,) MHz, NaN if unknown."""
+    """The usual clock of each GPU under load, learned over time. usual: (gpu,) MHz, NaN if unknown."""
 
     arrays = ("usual",)
 
@@ -42,9 +42,9 @@ class UsualClocks(Learned):
         self.usual = np.zeros(0)
 
     def learn(self, clock: Array, ceiling: Array, healthy: Mask) -> Array:
-        """Return (gpu,) the usual clock under load, after learning from this observation.
+        """Update the usual clocks with this observation, and return them: (gpu,) MHz.
 
-        It rises at once. It falls slowly, and only if the GPU is `healthy`.
+        A usual clock rises at once. It falls slowly, and only if the GPU is `healthy`.
         """
         before = np.pad(self.usual, (0, len(clock) - len(self.usual)), constant_values=np.nan)
         eased = before - USUAL_DECAY * (before - clock)
@@ -55,7 +55,7 @@ class UsualClocks(Learned):
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """The columns of all GPUs, with the values that every rule needs."""
+    """The features of all GPUs, and the values derived from them that several rules need."""
 
     columns: FeatureColumns
     nodes: int
@@ -78,32 +78,32 @@ class GpuView:
     def has_working_value(self, values: Array) -> Mask:
         """Return (gpu,) whether the GPU works and its value is known.
 
-        Only such GPUs show whether a rule holds.
+        Only such GPUs show whether the condition of a rule holds.
         """
         return np.asarray(self.loaded & np.isfinite(values))
 
     def has_changed_since_discovery(self, feature: str) -> Mask:
         """Return (gpu,) whether the feature has changed since the GPU was first observed.
 
-        Only such a change is ours to report.
+        Rules report only such changes, because an older one may have been handled.
         """
         first_ms = self.columns.now_ms - np.nan_to_num(self["first_seen_s"], nan=0.0) * 1000
         return np.asarray(self.columns.since(feature) > first_ms + 1000)
 
     def compute_peer_median(self, values: Array) -> Array:
-        """Return (gpu,) the median of the GPUs of its node and model."""
+        """Return (gpu,) for each GPU the median of `values` over the GPUs of its node and model."""
         return self.alike.groups.middle(values)
 
 
 def read_reason_bits(columns: FeatureColumns) -> tuple[NDArray[np.int64], Mask]:
-    """Return (gpu,) the clock event reasons as integers, and whether they are known. Unknown ones are 0."""
+    """Return (gpu,) int64 the clock event reasons, 0 if unknown, and (gpu,) whether they are known."""
     raw = columns["clock_event_reasons"]
     has = np.isfinite(raw)
     return np.where(has, np.nan_to_num(raw), 0).astype(np.int64), has
 
 
 def load_of(columns: FeatureColumns, bits: NDArray[np.int64]) -> tuple[Mask, Mask]:
-    """Return (gpu,) whether the GPU works, and whether it is certainly idle.
+    """Return (gpu,) whether the GPU works, and (gpu,) whether it is certainly idle.
 
     It uses utilisation, activity, power or the idle bit, whichever are known.
     """
@@ -115,18 +115,18 @@ def load_of(columns: FeatureColumns, bits: NDArray[np.int64]) -> tuple[Mask, Mas
 
 
 def at_limit(view: GpuView) -> Mask:
-    """Return (gpu,) whether the power has reached its stated limit."""
+    """Return (gpu,) whether the power draw has reached the stated power limit."""
     return np.asarray(view["power_w"] >= AT_LIMIT * view["power_limit_w"])
 
 
 def compute_cap_evidence(view: GpuView) -> Array:
-    """Return (gpu,) the evidence that a low clock is due to a power cap.
+    """Return (gpu,) how certain it is that a low clock is due to a power cap.
 
     STATED: the reason bit is set, or the power is at the limit.
-    LIKELY, OPEN: neither is exported and the GPU is not hot. It is LIKELY if its power, compared with its
-    node's GPUs, is that of a capped one.
-    WAITS: the bit is set and the limit was lowered, but the GPU draws far less, as a GPU of a waiting gang
-    does.
+    LIKELY, OPEN: neither is exported and the GPU is not hot. It is LIKELY if its power, compared with
+    its node's GPUs, is that of a capped one.
+    WAITS: the bit is set and the limit was lowered, but the GPU draws far less, as a GPU of a waiting
+    gang does.
     DENIED: otherwise.
     """
     limit = view["power_limit_w"]
@@ -141,10 +141,10 @@ def compute_cap_evidence(view: GpuView) -> Array:
 
 
 def is_on_plateau(view: GpuView) -> Mask:
-    """Return (gpu,) whether it steadily draws less than its node's working GPUs, and is no warmer.
+    """Return (gpu,) whether the GPU draws steadily less than its node's working GPUs, as if capped.
 
-    Its clock is lower too. Heat that slows a GPU would make it warmer. Brakes and hardware slowdowns halve
-    clocks.
+    Its clock must be lower too, and it must not be warmer. Heat that slows a GPU would make it warmer.
+    Brakes and hardware slowdowns halve clocks.
     """
     clock = view.clock / view.usual_clock
     now, lately = (
@@ -174,7 +174,7 @@ def power_brake(view: GpuView) -> Detection:
 
 
 def _detect_slowed_clock(view: GpuView, bit: Mask) -> Detection:
-    """Detect a clock that fell while a reason bit is set, on GPUs that are not idle."""
+    """Detect a clock that fell while a reason bit is set, on GPUs that are not idle. bit: (gpu,)."""
     ratio = view.clock / view.usual_clock
     on = bit & ((view.bits & IDLE) == 0) & ~(ratio >= LOW_CLOCK)
     strength = np.where(np.isfinite(ratio), 0.3 + 1.4 * (1 - ratio), 0.5)
@@ -184,9 +184,9 @@ def _detect_slowed_clock(view: GpuView, bit: Mask) -> Detection:
 
 @sees("clock_low")
 def clock_low(view: GpuView) -> Detection:
-    """Detect a clock far below the GPU's usual one and below its node's working GPUs, without a reason.
+    """Detect a clock far below the GPU's usual one and its node's working GPUs, without a stated reason.
 
-    Its power is below its limit, and does not look like that of a capped GPU.
+    The power must be below its limit, and must not look like that of a capped GPU.
     """
     peers = view.compute_peer_median(np.where(view.loaded, view.clock, np.nan))
     usual = np.fmin(view.usual_clock, peers)
@@ -202,8 +202,8 @@ def clock_low(view: GpuView) -> Detection:
 def clock_halved(view: GpuView) -> Detection:
     """Detect half the usual clock or less under load, if no reasons are exported.
 
-    The peers must be as slow. That is a braking node. Power limits do not lower clocks that far, and an
-    operator who locks clocks so low does it to a whole gang.
+    The node's other GPUs must be as slow, which shows that the node brakes. Power limits do not lower
+    clocks that far, and an operator who locks clocks so low does it to a whole gang.
     """
     on = view.loaded & ~view.has_bits & (view.clock <= HALVED_CLOCK * view.usual_clock) & ~clock_low(view).on
     strength = 0.2 + 0.8 * (1 - view.clock / view.usual_clock)
@@ -220,9 +220,9 @@ def gpu_hot(view: GpuView) -> Detection:
 
 @sees("gpu_hot_for_its_load")
 def gpu_hot_for_its_load(view: GpuView) -> Detection:
-    """Detect a GPU that is warmer for minutes than GPUs in its slot usually are at that power.
+    """Detect a GPU that has been warmer for minutes than GPUs in its slot usually are at that power.
 
-    The difference exceeds both a number of degrees and the usual spread of the GPUs.
+    The difference must exceed both a number of degrees and the usual spread of the GPUs.
     """
     above, temp = view.above_c, view["gpu_temp_c_mean_2m"]
     known = above[np.isfinite(above)]
@@ -242,9 +242,9 @@ def _xid(view: GpuView, codes: frozenset[int], fresh: bool) -> Detection:
 
 @sees("xid_hard")
 def xid_hard(view: GpuView) -> Detection:
-    """Detect a hardware XID that appeared while we watched.
+    """Detect a hardware XID that appeared after the GPU was first observed.
 
-    The gauge is sticky, so an old code is no evidence about today.
+    The gauge keeps its last code, so an old code is no evidence about today.
     """
     return _xid(view, frozenset(HARD) - PART, fresh=True)
 
@@ -278,7 +278,7 @@ def ecc_burst(view: GpuView) -> Detection:
 
 @sees("ecc_corrected_few")
 def ecc_corrected_few(view: GpuView) -> Detection:
-    """Detect repeated corrected errors, fewer than a burst, if the fleet's GPUs have hardly any."""
+    """Detect repeated corrected errors, fewer than a burst, in a fleet whose other GPUs have hardly any."""
     count = np.fmax(view["ecc_sbe_volatile_count_30m"], view["ecc_sbe_aggregate_count_30m"])
     usual = compute_p90(count)
     on = (count >= SBE_30M) & (count > SBE_TIMES * usual) & ~ecc_burst(view).on
@@ -310,7 +310,7 @@ def page_retirement(view: GpuView) -> Detection:
 
 @sees("pcie_width")
 def pcie_width(view: GpuView) -> Detection:
-    """Detect a working GPU with fewer lanes than its maximum, or than its node's GPUs."""
+    """Detect a working GPU with fewer PCIe lanes than its maximum or than its node's GPUs."""
     width = view["pcie_link_width"]
     full = np.fmax(view["pcie_max_link_width"], view.compute_peer_median(width))
     on = view.loaded & (width < 0.9 * full)
@@ -321,7 +321,7 @@ def pcie_width(view: GpuView) -> Detection:
 
 @sees("pcie_gen")
 def pcie_gen(view: GpuView) -> Detection:
-    """Detect a link generation under load below the maximum or the node's GPUs.
+    """Detect a PCIe generation below the maximum or the node's other GPUs, under load.
 
     An idle link lowers its generation, so it is no evidence.
     """
@@ -347,7 +347,7 @@ def pcie_replays(view: GpuView) -> Detection:
 
 @sees("nvlink_errors")
 def nvlink_errors(view: GpuView) -> Detection:
-    """Detect a sick link: many CRC errors, more than a few replays, or any recovery.
+    """Detect a faulty NVLink: many CRC errors, more than a few replays, or any recovery.
 
     CRC errors are retried, so only a high rate of them counts.
     """
@@ -363,7 +363,7 @@ def nvlink_errors(view: GpuView) -> Detection:
 def gpu_vanished(view: GpuView) -> Detection:
     """Detect a GPU that is missing from an exporter's pages while the node's other GPUs are on them.
 
-    A late page is no evidence. A GPU is back only when it is on the newest page.
+    A late page is no evidence. The GPU has returned only when it is on the newest page.
     """
     silent = np.nan_to_num(view["silent_s"])
     missing = silent >= MISSED_SCRAPES * view.interval_s

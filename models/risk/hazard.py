@@ -1,13 +1,13 @@
-"""History hazard: the probability that a node fails again, from its own faults alone.
+"""Estimation of the history hazard: the probability that a node fails again, from its own faults.
 
-A discrete-time logistic regression. Its features decay from the node's last fault, from its last return
-from repair, and from its last fault if that was a hardware fault. Weights have the sign that the data
-gives them, because a node whose part was replaced may be better than an old one. Both judging
-(training/judges/risk.py) and serving (models/risk/fault_log.py) use `make_feature_columns`, `fit_history` and
-`HistoryFit`.
+It is a discrete-time logistic regression. Its features decay from the node's last fault, from its
+last return from repair, and from its last fault if that was a hardware fault. Weights have the sign
+that the data gives them, because a node whose part was replaced may be better than an old one. Both
+evaluation (training/judges/risk.py) and serving (models/risk/fault_log.py) use
+`make_feature_columns`, `fit_history` and `HistoryFit`.
 
-Half of the faults hit nodes that never had one. A history cannot tell these nodes apart. Times are in
-days of any one clock.
+Half of the faults hit nodes that never had one. A history cannot tell these nodes apart. Times are
+in days of any one clock.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ ROWS_AT_MOST = 400_000  # of a fit: of longer or wider histories every k-th day
 
 @dataclass(frozen=True, slots=True)
 class FaultHistory:
-    """The past faults of all nodes, f of them.
+    """The past faults of all nodes. All arrays are (f,), one value for each fault.
 
-    node: (f,) row of the node. start_day: (f,). end_day: (f,) its return from repair, NaN if unknown.
-    hardware: (f,) whether a part was at fault, False if unknown.
+    node: row of the node. start_day: its begin. end_day: the node's return from repair, NaN if unknown.
+    hardware: whether a part was at fault, False if unknown.
     """
 
     node: NDArray[np.int64]
@@ -50,13 +50,13 @@ class FaultHistory:
     hardware: Mask
 
     def until(self, at_day: float) -> "FaultHistory":
-        """Return what is known at a moment: faults that had begun, and returns that had happened."""
+        """Return the history as known at a moment: faults that had begun, and returns that had happened."""
         begun = self.start_day <= at_day
         end_day = np.where(self.end_day <= at_day, self.end_day, np.nan)
         return FaultHistory(self.node[begun], self.start_day[begun], end_day[begun], self.hardware[begun])
 
     def latest(self, times: Array, nodes: int) -> Array:
-        """Return (nodes,) the greatest of (f,) times on each node, -inf if there is none. NaN is no time."""
+        """Return (nodes,) the latest of the times (f,) on each node, -inf if it has none. NaN is no time."""
         found = np.full(nodes, -np.inf)
         is_finite = np.isfinite(times)
         np.maximum.at(found, self.node[is_finite], times[is_finite])
@@ -68,9 +68,9 @@ class FaultHistory:
 
 
 def is_in_repair(known: FaultHistory, nodes: int) -> Mask:
-    """Return (nodes,) whether the node is away with a fault. known: as `until` returns it.
+    """Return (nodes,) whether the node is in repair: its last fault has no end yet.
 
-    A later fault shows that an open one had ended.
+    known: the history as `until` returns it.
     """
     last = known.latest(known.start_day, nodes)
     away = np.zeros(nodes, bool)
@@ -79,13 +79,20 @@ def is_in_repair(known: FaultHistory, nodes: int) -> Mask:
 
 
 def features(since_fault: Array, since_return: Array, hardware: Mask) -> Array:
-    """Return (n, feature) FEATURES, from days since the last fault and the last return, inf for never."""
+    """Return (n, feature) the values of FEATURES, from times in days since the last fault and return.
+
+    since_fault, since_return: (n,) inf if it never happened. hardware: (n,) whether the last fault was
+    one of hardware.
+    """
     part = np.where(hardware, np.exp(-since_fault / 60), 0.0)
     return np.stack((np.exp(-since_fault / 30), np.exp(-since_return / 2), part), axis=1)
 
 
 def make_feature_columns(known: FaultHistory, at_day: float, nodes: int) -> Array:
-    """Return (nodes, feature) the features of every node at a moment. known: as `until` returns it."""
+    """Return (nodes, feature) the features of every node at a moment.
+
+    known: the history as `until` returns it.
+    """
     last = known.latest(known.start_day, nodes)
     hardware = np.zeros(nodes, bool)
     hardware[known.node[known.hardware & (known.start_day == last[known.node])]] = True
@@ -93,12 +100,12 @@ def make_feature_columns(known: FaultHistory, at_day: float, nodes: int) -> Arra
 
 
 def compute_fleet_rate(known: FaultHistory, watched_days: float, nodes: int) -> float:
-    """Return the fleet's faults per node and day. The published rate counts like one fault."""
+    """Return the fleet's faults per node and day, drawn to the published rate as if it were one fault."""
     return (len(known.node) + 1) / (nodes * watched_days + 1 / FAULTS_PER_NODE_DAY)
 
 
 def compute_own_rates(known: FaultHistory, watched_days: float, nodes: int) -> Array:
-    """Return (nodes,) the faults per day of each node, shrunk towards the fleet's rate.
+    """Return (nodes,) the faults per day of each node, drawn to the fleet's rate.
 
     >>> known = FaultHistory(np.array([0]), np.array([3.0]), np.array([4.0]), np.array([False]))
     >>> compute_own_rates(known, 10.0, 100)[:2].round(4).tolist()
@@ -109,7 +116,7 @@ def compute_own_rates(known: FaultHistory, watched_days: float, nodes: int) -> A
 
 
 class HorizonFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fit of one horizon: the intercept, and the weights by feature.
+    """The logistic fit of one horizon: the intercept, and the weights by feature.
 
     An additional isotonic step was tried. On later days it was worse.
     """
@@ -120,28 +127,31 @@ class HorizonFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def predict(self, columns: Array, names: Sequence[str] = FEATURES) -> Array:
         """Return (n,) the probability of a fault within the horizon.
 
-        columns: (n, feature), with these names.
+        columns: (n, feature). names: the features of the columns.
         """
         weights = np.array([self.weights.get(name, 0.0) for name in names])
         return np.asarray(1 / (1 + np.exp(-(self.intercept + columns @ weights))))
 
 
 class HistoryFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fits of HORIZONS_DAYS: days -> fit. `notes`: where the fit comes from."""
+    """The fits of the history hazard: days of a horizon -> its fit. `notes`: where the fit comes from."""
 
     horizons: dict[int, HorizonFit]
     notes: dict[str, Any] = {}
 
     def hazard(self, columns: Array, horizons_s: Sequence[float]) -> Array:
-        """Return (horizon, node) the faults expected in each time. columns: (n, feature).
+        """Return (horizon, node) the expected number of faults within each horizon. columns: (node, feature).
 
-        They are linear below a day, and never fall.
+        Below a day, it grows linearly with the horizon. It never falls as the horizon grows.
         """
         return hazard_of(np.stack([self.horizons[days].predict(columns) for days in HORIZONS_DAYS]), horizons_s)
 
 
 def hazard_of(p: Array, horizons_s: Sequence[float]) -> Array:
-    """Return (horizon, node) the faults expected in each time. p: (HORIZONS_DAYS, node) probabilities."""
+    """Return (horizon, node) the expected number of faults, interpolated between the fitted horizons.
+
+    p: (HORIZONS_DAYS, node) probabilities.
+    """
     fitted = np.maximum.accumulate(-np.log1p(-np.minimum(p, 1 - 1e-9)), axis=0)
     days = np.array((0, *HORIZONS_DAYS), np.float64)
     at = np.array(horizons_s, np.float64) / 86_400
@@ -152,9 +162,9 @@ def hazard_of(p: Array, horizons_s: Sequence[float]) -> Array:
 
 
 def load_history(folder: Path) -> HistoryFit:
-    """Load what `fleetcast train history` wrote into a folder, or PUBLISHED if there is no such file.
+    """Load the fit that `fleetcast train history` wrote into a folder, or PUBLISHED if there is none.
 
-    Raises ConfigError if the file is no fitted history, or lacks a horizon.
+    Raises ConfigError if the file is not a fitted history, or lacks a horizon.
     """
     path = folder / HISTORY_FILE
     if not path.is_file():
@@ -181,14 +191,14 @@ PUBLISHED = HistoryFit(
 
 @dataclass(frozen=True, slots=True)
 class PastDays:
-    """The knowledge of each working node at the beginning of past days: n rows."""
+    """The features of each working node at the beginning of past days: one row for each node and day."""
 
     day: NDArray[np.int64]
     node: NDArray[np.int64]
     columns: Array
 
     def begins(self, history: FaultHistory, horizon_days: int) -> Mask:
-        """Return (n,) whether a fault of the node begins in (day, day + horizon]."""
+        """Return (n,) for each row whether a fault of the node begins after its day, within the horizon."""
         first, days = int(self.day.min()), int(np.ptp(self.day)) + 1
         nodes = max(int(self.node.max()), int(history.node.max(initial=0))) + 1
         found = np.zeros((days, nodes), bool)
@@ -200,7 +210,7 @@ class PastDays:
 
 
 def make_past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
-    """Return one row for each node that worked on each of one or more days."""
+    """Return one row for each day and each node that was not in repair on it. days: at least one."""
     parts = []
     for day in days:
         known = history.until(day)
@@ -210,10 +220,10 @@ def make_past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
 
 
 def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: int) -> HistoryFit:
-    """Fit coefficients from the faults that were known by `until_day`.
+    """Fit the history hazard to the faults that were known by `until_day`.
 
-    first_day: when the record of faults starts. Raises ValueError if the days in between are not more than
-    WARM_UP_DAYS and the longest horizon together.
+    first_day: when the record of faults starts. Raises ValueError if the days in between are not more
+    than WARM_UP_DAYS and the longest horizon together.
     """
     known = history.until(until_day)
     begin = first_day + WARM_UP_DAYS
@@ -229,14 +239,14 @@ def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: in
 
 
 def fit_horizon(columns: Array, labels: Mask) -> HorizonFit:
-    """Fit the coefficients of one horizon. columns: (n, feature). labels: (n,)."""
+    """Fit the logistic of one horizon. columns: (n, feature). labels: (n,) whether a fault followed."""
     intercept, weights = logistic(columns, labels)
     named = {name: round(float(weight), 5) for name, weight in zip(FEATURES, weights, strict=True)}
     return HorizonFit(round(intercept, 5), named)
 
 
 def logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tuple[float, Array]:
-    """Return the intercept and (feature,) weights of either sign: maximum likelihood with a ridge.
+    """Fit a logistic regression with a ridge penalty, and return the intercept and (feature,) weights.
 
     The weight of a constant feature is 0.
     """
@@ -249,10 +259,10 @@ def logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tuple[fl
 
 
 def _fit_by_newton(scaled: Array, labels: Mask, penalty: float) -> Array:
-    """Return (1 + feature,) the intercept and weights.
+    """Return (1 + feature,) the intercept and weights, found by Newton's method.
 
-    scaled: (n, feature) with a standard deviation of 1. It uses no BLAS. For such narrow matrices the BLAS
-    threads only wait for each other, on a busy machine for minutes.
+    scaled: (n, feature) with a standard deviation of 1. It uses no BLAS. For such narrow matrices the
+    BLAS threads only wait for each other, on a busy machine for minutes.
     """
     rows = np.column_stack((np.ones(len(scaled)), scaled))
     ridge = np.concatenate(([0.0], np.full(scaled.shape[1], 2 * penalty)))

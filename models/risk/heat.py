@@ -1,11 +1,12 @@
-"""The usual temperature of each GPU slot by load. A deviation from it is the GPU's own trouble.
+"""Usual temperatures of GPU slots by load, and deviations from them, which point to the GPU itself.
 
     residual = (T - usual(slot, P)) - median of the same for the node's GPUs
 
-A slot is an index in the chassis on nodes of one GPU model. At the same power, slots differ by more than
-ten degrees, and nodes hardly. The usual temperature of a slot at a step of power is a running mean of the
-fleet's medians, so that small fleets and other powers have one too. The median residual of a node shows
-its room and its fans, and is subtracted. If fewer than three of its GPUs work, there is no residual.
+A slot is an index in the chassis on nodes of one GPU model. At the same power, slots differ by more
+than ten degrees, and nodes hardly. The usual temperature of a slot at a step of power is a running
+mean of the fleet's medians. So small fleets and other powers have one too. The median residual of a
+node shows its room and its fans, and is subtracted. If fewer than three of its GPUs work, there is
+no residual.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Slots:
-    """The usual temperatures by slot and step of power, and the number of rounds they were learned from.
+    """The usual temperature of each slot at each step of power, and the rounds of samples behind it.
 
     usual_c: (slot, step of power) °C, NaN if unknown.
     """
@@ -45,8 +46,8 @@ class Slots:
     def residual(self, temp_c: Array, power_w: Array, node: NDArray[np.int32], nodes: int, slot: Rows) -> Array:
         """Return (gpu,) °C above the usual of its slot at its power, less the median of its node's GPUs.
 
-        It is NaN if unknown. slot: (gpu,) as `of` returns it. temp_c, power_w: means over minutes, NaN where the
-        GPU does not work.
+        It is NaN if unknown. slot: (gpu,) as `of` returns it. temp_c, power_w: (gpu,) means over minutes,
+        NaN where the GPU does not work.
         """
         key, known = self._key(temp_c, power_w, slot)
         usual = np.where(self.rounds.ravel() >= LEAST_ROUNDS, self.usual_c.ravel(), np.nan)
@@ -57,9 +58,9 @@ class Slots:
         return above - of_node.spread(room)
 
     def learn(self, temp_c: Array, power_w: Array, slot: Rows, now_ms: int, interval_s: float) -> None:
-        """Learn from a round of samples: a running mean of the fleet's medians.
+        """Update the usual temperatures with a round of samples: a running mean of the fleet's medians.
 
-        It is the mean of all rounds at first, and follows the last two hours later.
+        At first it is the mean of all rounds. Later it follows the last two hours.
         """
         elapsed_s = (now_ms - self.learned_ms) / 1000
         if 0 <= elapsed_s < 0.9 * interval_s:
@@ -77,7 +78,7 @@ class Slots:
     def of(
         self, gpus: Sequence[str], node: NDArray[np.int32], topology: Topology, models: Mapping[str, str] | None = None
     ) -> NDArray[np.int64]:
-        """Return (gpu,) the row of its slot, -1 if the topology does not know its node.
+        """Return (gpu,) the row of each GPU's slot, -1 if its node is not in the topology.
 
         gpus: "node/index". models: GPU → its model, if known. Otherwise the node's model is used.
         """
@@ -99,7 +100,7 @@ class Slots:
         return found
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return the known usual values for a snapshot."""
+        """Return a copy of the known usual temperatures for a snapshot."""
         slot, step = np.nonzero(self.rounds)
         parts = (slot, step, self.usual_c[slot, step], self.rounds[slot, step])
         rows = zip(*(part.tolist() for part in parts), strict=True)
@@ -114,7 +115,7 @@ class Slots:
             self.usual_c[slot, step], self.rounds[slot, step] = usual, rounds
 
     def move(self, by_ms: int) -> None:
-        """Move the time of the last round, as when the clock stepped."""
+        """Shift the time of the last round by `by_ms`, because the clock was set."""
         self.learned_ms += by_ms if self.learned_ms else 0
 
     def _key(self, temp_c: Array, power_w: Array, slot: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -28,7 +28,7 @@ FAILED_AT_MOST = 50_000  # jobs on nodes
 
 
 class JobOutcomes:
-    """The jobs and failures of each node, summed and faded to `_at_ms`."""
+    """The numbers of jobs and failures of each node. Older ones count less."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
@@ -37,7 +37,7 @@ class JobOutcomes:
         self._failed: dict[tuple[str, str], int] = {}  # job, node → when it last failed there, the oldest first
 
     def record(self, ended: Iterable[JobAttempt], now_ms: int) -> None:
-        """Count the ended attempts, each once."""
+        """Count each of these ended attempts once."""
         self._decay_sums(now_ms)
         for attempt in ended:
             key, end_ms = (attempt.job, attempt.attempt), attempt.ended_ms
@@ -69,13 +69,13 @@ class JobOutcomes:
             own[1] += failed
 
     def _known(self, job: str, name: str, end_ms: int) -> bool:
-        """Return whether a failure of the job on that node was counted lately, and record this one."""
+        """Return whether a failure of the job on that node was counted before, and record the present one."""
         before_ms = self._failed.pop((job, name), None)
         self._failed[job, name] = max(end_ms, before_ms or 0)
         return before_ms is not None
 
     def _decay_sums(self, now_ms: int) -> None:
-        """Fade all sums to the present time, once an hour."""
+        """Decay all sums to the present time, at most once an hour."""
         if now_ms - self._at_ms < DAY_MS // 24:
             return
         left = 0.5 ** ((now_ms - self._at_ms) / HALF_MS) if self._at_ms else 1.0
@@ -86,9 +86,9 @@ class JobOutcomes:
 
     @reports("failed_jobs")
     def signals(self, rows: Mapping[str, int]) -> list[Signal]:
-        """Return the nodes on which jobs fail too often.
+        """Return a signal for each node on which jobs fail too often.
 
-        The strength is 1 at MOST_TIMES the usual share. rows: name → row.
+        The strength is 1 at MOST_TIMES the usual share of failures. rows: node name → row.
         """
         names = [name for name in self._sums if name in rows]
         if not names:
@@ -119,7 +119,7 @@ class JobOutcomes:
         self._failed = {(job, node): at_ms for job, node, at_ms in about["failed"]}
 
     def move(self, by_ms: int) -> None:
-        """Move all times."""
+        """Shift all times by `by_ms`."""
         self._at_ms += by_ms if self._at_ms else 0
         self._counted = {key: at_ms + by_ms for key, at_ms in self._counted.items()}
         self._failed = {key: at_ms + by_ms for key, at_ms in self._failed.items()}

@@ -1,4 +1,4 @@
-"""A base class for parts that learn arrays tick by tick: saves, loads, and moves with the clock."""
+"""Learned: a base class for parts of the state that learn arrays tick by tick."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 
 class Learned:
-    """A part whose attributes named by `arrays` and `times` are saved.
+    """A part of the state that saves the attributes named by `arrays` and `times`.
 
-    The times move with the clock. 0 means no time, and stays.
+    When the clock is set, the times move with it. A time of 0 is unset and stays 0.
     """
 
     arrays: ClassVar[tuple[str, ...]]
@@ -28,6 +28,6 @@ class Learned:
             setattr(self, name, about[name])
 
     def move(self, by_ms: int) -> None:
-        """Move all times."""
+        """Shift all times by `by_ms`."""
         for name in self.times:
             setattr(self, name, getattr(self, name) and getattr(self, name) + by_ms)

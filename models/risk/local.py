@@ -1,4 +1,4 @@
-"""Scoring of one pipeline: turns its frames into evidence about its own entities."""
+"""Scoring of one pipeline's own entities: it turns feature frames into evidence about nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,10 +33,10 @@ CHANGED_W = 50.0  # between the mean powers of 2 and 30 minutes: its temperature
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """The evidence of one pipeline, and the columns that compare gangs, in its own node rows.
+    """The evidence of one pipeline, and the columns that compare gangs. Rows are those of its own nodes.
 
-    own: (node,) whether this pipeline receives telemetry of the node itself. heard_ms: (2, node) the time of
-    the newest sample of its GPUs, and of its ports.
+    own: (node,) whether this pipeline receives telemetry of the node itself. heard_ms: (2, node) the
+    time of the newest sample of its GPUs, and of its ports, in Unix ms.
     """
 
     time_ms: int
@@ -50,9 +50,9 @@ class Local:
 
 
 def score_own_nodes(frames: "Frames", entities: Entities, topology: Topology, state: RiskState, now_ms: int) -> Local:
-    """Return the evidence of a pipeline that owns all its nodes.
+    """Return the evidence of a pipeline about all nodes that it has telemetry of.
 
-    Writes `rules`, `clocks`, `slots`, `links` and `scrapes`.
+    Updates `rules`, `clocks`, `slots`, `links` and `scrapes` of `state`.
     """
     names = tuple(entities[NODE].names)
     nodes = len(names)
@@ -97,10 +97,7 @@ def _gpu_view(gpu: FeatureColumns, nodes: int, state: RiskState, entities: Entit
 def _compute_excess_temperature(
     gpu: FeatureColumns, nodes: int, loaded: Mask, slots: Slots, slot: NDArray[np.int64], interval_s: float
 ) -> NDArray[np.float64]:
-    """Return (gpu,) °C above the usual of its slot at its power.
-
-    Later rounds learn from these temperatures.
-    """
+    """Return (gpu,) °C above the usual of its slot at its power, and update the usual temperatures."""
     power = gpu["power_w_mean_2m"]
     steady = ~(np.abs(power - gpu["power_w_mean_30m"]) > CHANGED_W)
     temp = np.where(loaded & steady, gpu["gpu_temp_c_mean_2m"], np.nan)
@@ -128,7 +125,7 @@ def _port_signals(
 
 
 def _where(port: str, node: int, topology: Topology) -> str:
-    """Return the rail and GPU of a port, in words."""
+    """Describe in words the rail and the GPU of a port."""
     device = port.split("/")[1]
     devices = topology.devices(node) if node < len(topology) else ()
     return describe_port_place(port, next((found for found in devices if found.name == device), None))
@@ -154,7 +151,7 @@ def _node_signals(
 
 
 def _make_signals(kind: EntityKind, raised: Raised, names: Sequence[str], node: NDArray[np.int32]) -> Signals:
-    """Return the raised signals as columns. Leaves out entities without a node."""
+    """Return the raised signals as columns. Entities without a node are left out."""
     owner = node[raised.entity]
     has_owner = owner >= 0
     return Signals(
@@ -171,7 +168,7 @@ def _make_signals(kind: EntityKind, raised: Raised, names: Sequence[str], node: 
 
 
 def _padded(frame: FeatureFrame, rows: int) -> FeatureFrame:
-    """Return the node frame with unknown rows for nodes that joined after it was extracted."""
+    """Return the node frame with additional unknown rows for nodes that joined after it was extracted."""
     more = rows - len(frame.values)
     if more <= 0:
         return frame

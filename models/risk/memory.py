@@ -1,4 +1,4 @@
-"""RuleMemory: per-rule state between ticks, so that one odd sample neither raises nor clears a signal.
+"""RuleMemory: the state of rules between ticks, so that one odd sample raises or clears no signal.
 
     seen once ──► shown (a reason, action "watch") ──► seen `firm_after` times in a row ──► firm
     firm ──► cleared after `clears_s` of observations against it
@@ -33,9 +33,9 @@ Places = tuple[NDArray[np.intp], NDArray[np.intp]]  # (pair,) rule and entity, b
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The signals of one kind that are shown now: one row each, by rule and then by entity.
+    """The signals of one kind of entity that are shown now, sorted by rule and then by entity.
 
-    Their evidence is from when they were last observed. rule: (row,) as in OF_KIND. entity: (row,).
+    Their evidence is that of their last observation. rule: (row,) as in OF_KIND. entity: (row,).
     """
 
     rule: NDArray[np.intp]
@@ -49,7 +49,7 @@ class Raised:
 
 
 class RuleMemory:
-    """The state of all rules of one kind of entity: arrays (rule, entity), rules as in OF_KIND."""
+    """The state of all rules for one kind of entity: arrays (rule, entity), with rules as in OF_KIND."""
 
     def __init__(self, kind: EntityKind) -> None:
         self.rules = [RULES[row] for row in OF_KIND[kind]]
@@ -73,14 +73,14 @@ class RuleMemory:
         interval_s: float,
         answers: Mask | None = None,
     ) -> Raised:
-        """Apply this tick's detections, in the order of OF_KIND. Returns the signals that are shown.
+        """Apply this tick's detections (in the order of OF_KIND), and return the signals that are shown.
 
         age_s: (entity,) seconds since the last sample, NaN for none. interval_s: seconds between samples.
-        answers: (node,) whether its exporters answer. It is required for nodes, because their samples also say
-        that exporters do not answer.
+        answers: (node,) whether its exporters answer. It is required for nodes, because their samples also
+        say that exporters do not answer.
 
-        Only pairs of a rule and an entity that are seen now, or were seen and are not cleared, can change. These
-        are few.
+        Only pairs of a rule and an entity that are seen now, or were seen and are not cleared, can change.
+        These are few.
         """
         self._grow(len(age_s))
         fresh, gap_s = self._fresh(age_s, now_ms)
@@ -124,7 +124,7 @@ class RuleMemory:
             self.sample_ms = np.pad(self.sample_ms, (0, more))
 
     def _fresh(self, age_s: Array, now_ms: int) -> tuple[Mask, Array]:
-        """Return (entity,) whether a sample arrived since the last call, and the seconds since the one before.
+        """Return (entity,) whether a sample arrived since the last call, and seconds since the one before.
 
         Ages leave out our own downtime. So in the first call after a restart all samples look new, and none
         counts.
@@ -138,7 +138,7 @@ class RuleMemory:
         return fresh, gap_s
 
     def _keep(self, found: Sequence[Detection], at: Places, on: Mask, began: Mask, now_ms: int) -> None:
-        """Store the evidence of the signals that are on now.
+        """Store the evidence of the signals whose condition holds now.
 
         A signal without a known start starts when it is first seen. on, began: (pair,) for the pairs `at`.
         """
@@ -183,14 +183,14 @@ class RuleMemory:
                 getattr(self, name)[rule[known], entity[known]] = arrays[name][known]
 
     def move(self, by_ms: int) -> None:
-        """Move all times. 0 means no time, and stays."""
+        """Shift all times by `by_ms`. A time of 0 is unset and stays 0."""
         for times in (self.since_ms, self.seen_ms, self.sample_ms):
             times[times > 0] += by_ms
         self.tick_ms += by_ms if self.tick_ms else 0
 
 
 def _count_samples_per_evidence(rule: Rule, interval_s: float) -> float:
-    """Return how many samples count as one.
+    """Return how many samples count as one observation of a rule.
 
     Early signs need minutes of evidence, which are more samples at short intervals.
     """
@@ -198,7 +198,7 @@ def _count_samples_per_evidence(rule: Rule, interval_s: float) -> float:
 
 
 def _picked(found: Sequence[Detection], name: str, at: Places, dtype: type) -> NDArray[Any]:
-    """Return (pair,) a column of the detections at these pairs."""
+    """Return (pair,) the field `name` of the detections at these pairs of a rule and an entity."""
     rule, entity = at
     picked: NDArray[Any] = np.empty(len(rule), dtype)
     ends = np.searchsorted(rule, np.arange(len(found) + 1))

@@ -20,9 +20,9 @@ PORT = re.compile(r"[A-Za-z]\w*/\d+")
 def event_signals(
     nodes: Mapping[str, NodeRecord], rows: Mapping[str, int], faults: Mapping[str, int], now_ms: int
 ) -> Signals:
-    """Return the signals of node events, and of faults that ended lately.
+    """Return the signals of node events, and of faults that ended recently.
 
-    faults: node -> when our rules last saw a hard fault.
+    rows: node -> row. faults: node -> when our rules last saw a hard fault, in Unix ms.
     """
     found: list[Signal] = []
     for record in nodes.values():
@@ -86,21 +86,21 @@ def _make_health_signal(event: NodeEvent, row: int) -> Signal | None:
 
 
 def _where(event: NodeEvent) -> str:
-    """Return the entity of an event: a GPU, a port such as mlx5_0/1, or else the node."""
+    """Return the entity that an event concerns: a GPU, a port such as mlx5_0/1, or else the node."""
     if event.gpu is not None:
         return f"{event.node}/{event.gpu}"
     return f"{event.node}/{event.device}" if PORT.fullmatch(event.device) else event.node
 
 
 def _words(event: NodeEvent) -> str:
-    """Return the reporter's check, message and advice in one line."""
+    """Describe a health event in one line: its source, check, message and advice."""
     said = [text for text in (event.check, event.message[:MESSAGE_SHOWN]) if text]
     about = f"{event.source}: {': '.join(said)}" if said else event.source
     return f"{about}; advice: {event.advice[:MESSAGE_SHOWN]}" if event.advice else about
 
 
 def was_drained_before(record: NodeRecord, time_ms: int) -> bool:
-    """Return whether the node was drained at `time_ms`: the last event before that is a drain."""
+    """Return whether the node was drained at `time_ms`: the last drain event before it is a drain."""
     drains = [event for event in record.events if event.type in ("drain", "undrain")]
     before = [event for event in drains if event.time_ms < time_ms]
     return before[-1].type == "drain" if before else record.drained and not drains and time_ms > 0

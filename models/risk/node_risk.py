@@ -1,14 +1,14 @@
-"""Node risk: the probability that a node fails, needs a drain, or runs slow within a horizon.
+"""Computation of node risk: the probability that a node fails, needs a drain, or is slow.
 
     hazard(kind, horizon) = history hazard(horizon)      from the node's own faults (fault_log, hazard),
                                                          higher if jobs fail more often (job_outcomes)
                           + excess hazard of the hour    the greater of rule priors and the fitted logistic
 
-If a site's own fit serves (site_risk.py), it replaces the hazard of a day and of a week. Signals that it
-does not know count as above.
+If a site's own fit serves (site_risk.py), it replaces the hazard of a day and of a week. Signals
+that it does not know count as above.
 
-p = 1 - exp(-hazard) grows with the horizon, as all terms do. The shares of the reasons are their parts of
-the hazard.
+p = 1 - exp(-hazard) grows with the horizon, as all terms do. The shares of the reasons are their
+parts of the hazard.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ GRAVITY = np.array([ACTIONS.index(rule.action) for rule in RULES])
 
 
 class KindFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fit of one kind: a logistic on rule levels, then isotonic steps.
+    """The fit of one kind of risk: a logistic on rule levels, then isotonic steps.
 
     p = iso(sigmoid(intercept + levels @ weights)).
     """
@@ -74,7 +74,7 @@ class RiskFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def load_shipped_fit() -> RiskFit | None:
-    """Return the coefficients in the wheel.
+    """Load the coefficients that ship with the program.
 
     Returns None if the build has none. Then only the rule priors count.
     """
@@ -83,7 +83,10 @@ def load_shipped_fit() -> RiskFit | None:
 
 
 def load_risk_fit(folder: Path) -> RiskFit:
-    """Load the coefficients that `fleetcast train risk` wrote into a folder. Raises ConfigError if there are none."""
+    """Load the coefficients that `fleetcast train risk` wrote into a folder.
+
+    Raises ConfigError if there are none.
+    """
     path = folder / FIT_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=RiskFit)
@@ -95,7 +98,7 @@ def load_risk_fit(folder: Path) -> RiskFit:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """The hazard of the next hour above the base.
+    """The hazard of the next hour that signals add to the base hazard.
 
     total: (kind, node). parts: (kind, node, rule), which sum to it.
     """
@@ -105,15 +108,15 @@ class Excess:
 
 
 def compute_base_hazard(horizon_s: float) -> Array:
-    """Return (kind,) the expected faults of an ordinary node within the horizon."""
+    """Return (kind,) the expected number of faults of an ordinary node within the horizon."""
     return FAULTS_PER_NODE_DAY * BASE_SHARE * horizon_s / 86_400
 
 
 def usual_risk(risk: Array) -> Array:
     """Return (kind, horizon) the probabilities of an ordinary node: the median of the known nodes.
 
-    risk: (kind, horizon, node), NaN if unknown. No result is NaN: a kind or horizon that no node has is from
-    published rates.
+    risk: (kind, horizon, node), NaN if unknown. No result is NaN: if no node is known, it is the
+    published rate.
     """
     published = compute_published_risk()
     known = np.isfinite(risk)
@@ -130,9 +133,9 @@ def compute_published_risk() -> Array:
 
 
 def compute_prior_excess(levels: Array) -> Excess:
-    """Return the rule priors as independent hazards, scaled by each signal's strength.
+    """Return the excess hazard by the rules' priors, each scaled by its signal's strength.
 
-    levels: (node, rule).
+    The priors count as independent hazards. levels: (node, rule).
     """
     prior = np.array([rule.prior for rule in RULES]).T
     hazard = -np.log1p(-np.minimum(prior, CERTAIN))
@@ -145,7 +148,7 @@ def compute_prior_excess(levels: Array) -> Excess:
 
 
 def _find_rows_with_signals(levels: Array) -> NDArray[np.intp]:
-    """Return the rows of the nodes that have a signal of any rule. The other nodes have no excess."""
+    """Return the rows of the nodes that have a signal of any rule. All other nodes have no excess."""
     return np.flatnonzero(levels.any(axis=1))
 
 
@@ -155,7 +158,10 @@ def _make_zero_excess(levels: Array) -> Excess:
 
 
 def compute_fitted_excess(levels: Array, fit: RiskFit) -> Excess:
-    """Return the logistic's hazard above the base, divided among the rules by what each adds to the logit."""
+    """Return the excess hazard by the fitted logistic, divided among the rules by their parts of the logit.
+
+    levels: (node, rule).
+    """
     found, rows = _make_zero_excess(levels), _find_rows_with_signals(levels)
     own = levels[rows]
     for k, kind in enumerate(RISK_KINDS):
@@ -174,9 +180,9 @@ def compute_fitted_excess(levels: Array, fit: RiskFit) -> Excess:
 
 
 def compute_excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
-    """Return, for each kind and node, the greater of the priors and the fit.
+    """Return, for each kind and node, the greater of the excess hazards by the priors and by the fit.
 
-    Both are based on the same evidence, so they do not add up.
+    Both are based on the same evidence, so they are not added. levels: (node, rule).
     """
     prior = compute_prior_excess(levels)
     if fit is None:
@@ -193,15 +199,18 @@ def compute_published_hazard(nodes: int) -> Array:
 
 
 def compute_outcome_factor(levels: Array) -> Array:
-    """Return (node,) the factor on the faults that a node's history expects, from how its jobs end."""
+    """Return (node,) the factor by which failing jobs raise the hazard of a node's history.
+
+    levels: (node, rule).
+    """
     return 1 + (MOST_TIMES - 1) * levels[:, OUTCOME_ROW]
 
 
 def compute_hazards(excess: Excess, history: Array, site: SiteHazard | None = None) -> Array:
-    """Return (kind, horizon, node) the hazards. history: (horizon, node) hazard by history alone.
+    """Return (kind, horizon, node) the hazards of signals and history together.
 
-    For a day and more, a site's fit gives the hazard, plus the excess of rules that it does not know. A
-    shorter horizon has at most the hazard of the day.
+    history: (horizon, node) hazard by history alone. For a day and more, a site's fit gives the hazard,
+    plus the excess of rules that it does not know. A shorter horizon has at most the hazard of the day.
     """
     shipped = excess.total[:, None, :] + BASE_SHARE[:, None, None] * history[None, :, :]
     if site is None:
@@ -217,7 +226,7 @@ def probabilities(excess: Excess, history: Array, known: Mask, site: SiteHazard 
 
 
 def explained(excess: Excess, site: SiteHazard | None) -> Excess:
-    """Return the hazard that reasons refer to, with the parts of a site's fit where it has them."""
+    """Return the hazard that the reasons explain: the excess, with the parts of a site's fit."""
     if site is None:
         return excess
     own = ~np.isnan(site.past)[:, :, None] & site.seen[None, None, :]
@@ -234,11 +243,11 @@ def score_nodes(
     topology: Topology | None = None,
     site: SiteHazard | None = None,
 ) -> RiskScores:
-    """Return probabilities, reasons and actions of all nodes.
+    """Return the probabilities, reasons and actions of all nodes.
 
-    known: (node,) whether any telemetry or event of it ever arrived. history: (horizon, node) hazard by own
-    faults. None means that no node ever had one. topology: if None, there is no risk of parts. site: the
-    hazard that a site's own fit expects.
+    known: (node,) whether any telemetry or event of it ever arrived. history: (horizon, node) hazard by
+    own faults. None means that no node ever had one. topology: if None, the risks of parts are left
+    out. site: the hazard that a site's own fit expects.
     """
     nodes = len(known)
     levels = signals.levels(nodes)
@@ -257,10 +266,11 @@ def score_nodes(
 
 
 def compute_signal_hazards(signals: Signals, levels: Array, excess: Excess, history: Array) -> tuple[Array, Array]:
-    """Return (signal,) its part of its node's hazard within a day, and (node,) that hazard.
+    """Return (signal,) each signal's part of its node's hazard within a day, and (node,) that hazard.
 
-    The hazard is that of the node's worst kind. The signals of a rule divide its part. history: (node,) the
-    history hazard of the day. The part above that of the least burdened node belongs to the recent fault.
+    The hazard is that of the node's worst kind. The signals of a rule divide its part. history: (node,)
+    the history hazard of the day. Its part above that of the least burdened node counts for the recent
+    fault.
     """
     own = history / compute_outcome_factor(levels)
     again = np.where(levels[:, REPEAT_ROW] > 0, np.maximum(own - _find_least_hazard(own, levels), 0.0), 0.0)
@@ -281,14 +291,18 @@ def compute_signal_hazards(signals: Signals, levels: Array, excess: Excess, hist
 def _find_least_hazard(own: Array, levels: Array) -> float:
     """Return the least hazard of a node without a recent fault, or of all nodes if each had one.
 
-    A repaired node may have a lower hazard than one that never failed.
+    own: (node,) hazards by history. levels: (node, rule). A repaired node may have a lower hazard than
+    one that never failed.
     """
     quiet = own[levels[:, REPEAT_ROW] == 0]
     return float((quiet if len(quiet) else own).min(initial=np.inf))
 
 
 def _reasons(signals: Signals, shares: Array, now_ms: int) -> dict[int, tuple[Reason, ...]]:
-    """Return node -> at most MAX_REASONS reasons, firm evidence first, then by share. shares: (signal,)."""
+    """Return node row -> at most MAX_REASONS reasons, firm evidence first, then by share.
+
+    shares: (signal,).
+    """
     order = np.lexsort((-shares, ~signals.firm, signals.node))
     reasons: dict[int, list[Reason]] = {}
     for at in order.tolist():
@@ -318,7 +332,7 @@ def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
 
 
 def _with(text: str, words: str, places: bool) -> str:
-    """Return a sentence with the reporter's words, or with where its port is.
+    """Add `words` to a sentence: after it, or if `places` in brackets after the port that it names.
 
     >>> _with("port mlx5_3: link down", "rail 3, GPU 3", True)
     'port mlx5_3 (rail 3, GPU 3): link down'
@@ -328,7 +342,7 @@ def _with(text: str, words: str, places: bool) -> str:
 
 
 def _find_gravest_signals(signals: Signals) -> dict[int, int]:
-    """Return node → its firm signal with the gravest action, the first of several."""
+    """Return node row → the index of its firm signal with the gravest action, the first of several."""
     firm = np.flatnonzero(signals.firm)
     order = firm[np.lexsort((firm, -GRAVITY[signals.rule[firm]]))]
     nodes, first = np.unique(signals.node[order], return_index=True)
@@ -336,7 +350,10 @@ def _find_gravest_signals(signals: Signals) -> dict[int, int]:
 
 
 def _choose_action(signals: Signals, gravest: int | None, first: str) -> Action:
-    """Return the action of a node's gravest firm signal, or `watch` if none is firm. first: its first reason."""
+    """Return the action of a node's gravest firm signal, or `watch` if no signal is firm.
+
+    gravest: the index of that signal. first: the sentence of the node's first reason.
+    """
     code = "watch" if gravest is None else RULES[signals.rule[gravest]].action
     words = ACTION_WORDS[code]
     then = "" if gravest is None else _advice(signals, gravest)
@@ -344,7 +361,7 @@ def _choose_action(signals: Signals, gravest: int | None, first: str) -> Action:
 
 
 def _advice(signals: Signals, at: int) -> str:
-    """Return NVIDIA's advice about an XID, as a sentence."""
+    """Return NVIDIA's advice about an XID as a sentence, or "" if the signal is of no XID."""
     code = signals.value[at]
     if RULES[signals.rule[at]].feature != "xid" or not np.isfinite(code):
         return ""

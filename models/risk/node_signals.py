@@ -28,9 +28,10 @@ MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """The seconds (node,) since a node's GPUs, ports and host last sent anything. NaN if they never did.
+    """The seconds (node,) since a node's GPUs, ports and host last sent anything, NaN if they never did.
 
-    They count up to our last scrape, as the node's own samples show. So when we are late, no node is silent.
+    They count up to our last scrape, as the node's own samples show. So when we are late, no node is
+    silent.
     """
 
     gpu_s: Array
@@ -51,9 +52,9 @@ class Quiet:
 
 
 class ScrapeTimes(Learned):
-    """The usual duration of each node's scrapes.
+    """The usual duration of each node's scrapes, learned over time.
 
-    usual_s: (node,) seconds, NaN if unknown. known_s: (node,) for how long it has been learned.
+    usual_s: (node,) seconds, NaN if unknown. known_s: (node,) for how many seconds it has been learned.
     """
 
     arrays, times = ("usual_s", "known_s"), ("learned_ms",)
@@ -63,9 +64,9 @@ class ScrapeTimes(Learned):
         self.learned_ms = 0
 
     def learn(self, took_s: Array, now_ms: int, interval_s: float) -> Array:
-        """Return (node,) the seconds that its scrapes usually take, NaN until known.
+        """Update the usual durations, and return them: (node,) seconds, NaN until known.
 
-        The value falls within minutes and rises within hours.
+        took_s: (node,) the present durations. A usual duration falls within minutes and rises within hours.
         """
         more = len(took_s) - len(self.usual_s)
         before = np.pad(self.usual_s, (0, more), constant_values=np.nan)
@@ -83,7 +84,7 @@ class ScrapeTimes(Learned):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """The columns of all nodes, with the values that several rules need."""
+    """The features of all nodes, and the values derived from them that several rules need."""
 
     columns: FeatureColumns
     gpu: FeatureColumns
@@ -106,21 +107,21 @@ class NodeView:
         scrapes: ScrapeTimes,
         interval_s: float,
     ) -> "NodeView":
-        """Build the view of the nodes. Writes `scrapes`."""
+        """Build the view of the nodes. Updates `scrapes`."""
         usual_s = scrapes.learn(node["scrape_duration_s_mean_2m"], node.now_ms, interval_s)
         return cls(node, gpu, quiet, _silent(node, quiet, interval_s), stated_gpus, usual_s, interval_s)
 
     def ago(self, seconds: Array) -> Times:
-        """Return (node,) the time so many seconds ago in Unix ms, 0 if the seconds are unknown."""
+        """Return (node,) the time that lies `seconds` in the past, in Unix ms, 0 where these are NaN."""
         now_ms = self.columns.now_ms
         return np.where(np.isfinite(seconds), now_ms - np.nan_to_num(seconds) * 1000, 0).astype(np.int64)
 
 
 def _silent(node: FeatureColumns, quiet: Quiet, interval_s: float) -> Mask:
-    """Return (node,) whether scrapes fail, or nothing scrapes the node and it no longer sends.
+    """Return (node,) whether the node is silent: its scrapes fail or are not made, and it sends nothing.
 
-    If most nodes are silent at once, the cause is on our side. Then only nodes count that fell silent well
-    before the others.
+    If most nodes are silent at once, the cause is on our side. Then only nodes count that fell silent
+    well before the others.
     """
     unanswered = ~(node["scrape_up"] > 0)
     silent = unanswered & (quiet.any_s >= min(max(SILENT_SCRAPES * interval_s, SILENT_LEAST_S), NODE_SILENT_S))
@@ -151,9 +152,9 @@ def exporter_frozen(view: NodeView) -> Detection:
 
 @sees("gpus_missing")
 def gpus_missing(view: NodeView) -> Detection:
-    """Detect fewer GPUs than before or than the topology states, unless one of them vanished.
+    """Detect fewer GPUs than before or than the topology states.
 
-    A vanished GPU has its own rule.
+    A GPU that vanished has its own rule, so it does not count here.
     """
     reported, most = view["gpus_reported"], np.fmax(view["max_gpus_reported"], view.stated_gpus)
     vanished = np.bincount(view.gpu.node[np.nan_to_num(view.gpu["silent_s"]) > 0], minlength=view.columns.rows) > 0
@@ -170,9 +171,10 @@ def scrape_slow(view: NodeView) -> Detection:
 
 @sees("scrapes_late")
 def scrapes_late(view: NodeView) -> Detection:
-    """Detect nodes whose pages take longer than usual for minutes, compared with the fleet's middle.
+    """Detect nodes whose pages have taken longer than usual for minutes, compared with the fleet's median.
 
-    If all are late, the cause is us or the network. The mean decides, so one late page is no signal.
+    If all are late, the cause is our side or the network. The mean decides, so one late page is no
+    signal.
     """
     took, usual = view["scrape_duration_s_mean_2m"], view.usual_scrape_s
     ratio = divide(took, usual)
@@ -186,9 +188,9 @@ def scrapes_late(view: NodeView) -> Detection:
 
 @sees("scrapes_lost")
 def scrapes_lost(view: NodeView) -> Detection:
-    """Detect scrapes that are lost now and then, in the last ten minutes and before.
+    """Detect scrapes that are lost now and then, both in the last ten minutes and before.
 
-    A restart or a reboot does not count, because it loses some in a row.
+    A restart or a reboot does not count, because it loses several in a row.
     """
     late, all_lost = view["gaps_10m"], view["gaps_30m"]
     share = all_lost * view.interval_s / 1800.0
@@ -217,9 +219,10 @@ def memory_short(view: NodeView) -> Detection:
 
 
 def _frozen(gpu: FeatureColumns, nodes: int) -> Array:
-    """Return (node,) for how long no value of its GPUs has changed although scrapes arrive.
+    """Return (node,) for how many seconds no value of its GPUs has changed although scrapes arrive.
 
-    It is NaN for a page that has hardly ever changed, because a file served by hand is no sick exporter.
+    It is NaN for a page that has hardly ever changed, because it may be a static file instead of an
+    exporter.
     """
     frozen = gpu["frozen_s"]
     fresh = np.isfinite(frozen) & (gpu.node >= 0) & (gpu["age_s"] < NODE_SILENT_S)

@@ -1,9 +1,9 @@
-"""The risk of the parts of a node: its GPUs, its links (PCIe and NVLink), its ports and its rails.
+"""Computation of the risk of a node's parts: its GPUs, links (PCIe and NVLink), ports and rails.
 
-A part's hazard is that of the signals that name it, for the node's likeliest kind of risk, on top of a
-usual share of the published node faults. In InfiniteHBD's faults, 22 % were of GPUs, 9 % of network
-cables and 4 % of NICs. A node has eight of each. A rail has the FAULTS_PER_DAY of a leaf switch, plus the
-hazard of the node's ports that lead to it.
+A part's hazard is that of the signals that name it, for the node's likeliest kind of risk. A usual
+share of the published node faults is added. In InfiniteHBD's faults, 22 % were of GPUs, 9 % of
+network cables and 4 % of NICs. A node has eight of each. A rail has the FAULTS_PER_DAY of a leaf
+switch, plus the hazard of the node's ports that lead to it.
 """
 
 from collections.abc import Sequence
@@ -31,21 +31,24 @@ USUAL_A_DAY = {
 
 
 class UsualPart(msgspec.Struct):
-    """A part without evidence against it. `p`: its probability within each of the horizons."""
+    """The usual risk of a kind of part without evidence against it.
+
+    `p`: its probability within each horizon.
+    """
 
     part: str
     p: list[float]
 
 
 def list_usual_parts() -> list[UsualPart]:
-    """Return each part's probability without evidence, by published rates."""
+    """Return the usual risk of each kind of part, by published rates."""
     return [UsualPart(part, list(_compute_horizon_risks(part, 0.0))) for part in USUAL_A_DAY]
 
 
 def compute_part_risks(signals: Signals, hazard: Array, topology: Topology) -> dict[int, tuple[PartRisk, ...]]:
-    """Return node row -> the parts that signals name, riskiest first.
+    """Return node row -> the risks of the parts that signals name, riskiest first.
 
-    hazard: (signal,) of each signal alone.
+    hazard: (signal,) the hazard that each signal adds.
     """
     found: dict[int, dict[tuple[str, str], float]] = {}
     names = topology.names
@@ -66,7 +69,7 @@ def compute_part_risks(signals: Signals, hazard: Array, topology: Topology) -> d
 
 
 def _parts(entity: str, rule: Rule, topology: Topology, row: int) -> Sequence[tuple[str, str]]:
-    """Return (part, name) of each part that a signal of this entity concerns. A node has none.
+    """Return (part, name) of each part that a signal of this entity concerns, or none if it is a node.
 
     GPUs are named like `n1/3`, ports like `n1/mlx5_0/1`.
     """

@@ -1,9 +1,10 @@
-"""The expected speed of a port, from its peers in the fleet and from the topology.
+"""Estimation of a port's expected speed, from its peers in the fleet and from the topology.
 
-Peers have the same device, port number and link layer on nodes of one GPU model, because a site buys one
-kind of adapter for these. The other ports of a node are no peers: storage, bonds and management have
-adapters of their own. The expected speed is one that four of five peers reach. So a slow fifth is still
-found. Older adapters of the same name are found too, unless there are more of them.
+Peers have the same device, port number and link layer on nodes of one GPU model, because a site
+buys one kind of adapter for these. The other ports of a node are no peers: storage, bonds and
+management have adapters of their own. The expected speed is one that four of five peers reach. So a
+slow fifth is still found. Older adapters of the same name are found too, unless there are more of
+them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PortPeers:
-    """The class of each of p ports, and the speed that the topology states (bytes/s, NaN if unknown).
+    """The group of peers of each port, and its stated speed: (port,) bytes/s, NaN if unknown.
 
     `of` returns the previous object unless ports or the topology change.
     """
@@ -40,9 +41,10 @@ class PortPeers:
         before: "PortPeers | None" = None,
         layers: Mapping[str, str] | None = None,
     ) -> "PortPeers":
-        """Build the classes of ports. names: "node/device/port" of each port.
+        """Build the groups of peers. names: "node/device/port" of each port.
 
-        node: (port,) rows of the topology, which may lack some nodes. layers: port → its link layer, where known.
+        node: (port,) rows of the topology, which may lack some nodes. before: the previous object. layers:
+        port → its link layer, where known.
         """
         layers = layers or {}
         key = (len(names), topology.generation, len(layers))
@@ -66,17 +68,17 @@ class PortPeers:
         return cls(key, group, stated)
 
     def expected(self, speed: Array) -> Array:
-        """Return (port,) the expected bytes/s, NaN if unknown.
+        """Return (port,) the expected speed in bytes/s, NaN if unknown.
 
-        speed: (port,) the best speed observed of each port, NaN if unknown.
+        speed: (port,) the best observed speed of each port in bytes/s, NaN if unknown.
         """
         return np.fmax(self.stated, compute_group_p20(speed, self.group))
 
 
 def compute_group_p20(speed: Array, group: NDArray[np.int32]) -> Array:
-    """Return (n,) the value that all but a fifth of a member's group reach.
+    """Return (n,) the value that four fifths of a member's group reach.
 
-    It is NaN in groups of fewer than five.
+    It is NaN in groups of fewer than five. group: (n,) number of the group, -1 for none.
 
     >>> compute_group_p20(np.array([4.0, 2.0, 4.0, 4.0, 4.0, 9.0]), np.array([0, 0, 0, 0, 0, 1]))
     array([ 4.,  4.,  4.,  4.,  4., nan])
@@ -94,7 +96,7 @@ def compute_group_p20(speed: Array, group: NDArray[np.int32]) -> Array:
 
 
 def describe_port_place(entity: str, device: Device | None) -> str:
-    """Return where a port is, for a sentence. Returns "" if nothing is known.
+    """Describe in words where a port is. Returns "" if nothing is known.
 
     >>> describe_port_place("n1/mlx5_3/1", Device("mlx5_3", (3,), 3))
     'rail 3, GPU 3'

@@ -21,9 +21,9 @@ ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, 
 
 
 class PortLinks(Learned):
-    """The past state of each port's link.
+    """What is known of the past of each port's link.
 
-    was_up: (port,) whether it was ever active. was_speed: (port,) the best speed (bytes/s) that it had.
+    was_up: (port,) whether it was ever active. was_speed: (port,) its best speed so far in bytes/s.
     """
 
     arrays = ("was_up", "was_speed")
@@ -35,7 +35,7 @@ class PortLinks(Learned):
     def learn(self, up: Mask, speed: Array) -> None:
         """Record the present state of the links.
 
-        up, speed: (port,). There may be more ports than before.
+        up: (port,) whether the link is active. speed: (port,) bytes/s. There may be more ports than before.
         """
         more = len(up) - len(self.was_up)
         self.was_up = np.pad(self.was_up, (0, more)) | up
@@ -44,14 +44,14 @@ class PortLinks(Learned):
     def peers(
         self, names: Sequence[str], node: NDArray[np.int32], topology: Topology, layers: Mapping[str, str]
     ) -> PortPeers:
-        """Return the classes of ports, as `PortPeers.of` builds them."""
+        """Return the groups of peers of the ports, as `PortPeers.of` builds them."""
         self._peers = PortPeers.of(names, node, topology, self._peers, layers)
         return self._peers
 
 
 @dataclass(frozen=True, slots=True)
 class PortView:
-    """The columns of all ports, with the values that several rules need."""
+    """The features of all ports, and the values derived from them that several rules need."""
 
     columns: FeatureColumns
     was_up: Mask  # a port that was never up is not cabled
@@ -63,7 +63,7 @@ class PortView:
 
     @classmethod
     def of(cls, port: FeatureColumns, links: PortLinks, peers: PortPeers) -> "PortView":
-        """Build the view of the ports. Writes `links`."""
+        """Build the view of the ports. Updates `links`."""
         speed, stated = port["speed_bytes_per_s"], port["max_speed_bytes_per_s"]
         links.learn(port["state"] == ACTIVE, speed)
         was_up, was_speed = links.was_up, links.was_speed
@@ -74,7 +74,7 @@ class PortView:
 
 @sees("link_down")
 def link_down(view: PortView) -> Detection:
-    """Detect a port that was up and is not. A port that its administrator disabled does not count."""
+    """Detect a port that was up and is down now. A port that its administrator disabled does not count."""
     state = view["state"]
     on = np.isfinite(state) & (state != ACTIVE) & view.was_up & ~(view["physical_state"] == DISABLED)
     return Detection.of(on, state, float(ACTIVE), since=view.columns.since("state"))
@@ -93,7 +93,7 @@ def link_errors(view: PortView) -> Detection:
 
 @sees("link_errors_few")
 def link_errors_few(view: PortView) -> Detection:
-    """Detect some symbol errors on a link that stays up, if the fleet's ports have hardly any.
+    """Detect some symbol errors on a link that stays up, in a fleet whose other ports have hardly any.
 
     They are fewer than `link_errors` needs.
     """

@@ -1,10 +1,11 @@
-"""RiskRecord: the calibration and Brier skill of issued risk probabilities.
+"""RiskRecord: the past accuracy (calibration and Brier skill) of issued risk probabilities.
 
     issued ──► waits for its horizon ──► a fault of the node began within it, or none did ──► sums
 
-It stores `fail` of every node without a fault, four times per horizon, and compares it with the faults in
-FaultLog when the horizon is over. A forecast is not scored if nothing watched for over a tenth of its
-time. Brier skill is relative to the observed share, which is the best single number for all nodes.
+It stores `fail` of every node without a fault, four times per horizon, and compares it with the
+faults in FaultLog when the horizon is over. A forecast is not scored if we were down for over a
+tenth of its time. Brier skill is relative to the observed share, which is the best single number
+for all nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ SUMS = ("count", "told", "seen")
 
 @dataclass(slots=True)
 class Issue:
-    """The probabilities issued at one moment for one horizon.
+    """The probabilities issued at one moment for one horizon, which wait for their outcomes.
 
     p: (node,) in the rows of the record, NaN where none was issued.
     """
@@ -45,10 +46,10 @@ class Issue:
 
 @dataclass(slots=True)
 class RiskRecord:
-    """Sums of matured forecasts by (horizon, bin).
+    """The past accuracy of risk probabilities: sums of matured forecasts by (horizon, bin of probability).
 
-    count: the number of forecasts. told: the sum of their probabilities. seen: the number of faults that
-    followed. squares: (horizon,) the sum of squared errors.
+    count: the number of forecasts. told: the sum of their probabilities. seen: the number of faults
+    that followed. squares: (horizon,) the sum of squared errors.
     """
 
     count: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))
@@ -63,7 +64,7 @@ class RiskRecord:
     model: str = ""  # whose probabilities these are, where it is not what serves
 
     def step(self, values: Array, names: Sequence[str], faults: FaultLog, now_ms: int) -> None:
-        """Score the forecasts that are due, and issue new ones.
+        """Score the forecasts that are due, and store new ones.
 
         values: (kind, horizon, node), NaN if unknown. `faults` must already have this tick's faults.
         """
@@ -97,7 +98,7 @@ class RiskRecord:
             self.waiting.append(Issue(horizon, now_ms, told))
 
     def _forget(self, names: Sequence[str]) -> None:
-        """Drop nodes that no longer exist."""
+        """Drop the nodes that are not in `names`."""
         here = set(names)
         rows_here = [row for row, name in enumerate(self.names) if name in here]
         for issue in self.waiting:
@@ -128,7 +129,7 @@ class RiskRecord:
         self.squares[issue.horizon] += ((p - came) ** 2).sum()
 
     def summary(self) -> list["Calibration"]:
-        """Return one row for each horizon."""
+        """Return the calibration of each horizon."""
         return [self._summary(at, horizon_s) for at, horizon_s in enumerate(RISK_HORIZONS_S)]
 
     def _summary(self, at: int, horizon_s: int) -> "Calibration":
@@ -169,7 +170,10 @@ class RiskRecord:
         return about, {**arrays, "squares": self.squares.copy(), "p": p}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object. Sums of other bins or horizons start again."""
+        """Restore what `dump` returned, into an empty object.
+
+        If bins or horizons have changed, sums start again.
+        """
         self.since_ms, self.now_ms, self.names = about["since_ms"], about["now_ms"], list(about["names"])
         self.model = about["model"]
         self.rows = {name: row for row, name in enumerate(self.names)}
@@ -180,16 +184,16 @@ class RiskRecord:
                 setattr(self, name, arrays[name].copy())
 
     def move(self, by_ms: int) -> None:
-        """Move all times. 0 means no time, and stays."""
+        """Shift all times by `by_ms`. A time of 0 is unset and stays 0."""
         for issue in self.waiting:
             issue.issued_ms += by_ms
         self.since_ms, self.now_ms = (time_ms + by_ms if time_ms else 0 for time_ms in (self.since_ms, self.now_ms))
 
 
 class Bin(msgspec.Struct):
-    """Forecasts with a probability from `low` to `high`.
+    """The calibration of the forecasts with a probability from `low` to `high`.
 
-    n: their number. p: their mean. observed: the share that a fault followed.
+    n: their number. p: their mean. observed: the share of them that a fault followed.
     """
 
     low: float
@@ -200,7 +204,7 @@ class Bin(msgspec.Struct):
 
 
 class Calibration(msgspec.Struct):
-    """The mean forecast and the observed share of faults of one horizon.
+    """The calibration of one horizon: the mean forecast, and the observed share of faults.
 
     A mean, share or skill is null before any forecast has matured.
     """

@@ -1,10 +1,10 @@
-"""Repairs: void evidence from before a repair, because it does not describe the node as it is now.
+"""Removal of evidence from before a repair, because it does not describe the node as it is now.
 
-XID gauges keep their last code until the exporter restarts, remapped rows stay for good, error counts
-stay in their windows for half an hour, and rules keep their state for minutes more. When an administrator
-gives a node back (`undrain`), or it returns after a loss longer than a hiccup, all evidence that began
-before is set aside. The same happens if a `health` event of severity `ok` that names no check calls the
-node, or one GPU of it, healthy:
+XID gauges keep their last code until the exporter restarts, and remapped rows stay for good. Error
+counts stay in their windows for half an hour, and rules keep their state for minutes more. When an
+administrator gives a node back (`undrain`), or it returns after a loss longer than a reboot takes,
+all evidence that began before is set aside. The same happens if a `health` event of severity `ok`
+that names no check calls the node, or one GPU of it, healthy:
 
     a code or a row count    for as long as it counts as new, unless it changes
     a count of errors        until its window is past it, unless it grows
@@ -36,9 +36,9 @@ LASTING = np.array([rule.evidence in (CODE, COUNT) for rule in RULES])
 
 
 class Pardon(msgspec.Struct, frozen=True, array_like=True):
-    """Evidence that a repair made void until `until_ms`.
+    """The evidence of one signal that a repair has made void until `until_ms`.
 
-    back_ms: when the node was given back. value: what the evidence showed.
+    back_ms: when the node was given back. value: the value that the evidence showed.
     """
 
     until_ms: int
@@ -47,7 +47,7 @@ class Pardon(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RepairLog:
-    """The nodes that came back from repair, and the evidence that was set aside for that."""
+    """The nodes and GPUs that returned from repair, and the evidence that is void because of it."""
 
     def __init__(self) -> None:
         self._honoured_ms: dict[str, int] = {}  # node or GPU -> its last return from repair, as the event said
@@ -65,7 +65,7 @@ class RepairLog:
     ) -> Signals:
         """Return the signals without those that a repair has made void.
 
-        Writes `streaks`: drops those of repaired nodes.
+        Also drops the signals of repaired nodes from `streaks`.
         """
         found = self._find_new_returns(nodes)
         for name, back_ms in found.items():
@@ -88,7 +88,7 @@ class RepairLog:
         return signals.where(keep)
 
     def _find_new_returns(self, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
-        """Return node or GPU -> when it came back, in Unix ms, for returns reported since the last call."""
+        """Return node or GPU -> when it returned from repair, in Unix ms, if reported since the last call."""
         found: dict[str, int] = {}
         for name, record in nodes.items():
             if not record.events:
@@ -106,7 +106,7 @@ class RepairLog:
         return found
 
     def _pardon_old_evidence(self, signals: Signals, name: str, row: int, back_ms: int) -> None:
-        """Set aside all evidence that began on a node, or on one GPU of it, before it came back.
+        """Make void all evidence on a node, or on one GPU of it, that began before it returned.
 
         row: the node's row.
         """
@@ -119,7 +119,7 @@ class RepairLog:
                 self._pardons[_key(signals, at)] = _make_pardon(signals, at, back_ms)
 
     def _pardon_late_evidence(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
-        """Set aside codes and counts from before a repair that show only now.
+        """Make void codes and counts from before a repair that show only now.
 
         That happens if the node was silent when it returned.
         """
@@ -136,9 +136,9 @@ class RepairLog:
                 self._pardons.setdefault(_key(signals, at), pardon)
 
     def _is_pardoned(self, signals: Signals, at: int, now_ms: int) -> bool:
-        """Return whether a signal is the one that was pardoned.
+        """Return whether a repair has made this signal void.
 
-        If a count falls, the pardon stores the lowest value.
+        A count that has grown is not void. If a value falls, the pardon stores the lower one.
         """
         key = _key(signals, at)
         pardon = self._pardons.get(key)
@@ -171,7 +171,7 @@ class RepairLog:
         }
 
     def move(self, by_ms: int) -> None:
-        """Move the times by our clock. The times that events stated stay."""
+        """Shift the times by our clock. Times that events state do not change."""
         self._back_ms = {node: time_ms + by_ms for node, time_ms in self._back_ms.items()}
         self._pardons = {
             key: Pardon(row.until_ms + by_ms, row.back_ms + by_ms if row.back_ms else 0, row.value)
@@ -180,7 +180,10 @@ class RepairLog:
 
 
 def _back_ms(record: NodeRecord) -> int:
-    """Return when the node was last given back. Returns 0 if never, or if it is gone again."""
+    """Return when the node last returned from repair, in Unix ms.
+
+    Returns 0 if it never did, or if it is drained or lost now.
+    """
     if record.drained or record.lost:
         return 0
     lost_ms: int | None = None
@@ -198,7 +201,7 @@ def _back_ms(record: NodeRecord) -> int:
 
 
 def _find_healthy_times(record: NodeRecord) -> dict[str, int]:
-    """Return node or GPU -> when a reporter last called it healthy as a whole."""
+    """Return node or GPU -> when a health event last called it healthy as a whole, in Unix ms."""
     found: dict[str, int] = {}
     for event in record.events:
         if event.type == "health" and event.severity == "ok" and not event.check and not event.code:

@@ -1,23 +1,23 @@
-"""The closed list of rules: the evidence against a node, how certain it must be, and what to do then.
+"""The table of all rules: the evidence against a node, its certainty, and the action that follows.
 
 A rule is one row of `RULES` and one function. The function is registered by `detectors.sees` if the
-entity's own samples show the evidence, and by `reports` if gangs, node events or ended jobs show it. All
-other properties of a rule are fields of its row.
+entity's own samples show the evidence, and by `reports` if gangs, node events or ended jobs show
+it. All other properties of a rule are fields of its row.
 
-A rule concerns one kind of entity. It is *shown* as a reason once it was seen `shown_after` times in a
-row, and is *firm* after `firm_after` times. Only firm rules lead to an action beyond `watch`. It clears
-after `clears_s` of observations against it. Rules about absence count 0 times, because what is absent
-brings no observations.
+A rule concerns one kind of entity. It is *shown* as a reason once it was seen `shown_after` times
+in a row, and is *firm* after `firm_after` times. Only firm rules lead to an action beyond `watch`.
+It clears after `clears_s` of observations against it. Rules about absence count 0 times, because
+what is absent brings no observations.
 
 `prior` is the probability of (fail, drain, slow) within one hour at full strength, from operators'
-reports: hard XIDs, lost GPUs and DBEs end the job. Thermal, power, PCIe and link faults slow it down and
-need a repair.
+reports: hard XIDs, lost GPUs and DBEs end the job. Thermal, power, PCIe and link faults slow it
+down and need a repair.
 
 `early` marks early signs, which reports saw before losses and throttling (scrape latency and lost
-samples: arXiv 2603.28781. Temperature against load, symbol errors, corrected errors: the health checks of
-operators). No report says how often a fault follows within the hour. We assume priors of some tens of
-times the base rate of 1.7e-4, a tenth of those of hard signals. Early signs only watch: they flag no node
-and blame no member.
+samples: arXiv 2603.28781. Temperature against load, symbol errors, corrected errors: the health
+checks of operators). No report says how often a fault follows within the hour. We assume priors of
+some tens of times the base rate of 1.7e-4, a tenth of those of hard signals. Early signs only
+watch: they flag no node and blame no member.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -39,7 +39,7 @@ ACTION_WORDS = {
 
 
 class Cause(StrEnum):
-    """The causes by which a member with a signal slows its gang down."""
+    """The ways in which a member with a signal slows its gang down."""
 
     COMPUTE = "compute"
     LINK = "link"
@@ -61,12 +61,12 @@ CODE, COUNT, STATE, STANDING = EvidenceKind.CODE, EvidenceKind.COUNT, EvidenceKi
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of `RULES`.
+    """One rule: a row of `RULES`.
 
-    hard: acts at once, is published in the urgent section, and counts as a fault of the node. feature: the
-    name in answers. says: a template in `signals.WORDS`. by_ratio: a gang slows down as far as the value is
-    below its usual. names_part: if the rule is hard, its fault counts as one of hardware. intended: an
-    operator wants it so, and it is no fault.
+    hard: acts at once, is published in the urgent section, and counts as a fault of the node. feature:
+    the name in answers. says: a template in `signals.WORDS`. by_ratio: a gang slows down as far as the
+    value is below its usual. names_part: if the rule is hard, its fault counts as one of hardware.
+    intended: an operator wants the condition, so it is no fault.
     """
 
     name: str

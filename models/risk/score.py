@@ -1,8 +1,8 @@
-"""Scores of the fleet: turns the evidence of all pipelines into risk, reasons and stragglers.
+"""Scoring of the fleet: it turns the evidence of all pipelines into risk, reasons and stragglers.
 
-`fleetcast.models.risk.local.score_own_nodes` runs in every pipeline on its own entities. `score_fleet` runs in one
-place, because a gang may span pipelines. Both are functions of their arguments and of a RiskState. Each
-writes its own parts of that state.
+`fleetcast.models.risk.local.score_own_nodes` runs in every pipeline on its own entities.
+`score_fleet` runs in one place, because a gang may span pipelines. Both are functions of their
+arguments and of a RiskState. Each writes its own parts of that state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,9 +45,10 @@ check_rules_have_detectors()  # the imports above register the function of every
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedEvents:
-    """The state of jobs and nodes by their events.
+    """The state of jobs and nodes that follows from their events.
 
-    ended: attempts that ended within the last hour. nodes: by name. remembered: see `placements`.
+    ended: attempts that ended within the last hour. nodes: node name -> record. remembered: the
+    placements of `running` if the caller has stored them.
     """
 
     running: Sequence[JobAttempt]
@@ -59,14 +60,14 @@ class FoldedEvents:
     def placements(self) -> RunningPlaces:
         """The placements of `running`: the remembered ones if there are any, else new ones.
 
-        The remembered placements stay one object while nothing moves.
+        The remembered placements are the same object while nothing moves.
         """
         return RunningPlaces(self.running) if self.remembered is None else self.remembered
 
 
 @dataclass(frozen=True, slots=True)
 class FleetMoment:
-    """The input for the scores of one moment. locals: the evidence of every process that shares the fleet."""
+    """The input for the scores of one moment. locals: the evidence of each pipeline of the fleet."""
 
     now_ms: int
     topology: Topology
@@ -91,9 +92,9 @@ def score_fleet(
 ) -> ScoredFleet:
     """Return the fleet's risk by topology rows, and its stragglers.
 
-    fit: None for the shipped coefficients. site: a site's own fit. shadow: another one, which is only
-    recorded. Nodes that are not in the topology wait for its next generation. Writes `record`, `rate`,
-    `shadow`, `paces` and what `update_fleet_evidence` writes.
+    fit: None for the shipped coefficients. site: a site's own fit. shadow: another fit, which is only
+    recorded. Nodes that are not in the topology are left out until its next generation. Updates
+    `record`, `rate`, `shadow`, `paces` and what `update_fleet_evidence` updates.
     """
     topology, nodes, now_ms = moment.topology, moment.events.nodes, moment.now_ms
     names = topology.names
@@ -118,9 +119,9 @@ def score_fleet(
 
 
 def update_fleet_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
-    """Return the evidence of `collect_fleet_evidence`, after recording the faults and the day of each node.
+    """Collect the evidence of the fleet, and record each node's faults and levels of the day.
 
-    Writes `faults` and `days`.
+    Updates `faults` and `days`, and what `collect_fleet_evidence` updates.
     """
     names, nodes, now_ms = moment.topology.names, moment.events.nodes, moment.now_ms
     seen = collect_fleet_evidence(moment, state)
@@ -131,7 +132,7 @@ def update_fleet_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The evidence for or against every node of the fleet, which models and their training use."""
+    """The evidence for or against every node of the fleet. Scores and training use it."""
 
     signals: Signals
     known: NDArray[np.bool_]  # (node,)
@@ -143,7 +144,8 @@ class Evidence:
 def collect_fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
     """Join the pipelines' signals with those of gang comparisons, node events and ended jobs.
 
-    Each outcome of a job counts once. Writes `outcomes`, `repairs`, `witnesses` and `streaks` of `state`.
+    Each outcome of a job counts once. Updates `outcomes`, `repairs`, `witnesses` and `streaks` of
+    `state`.
     """
     nodes, now_ms, names = moment.events.nodes, moment.now_ms, moment.topology.names
     state.outcomes.record(moment.events.ended, now_ms)
@@ -162,7 +164,10 @@ def collect_fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
 def _joined(
     locals: Sequence[Local], rows: Mapping[str, int]
 ) -> tuple[Signals, GangColumns, GangColumns, NDArray[np.bool_]]:
-    """Return all that the pipelines sent, with node rows of the topology."""
+    """Join the pipelines' signals and gang columns, with node rows of the topology.
+
+    Also returns (node,) whether any pipeline knows the node.
+    """
     known = np.zeros(len(rows), bool)
     signals, gpus, ports = [], [], []
     for local, to in zip(locals, _places(locals, rows), strict=True):
@@ -178,11 +183,12 @@ def _joined(
 
 
 def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np.int32]]:
-    """Return, for each pipeline, (KINDS, node) rows of the topology.
+    """Return for each pipeline (KINDS, node) the row of each of its nodes in the topology.
 
-    -1: the node is not in it, or another pipeline has newer telemetry. After the number of pipelines changed,
-    a former owner sees its node fall silent. So a pipeline counts for a node that is not its own only while
-    no other pipeline has newer telemetry of the same kind.
+    A row is -1 if the node is not in the topology, or if another pipeline has newer telemetry of it.
+    After the number of pipelines changed, a former owner sees its node fall silent. So a pipeline
+    counts for a node that is not its own only while no other pipeline has newer telemetry of the same
+    kind.
     """
     places = [np.array([rows.get(name, -1) for name in local.nodes], np.int32) for local in locals]
     newest_sample_ms = [np.vstack([local.heard_ms, local.heard_ms.max(axis=0)]) for local in locals]
@@ -199,9 +205,10 @@ def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np
 def _find_hard_faults(
     signals: Signals, names: tuple[str, ...], nodes: Mapping[str, NodeRecord], interval_s: float
 ) -> dict[str, tuple[int, bool]]:
-    """Return the nodes with a firm hard signal: since when, and whether a part is at fault.
+    """Return node → (since when it has a firm hard signal, in Unix ms, and whether a part is at fault).
 
-    A node that goes away after it was drained has no fault. It is being rebooted, powered off or worked on.
+    A node that goes away after it was drained has no fault. It is being rebooted, powered off or worked
+    on.
     """
     hard: dict[str, tuple[int, bool]] = {}
     for at in np.flatnonzero(signals.firm & HARD_RULES[signals.rule]).tolist():

@@ -1,4 +1,4 @@
-"""RiskScores: probabilities with a horizon, and the reasons behind them."""
+"""RiskScores: probabilities within horizons, and the reasons behind them."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,10 @@ RISK_HORIZONS_S = (3600, 18000, 86400, 604800)
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """One piece of evidence. `share` is its part of the score, all shares of a node sum to at most 1."""
+    """One piece of evidence behind a node's risk.
+
+    `share` is its part of the node's hazard. The shares of a node sum to at most 1.
+    """
 
     feature: str
     entity: str
@@ -24,13 +27,14 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class HardReason(Reason, frozen=True):
-    """A reason from a hard rule. Answers show it like any other."""
+    """A reason from a hard rule. Answers show it like any other reason."""
 
 
 class Action(msgspec.Struct, frozen=True):
-    """The action to take.
+    """The action that is recommended for a node, and a sentence that gives the reason.
 
-    One of `none`, `watch`, `avoid` (place nothing big), `drain_at_job_end`, `drain_now`, `replace_part`.
+    It is one of `none`, `watch`, `avoid` (place nothing big), `drain_at_job_end`, `drain_now`,
+    `replace_part`.
     """
 
     code: str
@@ -38,7 +42,7 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class PartRisk(msgspec.Struct, frozen=True):
-    """A GPU, link, port or rail of a node with evidence against it.
+    """The risk of a GPU, link, port or rail of a node with evidence against it.
 
     `p`: its probability within each of RISK_HORIZONS_S.
     """
@@ -50,10 +54,10 @@ class PartRisk(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RiskScores:
-    """The scores of all nodes.
+    """The risk scores of all nodes.
 
-    values: (kind, horizon, node) probability in [0, 1], NaN for unknown nodes. reasons, actions, parts: by
-    node row, where there are any. hard: (node,) whether the node has a hard signal (XID, lost, ...).
+    values: (kind, horizon, node) probability in [0, 1], NaN for unknown nodes. reasons, actions, parts:
+    by node row, where there are any. hard: (node,) whether the node has a hard signal (XID, lost, ...).
     """
 
     values: NDArray[np.float64]

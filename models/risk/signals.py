@@ -27,10 +27,10 @@ COLUMNS = {  # of Signals beside `rule`, by name
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """k raised signals as columns: `entity` names, `node` rows, `rule` rows of RULES.
+    """k raised signals as columns: `entity` has names, `node` node rows, and `rule` rows of RULES.
 
-    seen_ms: when samples last showed it, 0 if no sample does. words: a reporter's text, empty if our own
-    rules raised the signal. An empty tuple means that no signal has words.
+    seen_ms: when samples last showed it, 0 if no sample does. words: a reporter's text, empty if our
+    own rules raised the signal. An empty tuple means that no signal has words.
     """
 
     rule: NDArray[np.int16]
@@ -49,7 +49,7 @@ class Signals:
 
     @classmethod
     def of(cls, rows: Sequence["Signal"]) -> "Signals":
-        """Build columns from single signals, for the few that are not found by vectors."""
+        """Build columns from single signals. It is for the few signals that are not built as arrays."""
         columns: dict[str, Any] = {
             name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in COLUMNS.items()
         }
@@ -67,7 +67,7 @@ class Signals:
         return cls(entity=tuple(name for part in parts for name in part.entity), words=words, **columns)
 
     def on_nodes(self, rows: NDArray[np.int32]) -> "Signals":
-        """Return the same signals with node rows translated by `rows` (old row -> new row)."""
+        """Return the same signals with new node rows. rows: (old row,) -> new row."""
         return replace(self, node=rows[self.node] if len(self) else self.node)
 
     def where(self, mask: Mask) -> "Signals":
@@ -80,7 +80,7 @@ class Signals:
         return Signals(entity=tuple(self.entity[row] for row in rows), words=words, **columns)
 
     def levels(self, nodes: int) -> Array:
-        """Return (node, rule) the greatest strength of each rule on each node: the input of the risk model."""
+        """Return (node, rule) the greatest strength of each rule on each node, 0 without a signal."""
         levels = np.zeros((nodes, len(RULES)))
         np.maximum.at(levels, (self.node, self.rule), self.strength)
         return levels
@@ -88,7 +88,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal as a record."""
+    """One signal, as a row of `Signals`."""
 
     rule: str
     node: int
@@ -103,7 +103,7 @@ class Signal:
 
 
 def sentence(rule: str, entity: str, value: float, usual: float, since_ms: int, now_ms: int) -> str:
-    """Return one signal in words, ending in since when if that is known.
+    """Describe a signal in words, with the time at which it began if that is known.
 
     >>> sentence("thermal_throttle", "n1/3", 990.0, 1980.0, 50_520_000, 50_600_000)
     'GPU 3: SM clock 990 MHz, usual 1,980; thermal slowdown since 14:02 UTC'
@@ -113,7 +113,7 @@ def sentence(rule: str, entity: str, value: float, usual: float, since_ms: int, 
 
 
 def _format_place_prefix(entity: str) -> str:
-    """Return the start of a sentence that names the GPU or port. Returns "" for the node itself.
+    """Return the GPU or port of a signal as the start of a sentence, or "" for the node itself.
 
     >>> _format_place_prefix("n1/mlx5_0/1"), _format_place_prefix("n1")
     ('port mlx5_0: ', '')
@@ -127,7 +127,7 @@ def _format_place_prefix(entity: str) -> str:
 
 
 def _clock(value: float, usual: float, since: str) -> str:
-    """Return the words for the SM clock and its usual value, or "" if the clock is unknown."""
+    """Describe the SM clock and its usual value, or return "" if the clock is unknown."""
     if not np.isfinite(value):
         return ""
     usually = f", usual {number(usual)}" if np.isfinite(usual) else ""
@@ -165,7 +165,7 @@ WORDS: dict[str, Callable[[float, float, str], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The words of one signal by name. Each is built when a template asks for it."""
+    """The words that a signal's template may contain, by name. Each is built when the template needs it."""
 
     value: float
     usual: float

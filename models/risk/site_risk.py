@@ -1,4 +1,4 @@
-"""Site risk: the hazard of a day and of a week by kind, fitted on a site's own archive.
+"""Site risk: the hazard of a day and of a week by kind of risk, fitted on a site's own archive.
 
 `fleetcast train risk` fits a discrete-time logistic for each of RISK_KINDS and HORIZONS_DAYS. Its
 features are what is known of a node now:
@@ -6,9 +6,9 @@ features are what is known of a node now:
     of its past    faults (models/risk/hazard.py), returns from repair, drains and warnings, by node events
     of the day     the strength of each rule's recent evidence against it (models/risk/day_levels.py)
 
-Weights have the sign of the site's data. Hard rules are no features, because a node that fails now is
-not predicted. Rules that the site saw too rarely are no features either. For both, the priors and the
-shipped fit still count (models/risk/node_risk.py: `compute_hazards`).
+Weights have the sign of the site's data. Hard rules are no features, because a node that fails now
+is not predicted. Rules that the site saw too rarely are no features either. For both, the priors
+and the shipped fit still count (models/risk/node_risk.py: `compute_hazards`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,10 @@ EVENTS_MS = 600_000  # events change slowly: their columns are made so often
 
 
 class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fits by kind and days. A kind that is missing had too few events. notes: how the fit was made."""
+    """The fits of a site by kind of risk and days of the horizon.
+
+    A kind that is missing had too few events. notes: how the fit was made.
+    """
 
     kinds: dict[str, dict[int, HorizonFit]]
     notes: dict[str, Any] = {}
@@ -75,7 +78,10 @@ class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def make_event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int) -> Array:
-    """Return (node, PAST_FEATURES) from the faults and node events up to now. Nothing later is read."""
+    """Return (node, PAST_FEATURES) features from the faults and node events up to `now_ms`.
+
+    Later ones do not count.
+    """
     now_day, nodes = now_ms / DAY_MS, len(names)
     rows = {name: row for row, name in enumerate(names)}
     known = faults.history(rows).until(now_day)
@@ -102,10 +108,11 @@ def make_event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], name
 
 @dataclass(frozen=True, slots=True)
 class SiteHazard:
-    """The hazard that a site's fit expects.
+    """The hazard that a site's own fit expects.
 
-    hazard: (kind, horizon, node) at RISK_HORIZONS_S, NaN for kinds that it does not know. past: (kind, node)
-    the hazard of the day without the rules. parts: (kind, node, rule) what rules add to that.
+    hazard: (kind, horizon, node) at RISK_HORIZONS_S, NaN for kinds without a fit. past: (kind, node)
+    the hazard of the day without the rules. parts: (kind, node, rule) what rules add to that. seen:
+    (rule,) whether the rule is a feature of the fit.
     """
 
     hazard: Array
@@ -115,9 +122,9 @@ class SiteHazard:
 
 
 class SiteRisk:
-    """A fit that serves or runs in the shadow.
+    """A site's fit that serves or runs in the shadow.
 
-    It has one caller at a time, because columns of events are cached for a while.
+    Only one thread may call it at a time, because features of events are cached for a while.
     """
 
     def __init__(self, fit: SiteFit, name: str) -> None:
@@ -128,7 +135,10 @@ class SiteRisk:
     def hazard(
         self, faults: FaultLog, days: DayLevels, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int
     ) -> SiteHazard:
-        """Return the present hazard of every node. days: must include the levels of this moment."""
+        """Return the present hazard of every node by the site's fit.
+
+        days: must already include the levels of this moment.
+        """
         made_of = names, now_ms // EVENTS_MS
         if made_of != self._made_of:
             self._events, self._made_of = make_event_columns(faults, records, names, now_ms), made_of
@@ -136,7 +146,7 @@ class SiteRisk:
 
 
 def compute_site_hazard(fit: SiteFit, columns: Array) -> SiteHazard:
-    """Return the hazard of a fit for these columns. columns: (node, SITE_FEATURES)."""
+    """Return the hazard by a site's fit. columns: (node, SITE_FEATURES)."""
     nodes = len(columns)
     hazard = np.full((len(RISK_KINDS), len(RISK_HORIZONS_S), nodes), np.nan)
     past, parts = np.full((len(RISK_KINDS), nodes), np.nan), np.zeros((len(RISK_KINDS), nodes, len(RULES)))

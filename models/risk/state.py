@@ -6,8 +6,8 @@ Each part is defined in the module that works with it.
     written by score_fleet    faults, rate, record, outcomes, streaks, paces, repairs, witnesses, days, shadow, gangs
                               of the fleet, where it is scored
 
-In addition, the service sets `faults.prior` at the start, `faults.take` sets the site's own fit, and
-`move` follows the clock.
+In addition, the service sets `faults.prior` at the start, `faults.take` sets the site's own fit,
+and `move` shifts the times when the clock is set.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ UNSAVED = frozenset({"interval_s", "rules", "alike", "gangs"})  # `rules` by kin
 
 
 class RiskState(Stateful):
-    """The parts of the state by name. `interval_s`: seconds between scrapes of an entity."""
+    """The state of node risk and stragglers, in parts. `interval_s`: seconds between scrapes of an entity."""
 
     def __init__(self, interval_s: float = 15.0) -> None:
         self.interval_s = interval_s
@@ -68,7 +68,7 @@ class RiskState(Stateful):
         return {**{f"rules.{kind}": rules for kind, rules in self.rules.items()}, **named}
 
     def dump(self) -> Dump:
-        """Return a copy for a snapshot, by part. Names of arrays begin with the part's name."""
+        """Return a copy for a snapshot, by part. The names of arrays begin with the part's name."""
         parts = {name: part.dump() for name, part in self._list_stateful_parts().items()}
         arrays = {f"{name}/{array}": values for name, (_, own) in parts.items() for array, values in own.items()}
         return {name: about for name, (about, _) in parts.items()}, arrays
@@ -76,7 +76,7 @@ class RiskState(Stateful):
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `dump` returned, into an empty state.
 
-        Raises KeyError with the part or array that is missing.
+        Raises KeyError that names a missing part or array.
         """
         own: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self._list_stateful_parts()}
         for name, values in arrays.items():
@@ -87,6 +87,6 @@ class RiskState(Stateful):
                 part.load(about[name], own[name])
 
     def move(self, by_ms: int) -> None:
-        """Move the times of all observations, as when our clock stepped. Events keep their times."""
+        """Shift the times of all observations by `by_ms`, because our clock was set. Events keep their times."""
         for part in self._list_stateful_parts().values():
             part.move(by_ms)

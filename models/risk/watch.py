@@ -1,4 +1,4 @@
-"""FleetWatch: turns samples and events into evidence and scores.
+"""FleetWatch: the whole way from samples and events to evidence and scores.
 
 The service owns one, and so does any code that evaluates the service.
 
@@ -35,11 +35,11 @@ from fleetcast.models.risk.state import RiskState
 
 
 class FleetWatch:
-    """A telemetry store, a job fold, a node table and the state of the rules.
+    """The state of a fleet: its telemetry, jobs, nodes, and the state of the rules.
 
-    fit: None for the shipped coefficients. site: a site's own fit. shadow: a fit that is scored and does not
-    serve. `local`, `evidence` and `score` write only `memory`, so a thread may run them on fixed frames while
-    more samples arrive.
+    fit: None for the shipped coefficients. site: a site's own fit. shadow: a fit that is scored and
+    does not serve. `local`, `evidence` and `score` write only `memory`, so a thread may run them on
+    fixed frames while more samples arrive.
     """
 
     def __init__(self, store: WindowStore) -> None:
@@ -55,7 +55,7 @@ class FleetWatch:
 
     @classmethod
     def of(cls, topology: Topology, interval_s: float = 15.0) -> Self:
-        """Build an empty watch with the node rows of `topology`. interval_s: from scrape to scrape."""
+        """Build an empty watch with the node rows of `topology`. interval_s: seconds between scrapes."""
         entities = Entities()
         for name in topology.names:
             entities.node(name)
@@ -72,7 +72,10 @@ class FleetWatch:
         now_ms: int,
         node_events: Iterable[NodeEvent] = (),
     ) -> None:
-        """Apply the samples and events since the last call, in order, under the names that the fleet knows."""
+        """Apply the samples and events that arrived since the last call, in order.
+
+        Their entities must already be named in `entities`.
+        """
         for batch in SampleBatch.by_kind(samples):
             self.store.write(batch, now_ms)
         for event in events:
@@ -89,29 +92,29 @@ class FleetWatch:
     def placements(self, running: Sequence[JobAttempt]) -> RunningPlaces:
         """Return where these attempts run.
 
-        If none started, ended or moved, it is the object that the last call returned.
+        If none has started, ended or moved, it is the same object as in the last call.
         """
         self._placements = RunningPlaces.of(running, self._placements)
         return self._placements
 
     def frames(self, topology: Topology, now_ms: int) -> Frames:
-        """Return the present features of every entity."""
+        """Return the features of every entity at `now_ms`."""
         return extract(self.store, now_ms, topology.generation)
 
     def events(self, now_ms: int) -> FoldedEvents:
-        """Return the folded events as they are now. The next event changes them."""
+        """Return the present state of jobs and nodes by their events. The next event changes it."""
         running, ended = self.fold.jobs.running(), self.ended.lately(now_ms)
         return FoldedEvents(running=running, ended=ended, nodes=self.nodes.nodes, remembered=self.placements(running))
 
     def local(self, frames: Frames, topology: Topology, now_ms: int) -> Local:
         """Return this process's evidence about the nodes that it has telemetry of.
 
-        Call it once for every `frames`.
+        Call it once for each `frames`, because it updates the state of the rules.
         """
         return score_own_nodes(frames, self.entities, topology, self.memory, now_ms)
 
     def moment(self, frames: Frames, topology: Topology, now_ms: int) -> FleetMoment:
-        """Return the present moment, if this process has the telemetry of all nodes."""
+        """Return the input for the scores at `now_ms`, if this process has the telemetry of all nodes."""
         return FleetMoment(now_ms, topology, [self.local(frames, topology, now_ms)], self.events(now_ms))
 
     def evidence(self, moment: FleetMoment) -> Evidence:

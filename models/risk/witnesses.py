@@ -1,7 +1,7 @@
-"""Witnesses: they separate a GPU that failed from one that an exporter no longer lists.
+"""Witnesses: evidence that separates a GPU that failed from one that an exporter no longer lists.
 
-Absence is not failure: exporters drop idle GPUs, restart and answer in part. A vanished GPU is a hard
-failure only with a witness:
+Absence is not failure: exporters drop idle GPUs, restart and answer in part. A vanished GPU is a
+hard failure only with a witness:
 
     an XID that asks for a reset or a part, from its gauge or from a kernel log
     a failed health check of the GPU
@@ -37,7 +37,7 @@ _ABOUT_GPUS = re.compile(r"gpu|nvidia|nvlink|dcgm|xid|driver", re.IGNORECASE)
 
 
 class Witnesses:
-    """The vanished GPUs that a witness has confirmed."""
+    """The vanished GPUs whose failure other evidence has confirmed."""
 
     def __init__(self) -> None:
         self._confirmed: set[str] = set()
@@ -52,7 +52,11 @@ class Witnesses:
         ended: Sequence[JobAttempt],
         now_ms: int,
     ) -> Signals:
-        """Keep vanished GPUs that have a witness, and merge the others of a node into one exporter signal."""
+        """Return the signals of vanished GPUs only where other evidence confirms the failure.
+
+        The unconfirmed ones of a node become one signal of its exporter. All other signals stay, except
+        soft ones of confirmed GPUs.
+        """
         gone = np.flatnonzero(signals.rule == VANISHED)
         if not len(gone):
             self._confirmed.clear()
@@ -78,10 +82,7 @@ class Witnesses:
         return Signals.concat([remaining, Signals.of(partial)]) if partial else remaining
 
     def _said(self, signals: Signals) -> set[str]:
-        """Return the GPUs that an XID or a health check reports as failed.
-
-        If the GPU is not known, the node is returned.
-        """
+        """Return the GPUs that an XID or a health check reports as failed, or the node if it names no GPU."""
         found = {signals.entity[at] for at in np.flatnonzero(XIDS[signals.rule]).tolist()}
         for at in np.flatnonzero(signals.rule == HEALTH).tolist():
             words = signals.words[at] if signals.words else ""
@@ -98,7 +99,7 @@ class Witnesses:
         self._confirmed = set(about["confirmed"])
 
     def move(self, by_ms: int) -> None:
-        """Do nothing, because no part of this state has a time."""
+        """Do nothing, because this state has no times."""
 
 
 def _partial(signals: Signals, name: str, node: int, rows: list[int], total: int) -> Signal:
@@ -109,7 +110,10 @@ def _partial(signals: Signals, name: str, node: int, rows: list[int], total: int
 
 
 def _find_failure_times(ended: Sequence[JobAttempt]) -> dict[str, int]:
-    """Return GPU → when a job on it ended by a hardware failure. If no GPU is named, the key is the node."""
+    """Return GPU → when a job on it ended by a hardware failure, in Unix ms.
+
+    If a job names no GPUs, the keys are its nodes.
+    """
     found: dict[str, int] = {}
     for attempt in ended:
         failure = attempt.failure

@@ -1,6 +1,6 @@
 """BoostedQuantiles: one LightGBM model for each quantile level, stored as text files without pickle.
 
-The caller sorts the levels.
+Predicted levels may cross, so the caller sorts them.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ PARAMETERS: dict[str, Any] = {
 
 
 class BoostedQuantiles:
-    """A model of the quantiles of one number.
+    """A model that predicts quantiles of one number.
 
-    Small data sets get small leaves, so that a tiny set can be fitted too.
+    With few rows, the trees get small leaves, so that a tiny data set can be fitted too.
     """
 
     def __init__(self, levels: Sequence[float], *, seed: int = 0, threads: int = 1) -> None:
@@ -44,7 +44,7 @@ class BoostedQuantiles:
         self._boosters: list[Any] = []
 
     def fit(self, features: Features, target: Array, weight: Array) -> "BoostedQuantiles":
-        """Fit on features (row, feature), target (row,) or (row, level), weight (row,)."""
+        """Fit the model. features: (row, feature). target: (row,) or (row, level). weight: (row,)."""
         import lightgbm
 
         columns = target if target.ndim == 2 else np.repeat(target[:, None], len(self.levels), axis=1)
@@ -63,9 +63,9 @@ class BoostedQuantiles:
         return np.asarray(rows, np.float64).reshape(len(self.levels), len(features))
 
     def save(self, folder: Path, name: str) -> dict[str, Any]:
-        """Write NAME_0.txt and so on, one for each level, and return what `load` needs.
+        """Write NAME_0.txt and so on, one file for each level, and return the facts that `load` needs.
 
-        The caller writes the returned value into the JSON file next to them.
+        The caller writes the returned value into a JSON file in the same folder.
         """
         sums = []
         for row, booster in enumerate(self._boosters):

@@ -2,10 +2,11 @@
 
     log run = boosted + offset, capped by the limit
 
-A back-test inside the training data gives the offset of each level: trees are fitted on the first part,
-and errors measured on the last (split conformal, halved, since the tracker of outcomes does the rest).
-The quantiles of similar jobs are features. Without a fit they are the answer (user and size, else group
-and size, else all: see `fleetcast.features.past_runs`). Files are LightGBM text and JSON.
+A back-test inside the training data gives the offset of each level: trees are fitted on the first
+part, and errors measured on the last (split conformal, halved, since the tracker of outcomes does
+the rest). The quantiles of similar jobs are features. Without a fit they are the answer (user and
+size, else group and size, else all: see `fleetcast.features.past_runs`). Files are LightGBM text
+and JSON.
 """
 
 import math
@@ -39,7 +40,10 @@ _LIMIT = COLUMN["log_limit"]
 
 
 class DurationModel:
-    """The fitted state: trees, offset (level,), and the remaining model. threads: of LightGBM."""
+    """The run-time model: its trees, the offset (level,), and the model of remaining times.
+
+    threads: the number of LightGBM threads.
+    """
 
     def __init__(self, seed: int = 0, threads: int = 1) -> None:
         self.seed, self.threads = seed, threads
@@ -49,9 +53,9 @@ class DurationModel:
         self._remaining = RemainingModel(seed=seed, threads=threads)
 
     def fit(self, rows: RunRows, until_s: float) -> "DurationModel":
-        """Fit on submissions, and on moments while jobs ran.
+        """Fit the model on submissions, and on moments at which jobs ran.
 
-        Outcomes after until_s do not count: a job that still runs then is right-censored. With fewer than
+        Outcomes after `until_s` do not count: a job that still runs then is right-censored. With fewer than
         FEWEST_ROWS ended jobs nothing is fitted.
         """
         known = rows.until(until_s)
@@ -83,9 +87,9 @@ class DurationModel:
         return model.fit(rows.features[outcomes.row], np.log(outcomes.run_s), outcomes.weight)
 
     def _measure_offset(self, rows: RunRows, until_s: float) -> None:
-        """Measure how far the trees are off, on rows that they have not seen.
+        """Set the offset of each level from the errors of the trees on rows that they were not fitted on.
 
-        The offset of each level is half of that error, at most LARGEST_OFFSET in either direction.
+        The offset is half of the error, at most LARGEST_OFFSET in either direction.
         """
         outcomes, _ = make_fit_rows(rows, until_s)
         if self._boosted is None or len(outcomes.row) < FEWEST_ROWS:
@@ -97,25 +101,25 @@ class DurationModel:
             self._offset[at] = np.clip(offset, -LARGEST_OFFSET, LARGEST_OFFSET)
 
     def log_run(self, features: Features) -> Array:
-        """Return (row, level) log seconds at LEVELS, before any cap. A tracker of outcomes corrects them."""
+        """Return (row, level) log seconds of the run time at LEVELS, without the job's time limit."""
         if self._boosted is None or not len(features):
             return self._estimate_from_similar_jobs(features)
         known = self._boosted.predict(features).T + self._offset
         return np.sort(known, axis=1)
 
     def run_s(self, features: Features, levels: tuple[float, ...] = LEVELS) -> Array:
-        """Return (row, level) the seconds from the start."""
+        """Return (row, level) the run time in seconds from the start, at most the job's time limit."""
         known = capped(self.log_run(features), features)
         return np.exp(np.stack([_between(known, LEVELS, level) for level in levels], axis=1))
 
     def predict(self, features: Features) -> Array:
-        """Return (row,) the median seconds."""
+        """Return (row,) the median run time in seconds."""
         return np.asarray(self.run_s(features, (0.5,))[:, 0])
 
     def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...] = LEVELS) -> Array:
-        """Return (row, level) the seconds from now, for jobs that have run for elapsed_s.
+        """Return (row, level) the remaining seconds of jobs that have run for `elapsed_s` (row,).
 
-        They are at most what the limit leaves.
+        They are at most what the job's time limit leaves.
         """
         left = self._remaining.remaining_s(self._filled(features), elapsed_s, levels)
         limit_s = np.exp(features[:, _LIMIT].astype(np.float64)) * LIMIT_GRACE - elapsed_s
@@ -123,15 +127,18 @@ class DurationModel:
         return np.fmin(left, np.maximum(limit_s, 1.0))
 
     def _filled(self, features: Features) -> Features:
-        """Fill unknown quantiles of similar jobs. Other gaps stay."""
+        """Return the features with unknown quantiles of similar jobs replaced by usual values.
+
+        Other gaps stay.
+        """
         filled = features.copy()
         filled[:, _EMPIRICAL] = self._estimate_from_similar_jobs(features)
         return filled
 
     def _estimate_from_similar_jobs(self, features: Features) -> Array:
-        """Return (row, level) log seconds of similar jobs.
+        """Return (row, level) log seconds of the run times of similar jobs.
 
-        If none has ended yet, they are the values that are usual anywhere.
+        If none of them has ended yet, these are general values (NOTHING_KNOWN).
         """
         known = features[:, _EMPIRICAL].astype(np.float64)
         return np.where(np.isnan(known), NOTHING_KNOWN, known)
@@ -150,7 +157,7 @@ class DurationModel:
 
     @classmethod
     def load(cls, folder: Path, threads: int = 1) -> "DurationModel":
-        """Restore what `save` wrote. Raises ModelError if the folder is damaged or has other features."""
+        """Load what `save` wrote. Raises ModelError if the folder is damaged or has other features."""
         path = folder / FILE
         try:
             about = msgspec.json.decode(path.read_bytes())
@@ -172,13 +179,13 @@ class DurationModel:
 
 
 def capped(log_run: Array, features: Features) -> Array:
-    """Limit (row, level) log seconds to the job's time limit."""
+    """Return (row, level) log seconds, at most the job's time limit."""
     limit = features[:, _LIMIT].astype(np.float64)[:, None] + math.log(LIMIT_GRACE)
     return np.fmin(log_run, limit)
 
 
 def _quantile(values: Array, weight: Array, level: float) -> float:
-    """Return the weighted quantile of values."""
+    """Return the quantile of weighted values at `level`."""
     order = np.argsort(values)
     share = np.cumsum(weight[order]) / weight.sum()
     return float(values[order][min(len(values) - 1, int(np.searchsorted(share, level)))])

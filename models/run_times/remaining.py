@@ -2,11 +2,11 @@
 
     log remaining at a level = (1 - near) * (base + trust * boosted correction) + near * similar
 
-base is from the survival curve (Kaplan-Meier) of all jobs that ran longer than elapsed_s, so the model
-learns only how this job differs. similar is from the last 200 similar jobs. trust and near at each
-elapsed time come from a back-test inside the training data. They are drawn by n / (n + PRIOR_JOBS) from a
-usual blend, with n the jobs behind the back-test. Few jobs run for days, so from LONG_S on the usual
-blend is the survival curve alone.
+base is from the survival curve (Kaplan-Meier) of all jobs that ran longer than elapsed_s, so the
+model learns only how this job differs. similar is from the last 200 similar jobs. trust and near at
+each elapsed time come from a back-test inside the training data. They are drawn by n / (n +
+PRIOR_JOBS) from a usual blend, with n the jobs behind the back-test. Few jobs run for days, so from
+LONG_S on the usual blend is the survival curve alone.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ _EMPIRICAL = [COLUMN[name] for name in EMPIRICAL]
 
 
 class RemainingModel:
-    """A model that is fitted on landmark rows: moments at which jobs were running."""
+    """A model of remaining run times, fitted on moments at which jobs were running."""
 
     def __init__(self, *, seed: int = 0, threads: int = 1) -> None:
         self._options = {"seed": seed, "threads": threads}
@@ -48,9 +48,9 @@ class RemainingModel:
         self._blend = _make_usual_blend()
 
     def fit(self, rows: RunRows, until_s: float, submissions: RunRows) -> "RemainingModel":
-        """Fit the model. Nothing after until_s counts.
+        """Fit the model. Nothing that became known after `until_s` counts.
 
-        rows: moments while jobs ran. submissions: those of all jobs.
+        rows: moments at which jobs ran. submissions: the submissions of all jobs.
         """
         known = rows.until(until_s)
         if len(known) >= FEWEST_ROWS:
@@ -64,9 +64,9 @@ class RemainingModel:
     def _fit_and_test(
         self, rows: RunRows, submissions: RunRows, fit_s: float, end_s: float, until_s: float
     ) -> "_Tried | None":
-        """Fit on what was known at fit_s, and test on the rows from then to end_s.
+        """Fit on what was known at `fit_s`, and measure the errors on the rows from then to `end_s`.
 
-        The outcomes of these rows are those known at until_s.
+        The outcomes of these rows are those known at `until_s`. Returns None if there are too few rows.
         """
         self._survival = make_fit_rows(submissions.until(fit_s), fit_s)[1]
         boosted = self._boost(rows.until(fit_s), fit_s, (0.5,))
@@ -96,7 +96,7 @@ class RemainingModel:
         return model.fit(self._inputs(rows.features[outcomes.row], elapsed_s), target, outcomes.weight)
 
     def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
-        """Return (row, level) the seconds from now."""
+        """Return (row, level) the remaining seconds of jobs that have run for `elapsed_s` (row,)."""
         if not len(self._survival.time_s):
             return self._estimate_left_from_similar(features, elapsed_s, levels)
         known = self._base(elapsed_s)
@@ -115,12 +115,16 @@ class RemainingModel:
         return np.stack([beyond(quantiles, elapsed_s, level) for level in levels], axis=1)
 
     def _base(self, elapsed_s: Array, levels: tuple[float, ...] = REMAINING_LEVELS) -> Array:
-        """Return (row, level) log seconds left by the survival curve of all jobs."""
+        """Return (row, level) log remaining seconds by the survival curve of all jobs."""
         columns = [self._survival.beyond(elapsed_s, level) - elapsed_s for level in levels]
         return np.log(np.maximum(SHORTEST_S, np.stack(columns, axis=1)))
 
     def _inputs(self, features: Features, elapsed_s: Array) -> Features:
-        """Return the features, the elapsed time, and what similar jobs that ran longer had left."""
+        """Return (row, feature) the inputs of the trees.
+
+        They are the features, the elapsed time, the remaining times of similar jobs that ran longer, and
+        what the time limit leaves.
+        """
         quantiles = features[:, _EMPIRICAL].astype(np.float64)
         left = [np.log(np.maximum(SHORTEST_S, beyond(quantiles, elapsed_s, level))) for level in (0.5, 0.9)]
         limit_s = np.exp(features[:, COLUMN["log_limit"]].astype(np.float64)) - elapsed_s
@@ -128,14 +132,14 @@ class RemainingModel:
         return np.column_stack([features, *columns]).astype(np.float32)
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the trees, and return the rest for the JSON file next to them."""
+        """Write the trees into files, and return the other facts for the JSON file in the same folder."""
         trees = None if self._boosted is None else self._boosted.save(folder, "remaining")
         curve = [self._survival.time_s.tolist(), self._survival.alive.tolist()]
         return {"trees": trees, "survival": curve, "blend": self._blend.tolist()}
 
     @classmethod
     def load(cls, folder: Path, about: dict[str, Any], threads: int = 1) -> "RemainingModel":
-        """Restore what `save` wrote."""
+        """Load what `save` wrote. about: the facts that it returned."""
         made = cls(threads=threads)
         times, alive = about["survival"]
         made._survival = Survival(np.array(times, np.float64), np.array(alive, np.float64))
@@ -146,10 +150,10 @@ class RemainingModel:
 
 
 class _Tried(NamedTuple):
-    """Held-out moments and the errors on them.
+    """Moments of a back-test, and the errors of each blend on them.
 
-    elapsed_s: (row,). begin_s: (row,) the starts of their jobs. weight: (row,). errors: (blend, row) of the
-    median.
+    elapsed_s: (row,). begin_s: (row,) the starts of their jobs. weight: (row,). errors: (blend, row) of
+    the median.
     """
 
     elapsed_s: Array
@@ -159,12 +163,12 @@ class _Tried(NamedTuple):
 
 
 def _make_usual_blend() -> Array:
-    """Return (knot, 2) the usual trust and near."""
+    """Return (knot, 2) the usual trust and near at each elapsed time of KNOTS_S."""
     return np.where(np.array(KNOTS_S)[:, None] >= LONG_S, LONG_BLEND, USUAL_BLEND)
 
 
 def _choose_best_blend(tried: Sequence[_Tried]) -> Array:
-    """Return (knot, 2) trust and near, by the error of the median near each elapsed time."""
+    """Return (knot, 2) the trust and near with the smallest errors of the median near each elapsed time."""
     found = _make_usual_blend()
     if not tried:
         return found
@@ -180,15 +184,16 @@ def _choose_best_blend(tried: Sequence[_Tried]) -> Array:
 
 
 def _compute_log_left_s(left_s: Array, otherwise: Array) -> Array:
-    """Return the logarithms of the seconds left, or those of `otherwise` where unknown."""
+    """Return the logarithms of the remaining seconds, or `otherwise` where they are NaN."""
     return np.where(np.isnan(left_s), otherwise, np.log(np.maximum(SHORTEST_S, left_s)))
 
 
 def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
-    """Return (row,) the seconds left at this level, from each row's run-time quantiles at LEVELS.
+    """Return (row,) the remaining seconds at a level, from quantiles of the whole run time.
 
-    They are NaN where unknown, and linear in log time between the levels. Past the last level, the median
-    is as long again as the job has run.
+    log_quantiles: (row, LEVELS) log seconds. The result is NaN where these are unknown, and linear in
+    log time between the levels. For a job past its last quantile, the median is as long again as it has
+    run.
     """
     log_elapsed = np.log(np.maximum(elapsed_s, 1.0))
     levels = np.array(LEVELS)
@@ -207,11 +212,11 @@ def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
 
 
 def survived(left_s: Array, since_s: Array, age_s: Array) -> Array:
-    """Return (row, LEVELS) the seconds left of jobs that ran on for `since_s` after a forecast.
+    """Return (row, LEVELS) the remaining seconds of jobs that ran on for `since_s` after a forecast.
 
-    left_s: (row, LEVELS) the forecast. The result is conditional on having run on, so no job is about to end
-    just because its forecast is over. It is linear between the levels, from 0 s at level 0. Past the last
-    level, the median is `age_s` again.
+    left_s: (row, LEVELS) the remaining seconds in that forecast. The result is conditional on having
+    run on, so no job is about to end just because its forecast is over. It is linear between the
+    levels, from 0 s at level 0. For a job past its last quantile, the median is `age_s` again.
     """
     levels = np.array((0.0, *LEVELS))
     known = np.column_stack((np.zeros(len(left_s)), np.maximum.accumulate(left_s.astype(np.float64), axis=1)))
@@ -231,10 +236,10 @@ def survived(left_s: Array, since_s: Array, age_s: Array) -> Array:
 
 
 def blend_with_everybody(left_s: Array, everybody_s: Array, elapsed_s: Array) -> Array:
-    """Return (row, LEVELS) the seconds left, half-way between similar jobs and all ended jobs of that age.
+    """Return (row, LEVELS) the remaining seconds, half-way between similar jobs and all jobs of that age.
 
-    Half-way is in logarithms. Few jobs are similar, and hardly any of them ran for days, so from LONG_S on
-    only all ended jobs count. NaN means unknown.
+    Half-way is in logarithms. Few jobs are similar, and hardly any of them ran for days, so from LONG_S
+    on only all ended jobs count. NaN means unknown.
     """
     near = np.where(elapsed_s >= LONG_S, LONG_BLEND[1], USUAL_BLEND[1])[:, None]
     mixed = np.exp(
@@ -244,9 +249,9 @@ def blend_with_everybody(left_s: Array, everybody_s: Array, elapsed_s: Array) ->
 
 
 def _between(known: Array, levels: tuple[float, ...], level: float) -> Array:
-    """Return (row,) the value at a level, linear between the known levels.
+    """Return (row,) the value at a level, interpolated linearly between the known levels.
 
-    Outside them the outermost known value counts.
+    Outside them, it is the value at the outermost level. known: (row, levels).
     """
     right = int(np.clip(np.searchsorted(levels, level), 1, len(levels) - 1))
     share = np.clip((level - levels[right - 1]) / (levels[right] - levels[right - 1]), 0.0, 1.0)

@@ -19,10 +19,10 @@ PARETO = 1.0  # beyond all that was seen, half of what has run t runs another t
 
 @dataclass(frozen=True, slots=True)
 class RunRows:
-    """One row per moment, with all times in seconds on one clock.
+    """Moments at which a run time is forecast, one row each. All times are in seconds on one clock.
 
-    at_s: when the forecast is made (at the submission, or while the job runs). begin_s: the start, inf if the
-    job waits. end_s: the end, NaN if unknown. features: (row, feature), as of at_s.
+    at_s: when the forecast is made (at the submission, or while the job runs). begin_s: the start, inf
+    if the job waits. end_s: the end, NaN if unknown. features: (row, feature), as of at_s.
     """
 
     features: NDArray[np.float32]
@@ -34,16 +34,16 @@ class RunRows:
         return len(self.at_s)
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "RunRows":
-        """Return only these rows."""
+        """Return only the rows that `rows` selects, by mask or by index."""
         return RunRows(self.features[rows], self.at_s[rows], self.begin_s[rows], self.end_s[rows])
 
     @property
     def elapsed_s(self) -> Array:
-        """The seconds that the job had run at that moment, 0 at its submission."""
+        """(row,) the seconds that the job had run at that moment, 0 at its submission."""
         return np.where(np.isfinite(self.begin_s), np.maximum(0.0, self.at_s - self.begin_s), 0.0)
 
     def until(self, now_s: float) -> "RunRows":
-        """Return what was known at now_s: no later moments, ends or starts."""
+        """Return the rows as known at `now_s`: without later moments, ends and starts."""
         rows = self.take(self.at_s <= now_s)
         begin_s = np.where(rows.begin_s <= now_s, rows.begin_s, np.inf)
         return RunRows(rows.features, rows.at_s, begin_s, np.where(rows.end_s <= now_s, rows.end_s, np.nan))
@@ -51,9 +51,10 @@ class RunRows:
 
 @dataclass(frozen=True, slots=True)
 class FitRows:
-    """Rows ready for fitting.
+    """Rows with known or assumed run times, ready for a fit.
 
-    row: index into the RunRows. run_s: the whole run time, at least 1. weight: 1, or that of a copy.
+    row: index into the RunRows. run_s: the whole run time, at least 1. weight: 1, or less for a copy of
+    a job that still runs.
     """
 
     row: NDArray[np.int64]
@@ -65,7 +66,7 @@ class FitRows:
 class Survival:
     """A Kaplan-Meier curve of run times.
 
-    `alive` is the share of jobs that runs longer than `time_s` (ascending).
+    alive: (point,) the share of jobs that run longer than `time_s` (point,), which ascends.
     """
 
     time_s: Array
@@ -73,7 +74,10 @@ class Survival:
 
     @classmethod
     def of(cls, run_s: Array, ended: NDArray[np.bool_]) -> "Survival":
-        """Return the curve of run times. Jobs that still run count with their time so far."""
+        """Estimate the curve from run times. Jobs that still run count with their time so far.
+
+        run_s: (job,). ended: (job,).
+        """
         if not ended.any():
             return cls(np.empty(0), np.empty(0))
         times, where = np.unique(run_s, return_inverse=True)
@@ -87,7 +91,7 @@ class Survival:
         return cls(times, alive)
 
     def beyond(self, elapsed_s: Array, level: float) -> Array:
-        """Return (row,) the run time at this level among jobs that run longer than elapsed_s."""
+        """Return (row,) the whole run time in seconds at a level, among jobs that run longer than `elapsed_s`."""
         if not len(self.time_s):
             return np.asarray(elapsed_s + np.maximum(elapsed_s, 60.0) * ((1 - level) ** -PARETO - 1))
         at = np.searchsorted(self.time_s, elapsed_s, side="right")
@@ -100,7 +104,7 @@ class Survival:
 
 
 def make_fit_rows(rows: RunRows, now_s: float) -> tuple[FitRows, Survival]:
-    """Return the run times of the rows as known at now_s, weighted for censoring, and a survival curve.
+    """Return the run times of the rows as known at `now_s`, weighted for censoring, and a survival curve.
 
     The curve is that of jobs from their submission.
     """

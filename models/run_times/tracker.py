@@ -1,4 +1,4 @@
-"""RunTracker: corrects run-time quantiles by the outcomes of ended jobs.
+"""RunTracker: corrections of run-time quantiles by the outcomes of ended jobs.
 
     served = model + weight * (similar jobs - model) + offset          logarithms, at each level
 
@@ -7,13 +7,14 @@ Angelopoulos et al. 2023). Once for every hour in which jobs ended it moves by
 
     step * mean over those jobs of (level - 1[run <= what was issued])
 
-A sweep of a thousand jobs ends within minutes. With a step for each, the offset would run away before the
-first corrected forecast is checked. So an hour is one step, and a busy one counts for a few.
+A sweep of a thousand jobs ends within minutes. With a step for each, the offset would run away
+before the first corrected forecast is checked. So an hour is one step, and a busy one counts for a
+few.
 
-The weight, one for each kind of jobs, follows the gradient of the pinball loss, with a small step for
-each job (online gradient descent: Zinkevich 2003). If a kind now runs differently than at the fit, its
-newest jobs get more weight. They change the answer by at most MOST_APART, so that no sweep can spoil it.
-Before the first outcome only the model counts.
+The weight, one for each kind of jobs, follows the gradient of the pinball loss, with a small step
+for each job (online gradient descent: Zinkevich 2003). If a kind now runs differently than at the
+fit, its newest jobs get more weight. They change the answer by at most MOST_APART, so that no sweep
+can spoil it. Before the first outcome only the model counts.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,10 @@ _NO_WEIGHT = np.zeros(len(LEVELS))
 
 
 class RunTracker:
-    """Offsets to the logarithms of the quantiles at LEVELS, and the weights of similar jobs by kind."""
+    """The corrections of run-time quantiles: an offset at each level, and weights of similar jobs by kind.
+
+    All are in logarithms.
+    """
 
     def __init__(self) -> None:
         self.offset = np.zeros(len(LEVELS))
@@ -49,18 +53,18 @@ class RunTracker:
         self._since_s: float | None = None
 
     def served(self, log_run: Array, similar: Array, kinds: Sequence[Kind]) -> Array:
-        """Return (job, level) the corrected quantiles, in order.
+        """Return (job, level) the corrected log quantiles, in ascending order.
 
-        similar: (job, level) quantiles of similar jobs, NaN if unknown.
+        log_run: (job, level) the model's. similar: (job, level) those of similar jobs, NaN if unknown.
         """
         weight = np.array([self._weight.get(kind, _NO_WEIGHT) for kind in kinds]).reshape(log_run.shape)
         apart = np.nan_to_num(similar - log_run).clip(-MOST_APART, MOST_APART)
         return np.sort(log_run + weight * apart + self.offset, axis=-1)
 
     def learn(self, issued: Array, similar: Array, kind: Kind, log_run: float, now_s: float) -> None:
-        """Learn the outcome, at now_s, of a job whose quantiles (level,) were issued.
+        """Update the corrections with the outcome, at `now_s`, of a job. Call it once for each job.
 
-        Call it once for each job.
+        issued: (level,) the log quantiles that were issued for it. log_run: its log run time.
         """
         if self._since_s is None:
             self._since_s = now_s

@@ -1,1 +1,1 @@
-"""Stragglers: which node slows a job down, since when and at what cost."""
+"""Models of stragglers: which node slows a job down, since when and at what cost."""

@@ -1,7 +1,7 @@
-"""Change points of step times as they arrive: whether the job has slowed down, and at which scale.
+"""Detection of change points in step times as they arrive: whether the job has slowed down.
 
-The smaller or noisier a slowdown is, the more steps it takes to be certain. So windows of the last steps,
-of several lengths, are each compared with all steps before:
+The smaller or noisier a slowdown is, the more steps it takes to be certain. So windows of the last
+steps, of several lengths (scales), are each compared with all steps before:
 
     3 steps        the fastest of the window (a lone spike does not count)    above the median before
     8 steps        the median of the window (half of it may be spikes)        above the median before
@@ -9,10 +9,10 @@ of several lengths, are each compared with all steps before:
                    and its median above the median before, by half as much: a burst does not count
 
 The window must be above by more than the scale's ratio, its sigmas of the job's own noise, and what
-windows of this length reached before in this job. All are logarithms. The noise of a median of n values
-is 1.25 sigma / sqrt(n), with sigma from their median deviation. The noise of two trimmed means is
-sqrt(1 / n + 1 / steps before) times their winsorised deviation (Tukey and McLaughlin, 1963), which suits
-jobs of two speeds.
+windows of this length reached before in this job. All are logarithms. The noise of a median of n
+values is 1.25 sigma / sqrt(n), with sigma from their median deviation. The noise of two trimmed
+means is sqrt(1 / n + 1 / steps before) times their winsorised deviation (Tukey and McLaughlin,
+1963), which suits jobs of two speeds.
 """
 
 import math
@@ -41,7 +41,7 @@ ROUNDING = 1e-6  # of a limit
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A window of `steps` steps.
+    """One scale of the comparison: a window of the last `steps` steps.
 
     A slowdown shows at this scale if it is above `ratio` and above `sigmas` of noise.
     """
@@ -51,20 +51,23 @@ class Scale:
     sigmas: float
 
     def of(self, windows: Array) -> Array:
-        """Return (...,) the window's figure from logarithms (..., steps)."""
+        """Return (...,) the statistic of windows of logarithms (..., steps).
+
+        It is the minimum, the median or the trimmed mean, depending on the number of steps.
+        """
         if self.steps <= LONGEST_OF_FEW:
             return np.asarray(windows.min(axis=-1))
         return _median(windows) if self.steps <= LONGEST_OF_MEDIAN else _compute_trimmed_mean(windows)
 
     def past(self, log: Array) -> Array:
-        """Return (window,) the figure of every window of logarithms (step,)."""
+        """Return (window,) the statistic of every window in the logarithms (step,)."""
         if self.steps <= LONGEST_OF_FEW:  # few steps: a row a shift takes a tenth of the time
             windows = len(log) - self.steps + 1
             return np.asarray(np.minimum.reduce([log[shift : shift + windows] for shift in range(self.steps)]))
         return self.of(np.lib.stride_tricks.sliding_window_view(log, self.steps))
 
     def usual(self, before: Array) -> tuple[float, float]:
-        """Return the usual of logarithms `before` (step,), and how far windows deviate from it (one sigma)."""
+        """Return the usual value of logarithms `before` (step,), and how far windows deviate (one sigma)."""
         if self.steps > LONGEST_OF_MEDIAN:
             cut = int(TRIMMED * len(before))
             ordered = np.sort(before)
@@ -76,9 +79,9 @@ class Scale:
         return median, sigma if self.steps <= LONGEST_OF_FEW else sigma * _spread(self.steps)
 
     def may_show_slowdown(self, before: Array, last: Array) -> bool:
-        """Return whether the window is above the least possible limit.
+        """Return whether the last window is above the least possible limit.
 
-        It rarely is, so this saves work.
+        Few windows are, so this check saves the computation of the exact limit.
         """
         if self.steps > LONGEST_OF_MEDIAN:
             return middle(last) > middle(before) + math.log(self.ratio) / 2 - ROUNDING
@@ -96,9 +99,10 @@ SCALES = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The reference that the last steps of a job are compared with.
+    """The reference with which the last steps of a job are compared.
 
-    limit_s: the last steps are slow if they take longer. steps: the number of last steps that are compared.
+    limit_s: the last steps are slow if they take longer. steps: the number of last steps that are
+    compared.
     """
 
     usual_s: float
@@ -107,7 +111,7 @@ class Measure:
 
 
 def measure_last_steps(duration: Array, scale: Scale) -> Measure | None:
-    """Return the measure for the last steps of `duration` (seconds) at one scale.
+    """Return the reference for the last steps of `duration` (seconds) at one scale.
 
     Returns None if there are too few steps.
 
@@ -126,7 +130,9 @@ def measure_last_steps(duration: Array, scale: Scale) -> Measure | None:
 
 
 def slowed(duration: Array) -> Measure | None:
-    """Return the measure of the shortest scale at which the last steps are slow, or None if there is none.
+    """Return the reference of the shortest scale at which the last steps are slow, or None.
+
+    duration: (step,) seconds.
 
     >>> slowed(np.array([2.0] * 30 + [2.4] * 3)).steps
     3
@@ -149,11 +155,11 @@ def slowed(duration: Array) -> Measure | None:
 
 
 def find_best_pace(duration: Array, before_s: float | None = None) -> float | None:
-    """Return the seconds per step in the job's best BEST steps in a row, or `before_s` if that is less.
+    """Return the median seconds of the job's fastest BEST steps in a row, or `before_s` if that is less.
 
-    The seconds are the median of these steps. A job that slows down little by little does not change it. A
-    time below a third of the median of all is other work, such as the steps that a loader skips after a
-    resume.
+    A job that slows down little by little does not change it. A time below a third of the median of all
+    is other work, such as the steps that a loader skips after a resume. Returns None without enough
+    steps.
 
     >>> find_best_pace(np.array([0.01] * 100 + [2.0] * 156))
     2.0
@@ -168,9 +174,9 @@ def find_best_pace(duration: Array, before_s: float | None = None) -> float | No
 
 
 def measure_slow_creep(duration: Array, best_s: float | None) -> Measure | None:
-    """Return the measure if the last steps are slow compared with the job's best ones, else None.
+    """Return the reference if the last steps are slow compared with the job's best ones, else None.
 
-    It finds a slowdown however slowly it came.
+    It finds slowdowns that came so gradually that windows do not show them.
 
     >>> after = np.full(100, 1.2)  # all that is kept of a job that took 1.0 s at its best
     >>> slowed(after) is None, measure_slow_creep(after, 1.0) is None
@@ -191,10 +197,10 @@ def measure_slow_creep(duration: Array, best_s: float | None) -> Measure | None:
 
 
 def is_still_slow(duration: Array, measure: Measure) -> bool:
-    """Return whether the slowdown goes on: the last steps are nearer to the limit than to the usual.
+    """Return whether the slowdown continues: the last steps are nearer to the limit than to the usual.
 
-    For a short window, the longer of the last two steps decides. For a longer one, the median of the last
-    eight does.
+    For a short window, the longer of the last two steps decides. For a longer one, the median of the
+    last eight does.
     """
     ends_s = (measure.usual_s * measure.limit_s) ** 0.5
     if measure.steps <= LONGEST_OF_FEW:
@@ -205,7 +211,7 @@ def is_still_slow(duration: Array, measure: Measure) -> bool:
 def is_other_work(duration: Array, usual_s: float) -> bool:
     """Return whether all stored steps take an even time far above `usual_s`.
 
-    Then the usual time was that of other work.
+    In this case, `usual_s` was the time of other work.
 
     >>> is_other_work(np.full(256, 2.0), 0.01), is_other_work(np.full(256, 2.0), 1.0)
     (True, False)
@@ -223,7 +229,7 @@ def _median(windows: Array) -> Array:
 
 
 def _peak(values: Array) -> float:
-    """Return the PEAK_QUANTILE, interpolated between the two nearest values as numpy does.
+    """Return the quantile PEAK_QUANTILE, interpolated linearly as numpy does.
 
     >>> _peak(np.arange(11.0))
     9.5

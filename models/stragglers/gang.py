@@ -1,4 +1,4 @@
-"""Gangs: the GPUs and ports that work for each job, and the columns that members are compared by."""
+"""GangMembers: the GPUs and ports that work for each job, and the columns by which they are compared."""
 
 import re
 from collections.abc import Sequence
@@ -23,9 +23,10 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class GangColumns:
-    """Entities of one kind with their channels: the last value and the two-minute mean.
+    """Entities of one kind with the metrics by which gang members are compared.
 
-    node: (entity,) the row of the node that has it.
+    last, mean: metric -> (entity,) its newest value and its two-minute mean. node: (entity,) the row of
+    its node.
     """
 
     names: tuple[str, ...]
@@ -73,7 +74,7 @@ class GangColumns:
         return cls(names, columns.node, waits, {"bytes_per_s": mean, "tx_wait_per_s": waited, BEFORE: before})
 
     def on_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
-        """Return the entities with node rows translated by `rows` (old row -> new row, -1 to leave them out)."""
+        """Return the entities with new node rows. rows: (old row,) -> new row, -1 to leave its entities out."""
         if not len(self.node):
             return self
         node = rows[self.node]
@@ -100,16 +101,16 @@ class GangColumns:
 
 
 def _shared(parts: Sequence[GangColumns]) -> list[str]:
-    """Return the channels that all pipelines have. A pipeline of an older version lacks the newest."""
+    """Return the metrics that all pipelines have. A pipeline of an older version may lack the newest ones."""
     return [name for name in parts[0].last if all(name in part.last for part in parts)]
 
 
 @dataclass(frozen=True, slots=True)
 class GangMembers:
-    """Running attempts and their members.
+    """Running attempts, and the GPUs and ports that work for them.
 
-    of_gpu, of_port: (entity,) index into `attempts`, -1 for none. together: (attempt,) whether it is a gang
-    of at least 2 nodes or 4 GPUs. nodes: names by row.
+    of_gpu, of_port: (entity,) index into `attempts`, -1 for none. together: (attempt,) whether it is a
+    gang of at least 2 nodes or 4 GPUs. nodes: names by row.
     """
 
     attempts: Sequence[JobAttempt]
@@ -120,7 +121,10 @@ class GangMembers:
     nodes: tuple[str, ...]
 
     def settled(self, of: NDArray[np.int32], now_ms: int) -> NDArray[np.bool_]:
-        """Return (entity,) whether its attempt is older than half an hour, so that means cover no other job."""
+        """Return (entity,) whether its attempt is older than half an hour, so its means cover no other job.
+
+        of: (entity,) index of the attempt, -1 for none.
+        """
         old = [now_ms - (attempt.started_ms or now_ms) >= SETTLED_MS for attempt in self.attempts]
         return np.array([*old, False], bool)[of]
 
@@ -129,7 +133,7 @@ class GangMembers:
         return self.placements.jobs_on.get(node, ())
 
     def hosts(self, index: int) -> int:
-        """Return the number of nodes of an attempt."""
+        """Return the number of nodes that an attempt runs on. index: of the attempt."""
         return len(self.placements.hosts[index])
 
     @property
@@ -141,7 +145,7 @@ class GangMembers:
 class GangMemory:
     """A cache of the members of gangs.
 
-    It is valid while the placements, the entities and their owners do not change.
+    It is valid until the placements, the entities or their owners change.
     """
 
     def __init__(self) -> None:
@@ -157,7 +161,10 @@ class GangMemory:
         port: GangColumns,
         nodes: tuple[str, ...],
     ) -> GangMembers:
-        """Return the members that `match_gangs` finds. placements: those of `attempts`."""
+        """Return the members as `match_gangs` finds them, from the cache if it is valid.
+
+        placements: those of `attempts`.
+        """
         names, owners, before = (nodes, gpu.names, port.names), (gpu.node, port.node), self._members
         if (
             before is not None
@@ -178,7 +185,7 @@ def match_gangs(
     port: GangColumns,
     nodes: tuple[str, ...],
 ) -> GangMembers:
-    """Match running attempts with the GPUs and ports of their placements."""
+    """Find the GPUs and ports that work for each running attempt, by its placement."""
     rows = {name: row for row, name in enumerate(gpu.names)}
     of_gpu = np.full(len(gpu.names), -1, np.int32)
     whole: dict[str, int] = {}
@@ -208,16 +215,16 @@ def match_gangs(
 
 
 def _find_only_attempts(placements: RunningPlaces, nodes: tuple[str, ...]) -> NDArray[np.int32]:
-    """Return (node,) the attempt that has a node to itself, -1 if there is none or more than one."""
+    """Return (node,) the index of the only attempt on a node, -1 if there is none or more than one."""
     jobs = (placements.jobs_on.get(name, ()) for name in nodes)
     return np.array([on[0] if len(on) == 1 else -1 for on in jobs], np.int32)
 
 
 def _find_port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns, nodes: int) -> NDArray[np.int32]:
-    """Return (port,) the job that a port works for, -1 if unknown.
+    """Return (port,) the index of the attempt that a port works for, -1 if unknown.
 
-    A job alone on a node has all its ports. On a shared node with as many ports as GPUs, port i serves GPU i,
-    because rail-optimised hosts are built so.
+    A job alone on a node has all its ports. On a shared node with as many ports as GPUs, port i serves
+    GPU i, because rail-optimised hosts are built so.
     """
     if not len(port.node) or not len(gpu.node):
         return np.full(len(port.node), -1, np.int32)
@@ -240,7 +247,7 @@ def _find_port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangCol
 
 @lru_cache(maxsize=8)
 def places(names: tuple[str, ...]) -> NDArray[np.int64]:
-    """Return (entity,) its place on its node: the last number in its name before the port.
+    """Return (entity,) int64 its number on its node: the last number in its name before the port.
 
     For example, it is 3 for n1/3, and 10 for n1/mlx5_10/1.
     """

@@ -1,4 +1,4 @@
-"""Signals by comparison within a gang: low clocks, and ports that move less than their siblings."""
+"""Signals found by comparison within a gang: low clocks, and ports that move less than their siblings."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ COMPUTE_RULES = np.array([rule.blames is COMPUTE for rule in RULES])
 
 
 class GangStreaks:
-    """The signals of comparisons by rule and entity, and since when each was seen without a pause.
+    """The signals of gang comparisons by rule and entity, and since when each has lasted without a pause.
 
     interval_s: seconds between scrapes. Ticks are more frequent and see the same sample again.
     """
@@ -41,10 +41,10 @@ class GangStreaks:
         return len(self._seen)
 
     def sustained(self, found: list[Signal], now_ms: int) -> list[Signal]:
-        """Return the signals seen for long enough without a pause.
+        """Record the signals found now, and return those that have lasted long enough without a pause.
 
-        Intended signals, which accuse no member, and counted ones pass at once. All stay for their rule's
-        `clears_s` after they were last seen.
+        Signals of an intended condition, and counted ones, need not last. All are returned for their rule's
+        `clears_s` after they were last found.
         """
         for signal in found:
             first_ms, last_ms, _ = self._seen.get((signal.rule, signal.entity), (now_ms, now_ms, signal))
@@ -62,9 +62,9 @@ class GangStreaks:
         return signals_left
 
     def lately(self, rule: str, now_ms: int) -> list[Signal]:
-        """Return the signals of a rule that were seen within its `clears_s`.
+        """Return the signals of a rule that were found within its `clears_s`.
 
-        They are needed because, while a gang stalls, none of its members draws any power.
+        They are needed while a gang stalls, because then none of its members draws any power.
         """
         clears_ms = BY_NAME[rule].clears_s * 1000
         return [
@@ -74,7 +74,7 @@ class GangStreaks:
         ]
 
     def forget(self, node: str) -> None:
-        """Drop all signals of a node."""
+        """Drop all signals of a node, and the drops of its links."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[1].split("/")[0] != node}
         self.drops = {name: times for name, times in self.drops.items() if name.split("/")[0] != node}
 
@@ -90,7 +90,7 @@ class GangStreaks:
         self.drops = {name: list(times) for name, times in about.get("drops", {}).items()}
 
     def move(self, by_ms: int) -> None:
-        """Move all times."""
+        """Shift all times by `by_ms`."""
         self._seen = {key: (first + by_ms, last + by_ms, seen) for key, (first, last, seen) in self._seen.items()}
         self.drops = {name: [time_ms + by_ms for time_ms in times] for name, times in self.drops.items()}
 
@@ -98,9 +98,9 @@ class GangStreaks:
 def gang_signals(
     gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, streaks: GangStreaks, now_ms: int
 ) -> Signals:
-    """Return the evidence that only a gang shows: slow clocks without a stated reason, and slow ports.
+    """Return the signals that only a comparison within a gang shows: slow clocks, and slow ports.
 
-    Writes `streaks`.
+    Updates `streaks`.
     """
     caps = find_capped_nodes(gangs, gpu)
     explained = {cap.node: OUTLIER_RATIO * cap.value for cap in streaks.lately("power_cap", now_ms) + caps}
@@ -114,9 +114,9 @@ def gang_signals(
 
 @reports("gang_outlier")
 def _find_slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
-    """Return the nodes whose working GPUs have far lower clocks than those of their gang and model.
+    """Return a signal for each node whose working GPUs have far lower clocks than their gang's.
 
-    That must hold both now and over two minutes.
+    Only GPUs of the same model are compared. The clocks must be low both now and over two minutes.
     """
     if not len(gangs.attempts):
         return []
@@ -139,7 +139,7 @@ def _find_slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
 
 
 def _compare_ports(gangs: GangMembers, port: GangColumns, now_ms: int) -> list[Signal]:
-    """Report the ports with a slow link, by comparison with their node's others in the same gang."""
+    """Return a signal for each port with a slow link, by comparison with its siblings in the same gang."""
     if not len(port.names) or not len(gangs.attempts):
         return []
     together = (gangs.of_port >= 0) & gangs.together[gangs.of_port]
@@ -150,7 +150,10 @@ def _compare_ports(gangs: GangMembers, port: GangColumns, now_ms: int) -> list[S
 
 @reports("slow_nic")
 def _report_slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Signal]:
-    """Report the ports whose share of the traffic fell."""
+    """Return a signal for each port whose share of the traffic fell.
+
+    slow: (port,). usual: (port,) what its siblings move, in bytes/s.
+    """
     value = port.last["bytes_per_s"]
     return [
         Signal(
@@ -167,9 +170,9 @@ def _report_slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Sign
 
 @reports("port_waits")
 def _report_waiting_ports(port: GangColumns, waits: Array) -> list[Signal]:
-    """Report the ports whose data waits far longer than that of their siblings.
+    """Return a signal for each port whose data waits far longer than that of its siblings.
 
-    waits: (port,) the siblings' waits.
+    waits: (port,) the siblings' waits in ticks/s, NaN for ports without a signal.
     """
     value = port.last["tx_wait_per_s"]
     return [

@@ -1,6 +1,6 @@
-"""The measurements that are missing for a gang.
+"""Detection of measurements that are missing for a gang.
 
-With them, an answer states what it cannot observe instead of saying that all is well.
+With them, an answer states what it cannot observe instead of claiming that all is well.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ HIDES = {  # what cannot be said without it
 
 
 def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns, of: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return, for each attempt in `of`, the entries of HIDES that are not observed.
+    """Return the missing measurements of each attempt in `of`, as keys of HIDES.
 
-    of: numbers of attempts.
+    of: indices of attempts.
     """
     count = len(gangs.attempts)
     gpus = _any(gangs.of_gpu, np.isfinite(gpu.last["power_w"]) | np.isfinite(gpu.last["sm_clock_mhz"]), count)
@@ -47,12 +47,17 @@ def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns, of: Se
 
 
 def _any(of: NDArray[np.int32], mask: Mask, count: int) -> Mask:
-    """Return (attempt,) whether the mask holds for any of its members."""
+    """Return (attempt,) whether the mask is True for any of its members.
+
+    of: (entity,) index of the attempt.
+    """
     return np.bincount(of[mask & (of >= 0)], minlength=count) > 0
 
 
 def describe_missing_measurements(missing: tuple[str, ...]) -> str:
-    """Return the words about missing measurements, for the end of a sentence that names no member.
+    """Describe missing measurements, for the end of a sentence that names no member.
+
+    Returns "" if none is missing.
 
     >>> describe_missing_measurements((PORTS, RANKS))
     '; not observed: InfiniBand counters (which port is slow), step times of each rank (whose part takes longer)'

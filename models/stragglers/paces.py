@@ -1,4 +1,4 @@
-"""Paces: the pace of every running job, computed again only when a step has arrived."""
+"""Paces: the pace of every running job, computed again only when a new step has arrived."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ class Paces:
         return len(self._paces)
 
     def of(self, attempt: JobAttempt) -> StepPace:
-        """Return the attempt's pace by the steps so far."""
+        """Return the attempt's pace by the steps so far, from the cache if no step has arrived."""
         if not attempt.steps:
             return StepPace(0)
         stamp = (attempt.attempt, attempt.steps_told, attempt.written.get("placement"))
@@ -35,7 +35,7 @@ class Paces:
         return pace
 
     def keep(self, running: Collection[str]) -> None:
-        """Drop the paces of all jobs except these."""
+        """Drop the paces of all jobs that are not in `running`."""
         self._paces = {job: known for job, known in self._paces.items() if job in running}
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -47,4 +47,4 @@ class Paces:
         self._paces = {job: (tuple(stamp), msgspec.convert(pace, StepPace)) for job, (stamp, pace) in about.items()}
 
     def move(self, by_ms: int) -> None:
-        """Do nothing, because steps have the times of their events."""
+        """Do nothing, because the times of steps are those of their events."""

@@ -35,7 +35,7 @@ AS_MUCH = 0.97  # of its gang's power: who draws that is not held down by a cap
 
 @reports("power_cap")
 def find_capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
-    """Return a signal for every node with capped GPUs: the worst one's clock, the usual one, and the cost."""
+    """Return a signal for each node with capped GPUs, with the lowest clock, the usual one and the cost."""
     if not len(gpu.names):
         return []
     usual, low, power = _low(gangs, gpu)
@@ -53,9 +53,9 @@ def find_capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
 
 
 def _split_by_node(rows: NDArray[np.intp], node: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Yield each node of these rows, in order of nodes, with its rows in their order.
+    """Yield each node row with those of `rows` (entities) that belong to it, in their order.
 
-    node: (entity,) owners.
+    node: (entity,) row of its node.
     """
     ordered = rows[np.argsort(node[rows], kind="stable")]
     nodes, starts = np.unique(node[ordered], return_index=True)
@@ -65,9 +65,9 @@ def _split_by_node(rows: NDArray[np.intp], node: NDArray[np.int32]) -> Iterator[
 
 
 def _low(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask, Array]:
-    """Return (gpu,) the usual clock, whether it runs below that now, and the power that its gang draws.
+    """Return (gpu,) the usual clock, whether the present clock is lower, and the gang's power.
 
-    The usual clock is that of its gang or its own.
+    The usual clock is that of its gang or its own. The power is the median in W.
     """
     clock, own = gpu.last["sm_clock_mhz"], gpu.last["usual_clock_mhz"]
     gang = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1) if len(gangs.attempts) else gangs.of_gpu
@@ -85,7 +85,7 @@ def _low(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask, Array]:
 
 
 def _alike(gpu: GangColumns, low: Mask, usual: Array) -> Mask:
-    """Return (gpu,) whether all working GPUs of its node are low by as much, but not by half.
+    """Return (gpu,) whether all working GPUs of its node have similarly low clocks, but not halved ones.
 
     There must be at least two of them.
     """
@@ -102,7 +102,7 @@ def _alike(gpu: GangColumns, low: Mask, usual: Array) -> Mask:
 
 
 def _words(gpu: GangColumns, gangs: GangMembers, rows: NDArray[np.intp], node: int, lost: float) -> str:
-    """Describe the cap, what is not exported about it, and what it costs.
+    """Describe a power cap: its limit, whether its reason is exported, and what it costs.
 
     For example: at 450 W, 11 % slower; the gang of 16 nodes waits for it.
     """

@@ -1,6 +1,6 @@
-"""Ports or GPUs that move less data than their siblings.
+"""Detection of ports or GPUs that move less data than their siblings.
 
-They are the ports of a node, or the GPUs behind ports without counters.
+Siblings are the ports of a node, or its GPUs if ports have no counters.
 """
 
 import numpy as np
@@ -27,17 +27,17 @@ def find_slow_siblings(
 ) -> tuple[Mask, Array, Array]:
     """Return which ports are slow, what their siblings move (bytes/s), and where data waits too long.
 
-    All are (port,). The third is the siblings' waits in ticks/s for a port whose data waits far longer. It
-    is NaN for all other ports.
+    All are (port,). The third is the siblings' waits in ticks/s for a port whose data waits far longer.
+    It is NaN for all other ports.
 
-    Members of a synchronous gang move the same bytes however slow one link is, and a healthy job may spread
-    its traffic unevenly. So a port is slow if its data waits for far longer than the siblings' data, or if
-    its share of their traffic fell below its own share of the last half hour. A large fall is enough. A
-    smaller fall needs longer waits too, or, without counters of waiting, siblings that are alike. Only
-    ports of one speed are siblings.
+    Members of a synchronous gang move the same bytes however slow one link is, and a healthy job may
+    spread its traffic unevenly. So a port is slow if its data waits for far longer than the siblings'
+    data. It is also slow if its share of their traffic fell below its own share of the last half hour.
+    A large fall is enough. A smaller fall needs longer waits too, or, without counters of waiting,
+    siblings with even rates. Only ports of one speed are siblings.
 
-    gang: (port,) number of its gang, below `gangs`. together: (port,) whether it works with other ports of
-    the gang. settled: (port,) whether its job has run for half an hour.
+    gang: (port,) number of its gang, below `gangs`. together: (port,) whether it works with other ports
+    of the gang. settled: (port,) whether its job has run for half an hour.
     """
     speeds, speed = codes(port.last.get("best_bytes_per_s", np.zeros(len(port.names))))
     of_speed = gang.astype(np.int64) * len(speeds) + speed
@@ -68,7 +68,7 @@ def find_slow_siblings(
 
 
 def _alike(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
-    """Return (port,) whether the used ports of its node carry equal rates, except for a minority.
+    """Return (port,) whether most used ports of its node carry similar rates.
 
     If a node uses too few ports, the ports of its gang count.
     """
@@ -78,7 +78,7 @@ def _alike(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
 
 
 def _is_group_even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mask]:
-    """Return (port,) whether half of its group are near their median, and whether it is large enough.
+    """Return (port,) whether half of its group is near the median, and whether the group is large enough.
 
     Near means within ALIKE of it. A group is large enough if it has at least `fewest` known members.
     """
@@ -89,10 +89,10 @@ def _is_group_even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mas
 
 
 def _find_dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mask, Array]:
-    """Return (port,) whether it moves nothing now although its siblings do, and the siblings' median.
+    """Return (port,) whether it moves nothing although its siblings do, and (port,) the siblings' median.
 
-    It must have moved as much as they did before. A gang with a link down stalls as a whole, but the other
-    ports still retry.
+    It must have moved as much as they did before. A gang with a link down stalls as a whole, but the
+    other ports still retry.
     """
     last, mean = port.last["bytes_per_s"], port.mean["bytes_per_s"]
     now, count = by_node.median(np.where(last > 0, last, np.nan))
@@ -104,9 +104,9 @@ def _find_dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tupl
 
 
 def _compute_sibling_median(values: Array, by_node: Groups, by_gang: Groups) -> tuple[Array, Mask]:
-    """Return (port,) the median of the siblings, and whether there are enough of them.
+    """Return (port,) the median of the siblings, and (port,) whether there are enough of them.
 
-    They are those on the node, or those in the gang if the node has too few.
+    Siblings are the ports of the node, or those of the gang if the node has too few.
     """
     near, near_count = by_node.median(values)
     far, far_count = by_gang.median(values)
@@ -116,7 +116,7 @@ def _compute_sibling_median(values: Array, by_node: Groups, by_gang: Groups) -> 
 
 
 def _find_group_maximum(values: Array, groups: Groups) -> Array:
-    """Return (port,) the largest known value in the port's group, at least 0. It is NaN for ports without a group."""
+    """Return (port,) the largest known value in its group, at least 0, NaN for ports without a group."""
     greatest = np.zeros(groups.count)
     inside = groups.of >= 0
     np.maximum.at(greatest, groups.of[inside], np.nan_to_num(values[inside]))

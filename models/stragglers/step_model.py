@@ -1,8 +1,8 @@
-"""The expected time of a step from its work: T = a N + b sum l^2 + c.
+"""StepModel: the expected time of a step from its work: T = a N + b sum l^2 + c.
 
-N is the number of tokens, in sequences of length l. The linear layers cost time per token, attention by
-the square of a sequence (tokens times their usual length). There is no model for jobs that do not report
-N, or whose times do not follow it.
+N is the number of tokens, in sequences of length l. The linear layers cost time per token,
+attention by the square of a sequence (tokens times their usual length). There is no model for jobs
+that do not report N, or whose times do not follow it.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ VARIED = 0.02  # less variation of the work than this teaches nothing
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """The costs of a step in seconds: per token, per token and length, and fixed. None is below 0."""
+    """The costs of a step in seconds: per token, per token and length, and fixed. None of them is below 0."""
 
     token_s: float
     attention_s: float
@@ -35,7 +35,7 @@ class StepModel:
 
 
 def compute_step_work(steps: list[Step]) -> Array | None:
-    """Return (step, 2) the tokens N and the sum of l^2.
+    """Return (step, 2) the work of each step: its tokens N, and the sum of squared sequence lengths.
 
     Returns None if a step lacks its tokens, or only some steps state their length. If no step states a
     length, all lengths count as equal, and times depend on the tokens alone.
@@ -50,7 +50,10 @@ def compute_step_work(steps: list[Step]) -> Array | None:
 
 
 def fit_steps(work: Array, duration: Array) -> StepModel | None:
-    """Fit least squares without negative costs. Returns None if the work explains too little of the times.
+    """Fit the costs by least squares, none below 0.
+
+    Returns None if the work explains too little of the times. work: (step, 2). duration: (step,)
+    seconds.
 
     >>> tokens = np.tile([1000.0, 2000.0, 3000.0, 4000.0], 6)
     >>> model = fit_steps(np.column_stack((tokens, tokens * 512)), 1.0 + tokens / 1000)
@@ -71,9 +74,9 @@ def fit_steps(work: Array, duration: Array) -> StepModel | None:
 
 
 def _fit_nonnegative_costs(table: Array, seconds: Array) -> Array:
-    """Return (column,) the least-squares costs with none below 0.
+    """Return (column,) the least-squares costs, none below 0.
 
-    It takes the best of all choices of columns, which are few.
+    It tries all subsets of columns, which are few, and takes the best one.
     """
     columns = table.shape[1]
     # A few rows with the same sums of squares.
@@ -95,14 +98,14 @@ def _fit_nonnegative_costs(table: Array, seconds: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """The seconds of each step: predicted, and measured without the part that unusual work explains."""
+    """The seconds of each step: as predicted, and as measured without the part that unusual work explains."""
 
     predicted_s: Array
     duration: Array
 
 
 def explained(steps: list[Step], duration: Array, last: int) -> Explained | None:
-    """Explain steps by their work. Returns None without a model.
+    """Explain the times of steps by their work. Returns None if the work does not explain them.
 
     The model is fitted on all steps except the `last` ones.
     """

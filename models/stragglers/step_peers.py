@@ -1,8 +1,8 @@
-"""Slow ranks and stages, found by comparing their step times with data-parallel peers.
+"""Detection of slow ranks and stages, by comparing their step times with data-parallel peers.
 
-Peers are the ranks of one pipeline stage in one step. The ratio of a rank's own work (compute, data
-loading) to its peers' median needs no history, has no waiting in it, and does not depend on the names of
-the ranks.
+Peers are the ranks of one pipeline stage in one step. A rank's own work (compute, data loading) is
+divided by its peers' median. This ratio needs no history, has no waiting in it, and does not depend
+on the names of the ranks.
 
     a worker    its compute or its data loading is over its peers' by 10 % in 3 of 4 steps in a row, or was
                 by 50 % in the last one and no other rank was. With 8 peers and more it must also be over
@@ -48,7 +48,8 @@ COLUMNS = ("compute", "data", "sequence_length")
 class SlowRank:
     """A rank that is slower than its peers.
 
-    ratio: in its usual slow step. excess_s: seconds over their median. part: compute or data.
+    ratio: its time divided by their median, in its usual slow step. excess_s: seconds over their
+    median. part: compute or data.
     """
 
     rank: int
@@ -61,8 +62,8 @@ class SlowRank:
 class SlowStage:
     """A stage that takes `ratio` times the mean of all stages, which is `excess_s` longer.
 
-    grown_s: how much longer it takes than at its least share so far, with the other stages as they are now.
-    0 if it did not grow.
+    grown_s: how much longer it takes than at its least share so far, with the other stages as they are
+    now, 0 if it has not grown.
     """
 
     stage: int
@@ -73,10 +74,10 @@ class SlowStage:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Slow ranks, worst first, the slow stage, and whether ranks pause in turns.
+    """The ranks or the stage that hold a gang back: slow ranks (worst first), or the slow stage.
 
-    firm: slow in 3 of 4 steps. begun_ms: start of the first slow step. stages: each stage's time divided by
-    the mean of all.
+    firm: the worst rank was slow in 3 of 4 steps. pauses: whether ranks pause in turns. begun_ms: start
+    of the first slow step. stages: each stage's time divided by the mean of all.
     """
 
     ranks: tuple[SlowRank, ...] = ()
@@ -89,7 +90,7 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class _Peers:
-    """The ranks of one stage in one step. own: (rank, part) seconds."""
+    """The ranks of one stage in one step. own: (rank, part) seconds of their own work."""
 
     stage: int | None
     ranks: tuple[int, ...]
@@ -98,9 +99,9 @@ class _Peers:
 
 
 def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] | None = None) -> Blame:
-    """Find the ranks that hold the gang back in its newest steps since `since_ms`.
+    """Find the ranks or the stage that hold the gang back, in its newest steps since `since_ms`.
 
-    least: each stage's least share so far.
+    least: stage -> its least share so far.
     """
     whole_steps = _whole({number: gang for number, gang in rank_steps.items() if gang.ended_ms >= since_ms})
     if not whole_steps:
@@ -130,7 +131,10 @@ def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] |
 
 
 def _whole(rank_steps: RankSteps) -> list[GangStep]:
-    """Return the steps that most of the ranks reported, in the order of their ends."""
+    """Return the steps that most of the ranks reported, in the order of their ends.
+
+    Returns none if there are too few ranks.
+    """
     most = max((len(gang.ranks) for gang in rank_steps.values()), default=0)
     rows = [(gang.ended_ms, number) for number, gang in rank_steps.items() if len(gang.ranks) >= WHOLE * most]
     return [rank_steps[number] for _, number in sorted(rows)] if most >= FEWEST_PEERS else []
@@ -150,7 +154,7 @@ def _peers(steps: Iterable[Step]) -> list[_Peers]:
 
 
 def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
-    """Return the ranks that are slower than their peers in one step."""
+    """Return rank -> how slow it is, for the ranks that are slower than their peers in one step."""
     found: dict[int, SlowRank] = {}
     for group in groups:
         if len(group.ranks) < FEWEST_PEERS:
@@ -175,7 +179,7 @@ def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
 
 
 def _compute_column_medians(values: Array) -> Array:
-    """Return (column,) the medians of (row, column)."""
+    """Return (column,) the median of each column. values: (row, column)."""
     ordered, half = np.sort(values, axis=0), len(values) // 2
     return np.asarray(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
@@ -183,7 +187,8 @@ def _compute_column_medians(values: Array) -> Array:
 def _find_persistent_ranks(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
     """Return the ranks that are slow in 3 of the last 4 steps, the worst first.
 
-    If there are none, it may be a rank that is clearly slow in the last step, with no other slow in any.
+    If there are none, return a rank that is clearly slow in the last step, if no other rank is slow in
+    any.
     """
     votes: dict[int, list[SlowRank]] = {}
     for step in slow:
@@ -197,7 +202,7 @@ def _find_persistent_ranks(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
 
 
 def _began_ms(whole_steps: list[GangStep], slow: list[dict[int, SlowRank]], rank: int) -> int:
-    """Return when the first step in which the rank is slow began."""
+    """Return when the first step in which the rank is slow began, in Unix ms."""
     first = next(at for at, step in enumerate(slow) if rank in step)
     return _start_ms(whole_steps[first])
 
@@ -207,14 +212,17 @@ def _start_ms(gang: GangStep) -> int:
 
 
 def _are_slow_in_turns(slow: list[dict[int, SlowRank]]) -> bool:
-    """Return whether in most steps some rank is slow, and none is in more than half of these."""
+    """Return whether ranks are slow in turns.
+
+    In most steps some rank must be slow, and no rank in more than half of these.
+    """
     count = Counter(rank for step in slow for rank, row in step.items() if row.part == COLUMNS[0])
     struck = sum(1 for step in slow if step)
     return len(slow) >= FEWEST_STEPS and 2 * struck > len(slow) and 2 * max(count.values(), default=0) <= struck
 
 
 def _tabulate_by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
-    """Return the stages, and (step, stage) seconds that their ranks work.
+    """Return the stages, and (step, stage) the median seconds of their ranks' own work.
 
     Returns no stages if a step does not state them.
     """
@@ -231,8 +239,8 @@ def _find_slow_stage(
 ) -> SlowStage | None:
     """Return the stage that is the slowest in nearly every step, by 10 % of the mean, or None.
 
-    Also states how much it grew since its least share. At share l of n stages it would take l / (n - l) of
-    the time that the others take together.
+    The result also states how much the stage has grown since its least share. At share l of n stages it
+    would take l / (n - l) of the time that the others take together.
     """
     worst = np.bincount(table.argmax(axis=1), minlength=len(stages))
     at = int(worst.argmax())

@@ -1,4 +1,4 @@
-"""The pace of a job from its step times: how slow it is, since when, and by which rank or phase.
+"""Estimation of a job's pace from its step times: how slow it is, since when, and why.
 
     observed   median of the last 3 steps
     expected   predicted from tokens and sequence lengths if these explain the job's step times (see
@@ -8,8 +8,8 @@
                job's best times. Whatever its past, also if a rank holds the gang back, or a stage that grew
                (see step_peers)
 
-Steps with a checkpoint do not count: all ranks wait for it, and it ends by itself. Steps that are long
-because of their content are slow, and no member is to blame.
+Steps with a checkpoint do not count: all ranks wait for it, and it ends by itself. Steps that are
+long because of their content are slow, and no member is to blame.
 """
 
 from bisect import bisect_left
@@ -55,7 +55,7 @@ PARTS = ("compute", "communication", "data", "other")
 
 @dataclass(frozen=True, slots=True)
 class StepPace:
-    """The pace of a job by its step times.
+    """The pace of a job by its step times, and what holds it back.
 
     `ratio` is None until there is a reference. ranks: those whose own work is slow, worst first.
     """
@@ -85,10 +85,10 @@ class StepPace:
 
 
 def measure_pace(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
-    """Return the pace of an attempt from the steps that it has.
+    """Return the pace of an attempt from the steps that are stored of it.
 
-    `before`: its last pace, whose measure stays while the job is slow. Steps that all take 0 s are not timed,
-    so they have no pace.
+    before: its last pace, whose reference stays while the job is slow. Steps that all take 0 s are not
+    timed, so they have no pace.
     """
     steps = attempt.steps
     if not steps:
@@ -111,7 +111,7 @@ def measure_pace(attempt: JobAttempt, before: StepPace | None = None) -> StepPac
 def _judge_pace_by_past(
     attempt: JobAttempt, steps: list[Step], duration: Array, end_ms: NDArray[np.int64], before: StepPace | None
 ) -> StepPace:
-    """Return the pace by the job's own step times alone."""
+    """Return the pace of a job compared with its own past steps only."""
     if not len(duration):
         return StepPace(0)
     observed_s = middle(duration[-LAST:])
@@ -147,9 +147,9 @@ def _judge_pace_by_past(
 
 
 def _shown(duration: Array, before: StepPace | None, best_s: float | None) -> Measure | None:
-    """Return the measure by which the job is slow, or None if it is not.
+    """Return the reference by which the job is slow, or None if it is not slow.
 
-    It is the previous one while that holds, else the one of a new change.
+    It is the previous reference while the slowdown lasts, else that of a new slowdown.
     """
     if before is not None and before.window and before.usual_s and before.limit_s:
         held = Measure(before.usual_s, before.limit_s, before.window)
@@ -162,10 +162,9 @@ def _shown(duration: Array, before: StepPace | None, best_s: float | None) -> Me
 def _drop_old_offenders(
     pace: StepPace, attempt: JobAttempt, found: Blame, before: StepPace | None
 ) -> tuple[StepPace, Blame]:
-    """Return the pace with its record of stages and uneven ranks, and the blame without old offenders.
+    """Remove from the blame the ranks that were always as slow, and record them in the pace.
 
-    These are ranks that were always as slow. If a job states no stages, a long stage looks like many slow
-    ranks on several nodes.
+    If a job states no stages, a long stage looks like many slow ranks on several nodes.
     """
     if attempt.phase in PAUSES:
         return replace(pace, stages=before.stages, uneven=before.uneven) if before else pace, found
@@ -185,7 +184,11 @@ def _drop_old_offenders(
 
 
 def _is_stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
-    """Return whether slow ranks may be an unreported stage: more than an eighth, on more than one node."""
+    """Return whether the slow ranks look like a stage that the job does not report.
+
+    They do if they are more than an eighth of the ranks, on more than one node. over: slow rank -> its
+    ratio.
+    """
     if not over:
         return False
     newest = max(attempt.rank_steps.values(), key=lambda gang: len(gang.ranks)).ranks
@@ -198,7 +201,7 @@ def _is_stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
 def _judge_pace_by_peers(
     pace: StepPace, attempt: JobAttempt, found: Blame, steps: list[Step], before: StepPace | None
 ) -> StepPace:
-    """Return the pace with blame by the ranks' own times.
+    """Return the pace with the ranks or the stage that hold the job back, by the ranks' own times.
 
     These may show a slowdown that the job's past does not.
     """
@@ -238,9 +241,9 @@ def _judge_pace_by_peers(
 
 
 def _pauses(steps: list[Step]) -> bool:
-    """Return whether there are lone long steps in which one rank after another computed longer.
+    """Return whether single long steps occur in which one rank after another computed longer.
 
-    Then the job is not slow, but loses time.
+    Such a job is not slow, but loses time.
     """
     looked = [step for step in steps[-PAUSES_LOOKED:] if step.rank is not None and step.parts is not None]
     if len(looked) < FEWEST:
@@ -258,7 +261,7 @@ def _pauses(steps: list[Step]) -> bool:
 
 
 def find_reference_pace(duration: Array) -> tuple[float, float] | None:
-    """Return (seconds, relative noise) of the fastest block of consecutive steps. None without steps.
+    """Return (seconds, relative noise) of the fastest block of consecutive steps, or None without steps.
 
     >>> find_reference_pace(np.array([2.0] * 16 + [3.0] * 16))
     (2.0, 0.0)
@@ -279,7 +282,7 @@ def find_reference_pace(duration: Array) -> tuple[float, float] | None:
 def _is_in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return (step,) whether a checkpoint began, ran or ended during the step.
 
-    A checkpoint that began before the step may also not have ended yet.
+    A job that writes checkpoints in more than half of its steps has none of them marked.
     """
     start_ms = end_ms - (duration * 1000).astype(np.int64)
     first = bisect_left(attempt.checkpoints, int(start_ms.min()), key=lambda edge: edge.time_ms)
@@ -298,9 +301,9 @@ def _is_in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.i
 
 
 def _is_checkpoint_running(attempt: JobAttempt, began_ms: int) -> bool:
-    """Return whether a checkpoint without an end still runs.
+    """Return whether the last checkpoint, which has no end yet, still runs.
 
-    It does not in a job that began others long before and ended none.
+    It does not if the job began others long before and ended none: then it reports no ends.
     """
     edges = attempt.checkpoints
     return edges[0].time_ms > began_ms - LONGEST_CHECKPOINT_MS or any(edge.edge == "end" for edge in edges)
@@ -309,9 +312,10 @@ def _is_checkpoint_running(attempt: JobAttempt, began_ms: int) -> bool:
 def _began(
     over: NDArray[np.bool_], duration: Array, end_ms: NDArray[np.int64], measure: Measure, before: StepPace | None
 ) -> int:
-    """Return when the first of the slow steps began, after the last two ordinary ones in a row.
+    """Return when the first of the slow steps began, in Unix ms.
 
-    It stays the same while the slowdown lasts.
+    It is the first one after the last two ordinary steps in a row. It stays the same while the slowdown
+    lasts. over: (step,) whether it is above the limit.
     """
     if (
         before is not None
@@ -330,7 +334,7 @@ def _began(
 
 
 def _find_grown_part(steps: list[Step]) -> str:
-    """Return which part of the step grew most since the reference.
+    """Return the part of the step that grew most since the reference.
 
     Returns "unknown" if parts are not reported, none grew, or "other" grew most.
     """

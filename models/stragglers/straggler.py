@@ -1,4 +1,4 @@
-"""Stragglers: which gangs are slow, and which member holds them back, or nobody.
+"""Detection of stragglers: which gangs are slow, and which member holds them back, or nobody.
 
 A synchronous gang runs at the pace of its slowest member. When one GPU throttles, power and tensor
 activity of *all* fall together, because the others wait. So the culprit is not the member that does
@@ -30,7 +30,7 @@ TELLING = np.array([rule.blames is not None for rule in RULES])
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A member with a reason to be slow.
+    """A gang member that has a reason to be slow.
 
     severity: the slowdown that it would cause alone, as far as that is known, 0 for none.
     """
@@ -49,7 +49,7 @@ def find_stragglers(
 ) -> dict[str, dict[str, Any]]:
     """Return job -> body of `/jobs/{id}/stragglers` without `as_of_ms`.
 
-    Includes running gangs, and jobs that report steps. Writes `paces`.
+    It covers running gangs, and jobs that report steps. Updates `paces`.
     """
     suspects = _find_suspects(gangs, signals, gpu, port, now_ms)
     together = zip(gangs.attempts, gangs.together.tolist(), strict=True)
@@ -68,7 +68,7 @@ def find_stragglers(
 def _find_suspects(
     gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, now_ms: int
 ) -> dict[int, list[Suspect]]:
-    """Return attempt index -> members with a reason to be slow, the gravest first."""
+    """Return attempt index -> its members that have a reason to be slow, the gravest first."""
     rows = np.flatnonzero(TELLING[signals.rule]).tolist()
     if not rows:
         return {}
@@ -102,7 +102,7 @@ def _make_suspect(signals: Signals, at: int, node: str, now_ms: int) -> Suspect:
 def _severity(rule: Rule, value: float, usual: float) -> float:
     """Return the extra time that this member would cost alone, as a share of the step.
 
-    It is a constant if the cost is unknown.
+    If the cost is unknown, it is a constant.
     """
     if rule.blames is STOPPED:
         return 10.0
@@ -146,7 +146,11 @@ def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspec
 
 
 def _are_steps_stronger_evidence(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> bool:
-    """Return whether the steps show who is slow, and cost no less than the culprit that signals name."""
+    """Return whether step times name the culprit better than signals do.
+
+    The steps must show which rank or stage is slow. If signals name a culprit, it must cost less, or be
+    the same.
+    """
     if culprit is None or not pace.ranks:
         return culprit is None and bool(pace.ranks or pace.stage is not None)
     cost = pace.excess_s / pace.observed_s if pace.observed_s else 0.0
@@ -162,7 +166,7 @@ WORK = {"compute": "compute", "data": "data loading"}
 
 
 def _name_cause(culprit: Suspect) -> str:
-    """Return the cause by its name in answers."""
+    """Return the cause of a slowdown, as answers name it."""
     if culprit.rule.intended:
         return culprit.rule.name
     return "compute" if culprit.rule.blames is COMPUTE else "communication"
@@ -171,7 +175,10 @@ def _name_cause(culprit: Suspect) -> str:
 def _describe_step_culprit(
     pace: StepPace, attempt: JobAttempt, suspects: list[Suspect], excess: float
 ) -> dict[str, Any]:
-    """Return culprit, cause and sentence if the ranks' own step times show who is slow."""
+    """Return the culprit, cause and sentence of an answer, by the ranks' own step times.
+
+    The steps must show which rank or stage is slow.
+    """
     cost_s = excess * (pace.usual_s if pace.usual_s and not pace.by_peers else pace.expected_s or 1.0)
     share = min(1.0, pace.excess_s / cost_s) if cost_s > 0 else 1.0
     if pace.ranks:
@@ -190,9 +197,9 @@ def _describe_step_culprit(
 
 
 def _worker(ranks: tuple[int, ...], attempt: JobAttempt) -> tuple[str, str, str]:
-    """Return kind, name and node of slow ranks.
+    """Return the kind, the name and the node of slow ranks, for an answer.
 
-    Several ranks of one node are named as the node. Otherwise the worst rank is named.
+    Several ranks of one node are named by the node. Otherwise the worst rank is named.
     """
     placed = {row.rank: row for row in attempt.ranks}
     worst = placed.get(ranks[0])
@@ -208,8 +215,8 @@ def _judge_slowness(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt
     """Return whether the job is slow, and whether its own steps show that.
 
     Steps decide if they can be compared. Then the last four are compared with the job's own noise. If a
-    member has a reason, two or three clearly slow steps are enough. Without such steps, a grave and firm
-    reason decides.
+    member has a firm reason, two or three clearly slow steps are enough. Without such steps, a grave
+    and firm reason decides.
     """
     if attempt.phase in PAUSES:  # the pace is that of its last step, which may be older than the phase
         return False, False
@@ -226,9 +233,10 @@ def _judge_slowness(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt
 
 
 def _culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect | None:
-    """Return the gravest suspect, unless most nodes of a gang of several have the same trouble.
+    """Return the gravest suspect, or None if no member stands out.
 
-    Then it returns None. If that trouble is intended, as a power cap is, it goes on with the next suspect.
+    None stands out if most nodes of a gang have the same reason. If that reason is intended, as a power
+    cap is, the next reason is considered.
     """
     hosts = gangs.hosts(index)
     while suspects:
@@ -243,7 +251,7 @@ def _culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect
 
 
 def _name(culprit: Suspect, suspects: list[Suspect]) -> tuple[str, str]:
-    """Return the kind and name of a culprit.
+    """Return the kind and the name of a culprit, for an answer.
 
     One GPU is a worker, several GPUs of a node are the node, and a port is a link.
     """
@@ -260,7 +268,7 @@ def _stopped(attempt: JobAttempt, now_ms: int) -> str:
 
 
 def _slower(pace: StepPace) -> str:
-    """Return in words how slow the job is, without the reference if there is none."""
+    """Describe in words how slow the job is, compared with its reference if there is one."""
     if pace.observed_s is None or pace.expected_s is None:
         return "slower than it should be"
     if pace.by_peers:
@@ -292,9 +300,9 @@ def _steady(pace: StepPace, phase: str) -> str:
 
 
 def _describe_longest_part(pace: StepPace, phase: str) -> str:
-    """Return words for the part of a job that always takes longer than the rest, or "" if there is none.
+    """Describe the ranks or the stage that always take longest in a job that is not slow.
 
-    They are for a job that is not slow.
+    Returns "" if there are none.
     """
     if pace.even_s is None or phase in PAUSES:
         return ""

@@ -1,11 +1,11 @@
-"""Slow links without exported counters, found by what each GPU of a gang sends over PCIe.
+"""Detection of slow links without exported counters, by what each GPU of a gang sends over PCIe.
 
-A GPU's traffic reaches its network adapter over PCIe (GPUDirect RDMA). If a GPU's share of its node's
-traffic falls below its own share of the last half hour, while the same place on another node does not,
-it has a slow link. Which part of it (PCIe, adapter, cable) is unknown. A synchronous gang shows no such
-fall: it is slow, and no member stands out. While a link is down the whole gang waits. If the others
-still retry, the GPU behind it sends next to nothing. That lasts only a moment, so it must be observed
-twice.
+A GPU's traffic reaches its network adapter over PCIe (GPUDirect RDMA). Normally a GPU's share of
+its node's traffic stays the same. If it falls below that of the last half hour, and that of the
+same place on another node does not, the GPU has a slow link. Which part of it (PCIe, adapter,
+cable) is unknown. A synchronous gang shows no such fall: it is slow, and no member stands out.
+While a link is down the whole gang waits. If the others still retry, the GPU behind it sends next
+to nothing. That lasts only a moment, so it must be observed twice.
 """
 
 from collections.abc import Mapping
@@ -38,9 +38,9 @@ CAUTION = 0.6  # times the strength of what a counter would tell
 
 @dataclass(frozen=True, slots=True)
 class SendingGpus:
-    """The GPUs of gangs over several nodes, on nodes without port counters.
+    """The GPUs of gangs over several nodes whose nodes have no port counters.
 
-    of: (gpu,) its gang, or -1. by_node: groups of the GPUs of one gang on one node.
+    of: (gpu,) the index of its gang, or -1. by_node: groups of the GPUs of one gang on one node.
     """
 
     names: tuple[str, ...]
@@ -66,9 +66,9 @@ class SendingGpus:
 def untold_links(
     gangs: GangMembers, gpu: GangColumns, port: GangColumns, drops: dict[str, list[int]], now_ms: int
 ) -> tuple[list[Signal], list[Signal]]:
-    """Return signals of slow links, and of links that drop.
+    """Return the signals of slow links, and those of links that drop repeatedly.
 
-    Writes `drops`: the times at which each GPU was observed behind a dropped link.
+    Updates `drops`: GPU -> the times at which its link was observed to be down.
     """
     if not len(gpu.names) or not len(gangs.attempts):
         return [], []
@@ -95,9 +95,9 @@ def _find_slow_links(sending: SendingGpus, settled: Mask) -> list[Signal]:
 
 
 def _is_low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
-    """Return (gpu,) whether the same place is as low on every node of its gang.
+    """Return (gpu,) whether the GPU of the same index is as low on every node of its gang.
 
-    Some jobs send unevenly on purpose.
+    Some jobs send unevenly on purpose. ratio: (gpu,) its traffic divided by that of its siblings.
     """
     place = places(sending.names)
     key, keys = numbered(
@@ -110,9 +110,9 @@ def _is_low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
 
 
 def _dropped(sending: SendingGpus) -> Mapping[str, int]:
-    """Return GPU -> node row, for GPUs that alone send next to nothing while their gang stalls.
+    """Return GPU -> node row, for each GPU that alone sends next to nothing while its gang stalls.
 
-    Before the stall they sent as much as the others.
+    Before the stall it sent as much as the others.
     """
     columns = sending.columns
     last, mean = columns.last["bytes_per_s"], columns.mean["bytes_per_s"]
@@ -132,7 +132,8 @@ def _dropped(sending: SendingGpus) -> Mapping[str, int]:
 def _find_repeated_drops(dropped: Mapping[str, int], drops: dict[str, list[int]], now_ms: int) -> list[Signal]:
     """Return a signal for each GPU whose link is down now and dropped repeatedly in the last half hour.
 
-    Adds the present drops to `drops`, and removes those older than half an hour.
+    dropped: GPU -> node row, for links that are down now. Updates `drops`: adds these, and removes
+    those older than half an hour.
     """
     for name in dropped:
         drops.setdefault(name, []).append(now_ms)

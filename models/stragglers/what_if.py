@@ -1,9 +1,9 @@
-"""A simulation of a training step with one worker, stage or operation type as fast as its peers.
+"""Simulation of a training step in which one worker, stage or operation type is as fast as its peers.
 
-A pipeline step is replayed as a graph. An operation starts when its worker's previous one has ended and,
-after a transfer, its input has arrived. The input of a forward pass comes from the stage before, that of
-a backward pass from the stage after. The replicas meet at the end. Waiting is not an operation, so it
-shows only in the result.
+A pipeline step is replayed as a graph. An operation starts when its worker's previous one has ended
+and, after a transfer, its input has arrived. The input of a forward pass comes from the stage
+before, that of a backward pass from the stage after. The replicas meet at the end. Waiting is not
+an operation, so it shows only in the result.
 
     slowdown of X   T(all ideal, X as it was) / T(all ideal)                         1.0: X costs nothing
     share of X      (T(as it was) - T(X ideal)) / (T(as it was) - T(all ideal))      1.0: X explains all of it
@@ -26,9 +26,9 @@ Order = Sequence[Sequence[tuple[int, int]]]  # by stage: (type, micro-batch) in 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Slowdowns by replica, by stage, by type (as in OP_TYPES) and by worker (replica, stage).
+    """The slowdown of a job divided by replica, stage, type (as in OP_TYPES) and worker (replica, stage).
 
-    share: the share of each worker.
+    share: (replica, stage) the share of the lost time that each worker explains.
     """
 
     slowdown: float
@@ -40,9 +40,10 @@ class Attribution:
 
 
 def simulate_step_time(seconds: Array, order: Order, transfer_s: float = 0.0) -> Array:
-    """Return (step,) seconds from the first operation to the last.
+    """Return (step,) seconds from the first operation of each step to its last.
 
-    seconds: (step, replica, stage, type, micro-batch). Raises ValueError if the order waits for itself.
+    seconds: (step, replica, stage, type, micro-batch). order: each stage's operations (type,
+    micro-batch) in order. Raises ValueError if operations of the order wait for each other.
 
     >>> two = np.ones((1, 1, 2, 2, 1))  # one micro-batch through two stages, there and back
     >>> simulate_step_time(two, [[(0, 0), (1, 0)], [(0, 0), (1, 0)]])
@@ -73,9 +74,10 @@ def simulate_step_time(seconds: Array, order: Order, transfer_s: float = 0.0) ->
 
 
 def attribute(seconds: Array, order: Order, transfer_s: float = 0.0) -> Attribution:
-    """Return the cost of each rank and stage, over all steps of `seconds` (step, replica, stage, type, micro-batch).
+    """Divide the slowdown over all steps among replicas, stages, operation types and workers.
 
-    Raises ValueError if the order waits for itself, and if nothing takes any time.
+    seconds: (step, replica, stage, type, micro-batch). Raises ValueError if operations of the order
+    wait for each other, and if nothing takes any time.
     """
     _, replicas, stages, types, _ = seconds.shape
     typical = np.nanmean(seconds, axis=(0, 1, 2, 4))

@@ -1,4 +1,4 @@
-"""The card of a model: its training data, how it compares with baselines, and whether it may serve."""
+"""The card of a model version: its training data, accuracy and baselines, and whether it may serve."""
 
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +23,7 @@ class FitSpan(msgspec.Struct, frozen=True):
 
 
 class CardMetric(msgspec.Struct, frozen=True):
-    """One number of an evaluation, like `fleetcast.training.reports.results.ResultRow`.
+    """One metric of an evaluation, with the fields of `fleetcast.training.reports.results.ResultRow`.
 
     method: "ours" or the baseline's name.
     """
@@ -42,9 +42,9 @@ class CardMetric(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """The share `observed` of n outcomes within a band, next to the share `nominal` that should be there.
+    """The share of n outcomes that lay within a band (`observed`), and the share that should (`nominal`).
 
-    horizon_s: None if there is none.
+    horizon_s: None if the target has no horizon.
     """
 
     target: str
@@ -55,10 +55,10 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class TargetVerdict(msgspec.Struct, frozen=True):
-    """The gate's answer for one target.
+    """The gate's verdict on one target of a model.
 
-    ratio: our loss divided by the best baseline's. Lower is better. why: the reason why the model did not win,
-    empty if it won.
+    ratio: our loss divided by the best baseline's. Lower is better. why: the reason why the model did
+    not win, empty if it won.
     """
 
     target: str
@@ -68,13 +68,13 @@ class TargetVerdict(msgspec.Struct, frozen=True):
 
 
 class GateVerdict(msgspec.Struct, frozen=True):
-    """The gate's answer.
+    """The gate's verdict on a model.
 
     ours, baseline_value: the metric (less is better) over the same origins. sentence: for people,
     e.g. "WQL of running at 1 h: 0.0101, persistence has 0.0110 (8.2 % less), 504 origins".
 
-    targets: the answer for each target, if the model has several. Such a model wins if it wins one target,
-    and serves the targets that it wins.
+    targets: the verdict on each target, if the model has several. Such a model wins if it wins one
+    target, and serves the targets that it wins.
     """
 
     won: bool
@@ -88,12 +88,12 @@ class GateVerdict(msgspec.Struct, frozen=True):
 
     @property
     def withheld(self) -> frozenset[str]:
-        """The targets that a promoted version does not serve. A version that was forced serves all."""
+        """The targets that a promoted version does not serve. A version that was promoted by force serves all."""
         return frozenset(one.target for one in self.targets if not one.won) if self.won else frozenset()
 
 
 class FileSum(msgspec.Struct, frozen=True):
-    """One file of the version, by its path below the version's folder."""
+    """The path, size and SHA-256 of one file of a version. The path is relative to the version's folder."""
 
     path: str
     size_bytes: int
@@ -101,9 +101,10 @@ class FileSum(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a version except the model itself. The registry fills `version` and `files`.
+    """All facts about a model version. The registry fills `version` and `files`.
 
-    fitted_until_ms: nothing that became known later went into the model. gate: None if nothing was judged.
+    fitted_until_ms: nothing that became known later went into the model. gate: None if it was not
+    evaluated.
     """
 
     kind: str
@@ -130,7 +131,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def metrics_of(rows: Iterable[object]) -> tuple[CardMetric, ...]:
-    """Return the rows of an evaluation in the form that a card stores."""
+    """Return the rows of an evaluation in the form in which a card stores them."""
     return tuple(msgspec.convert(row, CardMetric, from_attributes=True) for row in rows)
 
 
@@ -164,7 +165,7 @@ def read_package_versions(*packages: str) -> dict[str, str]:
 
 
 def write_card(card: Card, folder: Path) -> None:
-    """Write the card as `card.json`."""
+    """Write the card as `card.json` into a folder."""
     (folder / CARD_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
 
 

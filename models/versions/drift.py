@@ -1,12 +1,13 @@
-"""Drift of a model's inputs and losses from its card, and the decision whether to refit.
+"""Measurement of drift: how far a model's inputs and losses are from its card, and when to refit it.
 
-Three conditions ask for a new fit (`DriftLimits`): bands that hold another share than the card states, a
-loss near the best naive forecast's, and age. Moved feature distributions (PSI, KS) alone ask for
-nothing. A growing fleet moves them all, and forecasts may be as good as before.
+Three conditions ask for a new fit (`DriftLimits`): bands that hold another share than the card
+states, a loss near the best naive forecast's, and age. Moved feature distributions (PSI, KS) alone
+ask for nothing. A growing fleet moves them all, and forecasts may be as good as before.
 
-The PSI of two samples of one population is not 0: with n and m independent rows it is about (1/n + 1/m)
-times a chi-squared of bins - 1 degrees of freedom (Yurdakul and Naranjo, 2020). Neighbouring rows of a
-series are nearly the same: n rows of lag-1 autocorrelation r count as n (1 - r) / (1 + r).
+The PSI of two samples of one population is not 0: with n and m independent rows it is about (1/n +
+1/m) times a chi-squared of bins - 1 degrees of freedom (Yurdakul and Naranjo, 2020). Neighbouring
+rows of a series are nearly the same: n rows of lag-1 autocorrelation r count as n (1 - r) / (1 +
+r).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,9 +35,9 @@ Verdict = Literal["same", "drifted", "too_few"]
 
 
 class DriftLimits(msgspec.Struct, frozen=True):
-    """The limits at which a model should be fitted again.
+    """The limits beyond which a model should be fitted again.
 
-    Errors are judged once there are `fewest` matured forecasts. after_days: 0 if age does not matter.
+    Errors count once `fewest` forecasts have matured. after_days: 0 if age does not matter.
     """
 
     coverage_off: float = 0.1
@@ -46,10 +47,11 @@ class DriftLimits(msgspec.Struct, frozen=True):
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """The recent outcomes of a model's forecasts, None if unknown.
+    """The recent accuracy of a model's forecasts. A value is None if unknown.
 
     loss_ratio: WQL divided by the best naive forecast's. For run times, it is the pinball loss of log
-    seconds divided by that of similar jobs' quantiles, which serve without a fit.
+    seconds divided by that of similar jobs' quantiles, which serve without a fit. n: the number of
+    outcomes.
     """
 
     coverage_80: float | None = None
@@ -58,9 +60,10 @@ class Recent(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """The drift of one kind of model.
+    """The drift of the serving version of one kind of model.
 
-    reasons: condition -> why, in words. It is empty while the model may go on serving.
+    reasons: condition -> the reason to refit, in words. It is empty while the model need not be fitted
+    again.
     """
 
     kind: str
@@ -73,11 +76,11 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """The change of the distribution of one feature.
+    """How the distribution of one feature has changed.
 
-    ks: the largest gap between the distribution functions. n: the number of later values. independent: the
-    number of independent rows in the smaller sample. by_chance: the PSI that two samples of one population
-    exceed once in a thousand. verdict: too_few if chance may explain the PSI.
+    ks: the largest gap between the distribution functions. n: the number of later values. independent:
+    the number of independent rows in the smaller sample. by_chance: the PSI that two samples of one
+    population exceed once in a thousand. verdict: too_few if chance may explain the PSI.
     """
 
     feature: str
@@ -112,14 +115,14 @@ def judge(card: Card, recent: Recent, now_ms: int, limits: DriftLimits | None = 
 
 
 def read_card_coverage(card: Card) -> float:
-    """Return the share in the 80 % band when the model was judged, or 0.8 if the card has none."""
+    """Return the share of outcomes in the 80 % band that the card states, or 0.8 if it states none."""
     rows = [row for row in card.calibration if abs(row.nominal - NOMINAL) < 1e-9 and row.n]
     total = sum(row.n for row in rows)
     return sum(row.observed * row.n for row in rows) / total if total else NOMINAL
 
 
 def merge_records(records: Iterable[Mapping[str, Any] | None]) -> Recent:
-    """Merge the records of many series, weighted by the number of forecasts that matured.
+    """Combine the accuracy of many series, weighted by the number of forecasts that matured.
 
     records: the `record` of each row of `/v1/demand`.
 
@@ -138,10 +141,10 @@ def merge_records(records: Iterable[Mapping[str, Any] | None]) -> Recent:
 
 
 def moved(names: Sequence[str], before: Array, now: Array) -> list[Moved]:
-    """Return the features that are known on both sides, the ones that moved most first.
+    """Compare the distributions of features, and return those known on both sides, the most changed first.
 
-    before, now: (row, feature), or (row, series, feature) for several series. Rows are in order of time, NaN
-    if unknown.
+    before, now: (row, feature), or (row, series, feature) for several series. Rows are in order of
+    time, NaN if unknown.
     """
     found = []
     for column, name in enumerate(names):
@@ -163,7 +166,7 @@ def _moved(name: str, then: Array, later: Array, rows: tuple[float, float]) -> M
 
 
 def count_independent_rows(values: Array) -> float:
-    """Return how many independent rows these rows are worth.
+    """Return the number of independent rows that correlated rows are worth.
 
     values: (row,), or (row, series) for several series.
 
@@ -184,7 +187,7 @@ def count_independent_rows(values: Array) -> float:
 def by_chance(rows: float, others: float) -> float:
     """Return the PSI that two samples of one population exceed once in a thousand.
 
-    It uses Wilson and Hilferty's chi-squared quantile.
+    rows, others: the numbers of independent rows. It uses Wilson and Hilferty's chi-squared quantile.
 
     >>> round(by_chance(1000, 1000), 3), round(by_chance(1e9, 30), 1)
     (0.056, 0.9)
@@ -195,9 +198,9 @@ def by_chance(rows: float, others: float) -> float:
 
 
 def psi(before: Array, now: Array) -> float:
-    """Return the population stability index over equally filled bins of `before`.
+    """Return the population stability index of `now`, over bins that `before` fills equally.
 
-    0: the same. Above 0.25: another population.
+    0: the same distribution. Above 0.25: another population.
 
     >>> round(psi(np.arange(100.0), np.arange(100.0)), 6), psi(np.arange(100.0), np.arange(100.0) + 60) > 0.25
     (0.0, True)

@@ -1,6 +1,6 @@
-"""The versions of models on disk. Each is added whole or not at all, and promoted by one atomic write.
+"""Registry: the versions of models on disk. Each is added completely or not at all.
 
-A rollback is one atomic write too.
+A promotion or a rollback is one atomic write.
 
     ROOT/demand/0001/           one version: the model's own files, card.json, card.html. It never changes
     ROOT/demand/current         the version that serves, then those that served before it, one per line
@@ -9,8 +9,8 @@ A rollback is one atomic write too.
     ROOT/demand/lock            held while a version gets its number, and while `current` changes
     ROOT/demand/.new-…          a version being written, locked by its writer. Deleted if it has no writer
 
-A version is written into its own folder, fsynced, then renamed: a kill leaves nothing or all. Readers
-take no lock.
+A version is written into its own folder, fsynced, then renamed: after a kill it is complete or
+absent. Readers take no lock.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ KIND_NAME, VERSION_NAME = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"\d{4,}")
 
 
 class Promotion(msgspec.Struct, frozen=True):
-    """A line of promotions.jsonl.
+    """One promotion or rollback: a line of promotions.jsonl.
 
     action: promote or rollback. version: a name or SHIPPED. forced: the gate had an objection, and
     `sentence` is that objection.
@@ -58,7 +58,7 @@ class Promotion(msgspec.Struct, frozen=True):
 
 
 class Registry:
-    """The versions below one folder. Any number of processes may read and write at once."""
+    """The versions of models below one folder. Any number of processes may read and write at once."""
 
     def __init__(self, root: Path, clock: Clock | None = None) -> None:
         self.root = root
@@ -67,14 +67,18 @@ class Registry:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def current_version(self, kind: str) -> str | None:
-        """Return the version that serves, or None. Reads one small file, so a caller may ask every tick."""
+        """Return the name of the version that serves, or None.
+
+        It reads one small file, so a caller may call it every tick.
+        """
         served = self._served(kind)
         return served[0] if served else None
 
     def current(self, kind: str) -> Path | None:
-        """Return the folder of the version that serves, after checking its files. Returns None if none serves.
+        """Return the folder of the version that serves, after checking its files, or None if none serves.
 
-        If it is damaged, the version before it serves, with a warning. Raises ModelError if none is whole.
+        If it is damaged, the version that served before it serves, with a warning. Raises ModelError if all
+        are damaged.
         """
         served = self._served(kind)
         reasons: list[str] = []
@@ -90,10 +94,10 @@ class Registry:
         return None
 
     def challenger(self, kind: str) -> str | None:
-        """Return the version to run in the shadow, or None for none.
+        """Return the name of the version to run in the shadow, or None for none.
 
-        It is the chosen version unless that serves, else the newest one if it is newer than the serving one. It
-        may be damaged. The call is as cheap as `current_version`.
+        It is the chosen version unless that serves, else the newest one if it is newer than the serving
+        one. It may be damaged. The call is as cheap as `current_version`.
         """
         chosen, serving, names = self._read_shadow_choice(kind), self.current_version(kind), self.names(kind)
         if chosen not in (NEWEST, serving):
@@ -113,7 +117,7 @@ class Registry:
         return word
 
     def versions(self, kind: str) -> list[Card]:
-        """Return the cards of all versions that have a readable one, oldest first."""
+        """Return the cards of all versions with a readable card, oldest first."""
         cards = []
         for version in self.names(kind):
             try:
@@ -130,7 +134,7 @@ class Registry:
         return sorted((path.name for path in folder.iterdir() if VERSION_NAME.fullmatch(path.name)), key=int)
 
     def path(self, kind: str, version: str) -> Path:
-        """Return the folder of a version. "3" is 0003. Raises UnknownEntity if there is none."""
+        """Return the folder of a version. "3" means 0003. Raises UnknownEntity if there is none."""
         name = version.zfill(4)
         folder = self._folder(kind) / name
         if not VERSION_NAME.fullmatch(name) or not folder.is_dir():
@@ -142,7 +146,7 @@ class Registry:
         return read_card(self.path(kind, version))
 
     def damage(self, kind: str, version: str) -> str | None:
-        """Return what is wrong with a version, or None if it is whole.
+        """Describe what is wrong with a version, or return None if nothing is.
 
         A file may be missing or have another checksum.
         """
@@ -168,7 +172,7 @@ class Registry:
         return left
 
     def _served(self, kind: str) -> list[str]:
-        """Return the version that serves, then those that served before it, newest first."""
+        """Return the names of the version that serves and of those that served before it, newest first."""
         try:
             lines = (self._folder(kind) / CURRENT).read_text(encoding="ascii").split()
         except FileNotFoundError:
@@ -187,7 +191,7 @@ class Registry:
     def add(
         self, kind: str, write: Callable[[Path], None], card: Card, page: Callable[[Card], str] | None = None
     ) -> str:
-        """Add a version without promoting it. Returns its number.
+        """Add a version without promoting it, and return its number.
 
         `write` fills an empty folder. The card receives the number and the checksums of the files. `page`
         renders card.html. If `write` raises, nothing is left. An OSError (full disk) becomes a ModelError.
@@ -213,12 +217,12 @@ class Registry:
         return version
 
     def _find_last_version_number(self, kind: str) -> int:
-        """Return the greatest number ever used, so that a pruned version's number is not used again."""
+        """Return the greatest number ever used, so that the number of a deleted version is not used again."""
         return max(map(int, [*self.names(kind), *self._served(kind), "0"]))
 
     @contextlib.contextmanager
     def _make_locked_folder(self, folder: Path) -> Iterator[Path]:
-        """Yield an empty folder, locked by this process. Removes it at the end unless it was renamed."""
+        """Yield an empty folder that this process has locked. Removes it at the end unless it was renamed."""
         with self._hold_lock(folder):
             _delete_unfinished_versions(folder)
             new = folder / f"{NEW}{secrets.token_hex(8)}"
@@ -236,9 +240,9 @@ class Registry:
     def promote(self, kind: str, version: str, force: bool = False) -> None:
         """Make a version the serving one. Does nothing if it already serves.
 
-        Raises ModelError if it is damaged, or if its card says that it lost or was never judged.
+        Raises ModelError if it is damaged, or if its card says that it lost or was never evaluated.
 
-        force: promote it despite the gate. The registry records that.
+        force: promote it despite the gate's objection, which is recorded.
         """
         folder = self.path(kind, version)
         damage = self.damage(kind, folder.name)
@@ -257,10 +261,10 @@ class Registry:
             self._record(kind, "promote", served, sentence, forced=objection is not None)
 
     def rollback(self, kind: str) -> str:
-        """Let the last whole version that served before the current one serve. Returns it, or SHIPPED.
+        """Make the last undamaged version that served before the current one serve again.
 
-        Before the first version, the model that ships with the program served. It serves again if no earlier
-        version is whole. Raises ModelError if no version serves.
+        Returns its name, or SHIPPED. Before the first version, the model that ships with the program
+        served. It serves again if all earlier versions are damaged. Raises ModelError if no version serves.
         """
         with self._hold_lock_if_exists(kind):
             served = self._served(kind)
@@ -273,7 +277,7 @@ class Registry:
         raise ModelError(f"no version of {kind} to go back from: none serves, what ships does")
 
     def shadow(self, kind: str, version: str) -> None:
-        """Choose what runs in the shadow: a version, `off` or `newest`.
+        """Choose the version to run in the shadow: a version, `off` or `newest`.
 
         Raises ModelError if the version serves or is damaged.
         """
@@ -288,7 +292,7 @@ class Registry:
             self._replace(kind, SHADOW, [version])
 
     def old(self, kind: str, keep: int) -> list[str]:
-        """Return the versions that `prune` would delete.
+        """Return the names of the versions that `prune` would delete.
 
         It spares the newest `keep`, the version that serves, the one that served before it, and the shadow.
         """
@@ -321,7 +325,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _hold_lock(self, folder: Path) -> Iterator[None]:
-        """Hold the folder's lock, so that there is one writer at a time.
+        """Hold the folder's lock while the context is open, so that there is one writer at a time.
 
         The lock ends with the process that holds it.
         """
@@ -338,7 +342,7 @@ class Registry:
 
 
 def _find_objection(card: Card) -> str | None:
-    """Return why a card's model must not serve, or None if there is no objection."""
+    """Return the reason why a card's model must not serve, or None if there is none."""
     gate = card.gate
     if gate is None:
         return "no gate has judged it against a baseline; --force promotes it all the same, and that is recorded"
@@ -353,7 +357,7 @@ def _find_objection(card: Card) -> str | None:
 
 
 def _delete_unfinished_versions(folder: Path) -> None:
-    """Delete unfinished versions whose writer is gone: no process holds their lock."""
+    """Delete unfinished versions that no process is writing: their lock is free."""
     for path in folder.glob(f"{NEW}*"):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -367,7 +371,7 @@ def _delete_unfinished_versions(folder: Path) -> None:
 
 
 def _sums(folder: Path) -> tuple[FileSum, ...]:
-    """Return the size and checksum of every file below a folder, except the card's own files."""
+    """Return the path, size and checksum of every file below a folder, except the card's own files."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = [(path, path.relative_to(folder).as_posix()) for path in paths]
     return tuple(

@@ -28,7 +28,10 @@ Array = NDArray[np.float32]
 
 @dataclass(slots=True)
 class Calendar:
-    """The times at which GPUs are free: (path, node, gpu) each, C-contiguous."""
+    """The times at which GPUs become free along sampled paths, and the jobs that hold them until then.
+
+    Each column is (path, node, gpu), C-contiguous. Times are in seconds from now.
+    """
 
     free_s: Array
     gap_s: Array  # begin of the first idle time before a reservation
@@ -45,9 +48,9 @@ class Calendar:
 
 @dataclass(slots=True)
 class Rooms:
-    """The number of slots that an empty node offers to a request.
+    """A cache of how many members of a request each empty node can host.
 
-    It is cached by fit key, because many requests are alike.
+    The key is the request's fit key, because many requests are alike.
     """
 
     empty: ClusterView
@@ -56,7 +59,7 @@ class Rooms:
     blocks: dict[Level | None, NDArray[np.int64]] = field(default_factory=dict)
 
     def of(self, request: PlacementRequest) -> NDArray[np.int64]:
-        """Return (n,) members that each node could host if nothing ran."""
+        """Return (n,) int64, the members of a request that each node could host if nothing ran."""
         key = make_fit_key(request, has_plugins=bool(self.options.filters))
         room = self.known.get(key)
         if room is None:
@@ -67,9 +70,9 @@ class Rooms:
         return room
 
     def block(self, level: Level | None) -> NDArray[np.int64]:
-        """Return (domain, most) the node rows of each domain, -1 where a domain has fewer nodes.
+        """Return (domain, k) int64, the node rows of each domain, where k is the size of the largest domain.
 
-        For level None, all nodes are one domain.
+        Smaller domains are padded with -1. For level None, all nodes are one domain.
         """
         if level not in self.blocks:
             everywhere = np.arange(len(self.empty))[None]
@@ -91,7 +94,8 @@ def _group_rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]
 class Bars:
     """The restrictions that keep a gang from free GPUs.
 
-    allowed_s: (path,) from when its queue may have the gang. closures: nodes that are closed to it.
+    run_s: seconds that the gang is planned to run. allowed_s: (path,) seconds until its queue's quota allows the
+    gang. closures: times at which nodes are closed to it.
     """
 
     run_s: float
@@ -99,9 +103,9 @@ class Bars:
     closures: tuple[Closure, ...] = ()
 
     def opened(self, ready: Array) -> Array:
-        """Return the time from which each GPU (path, node, gpu) may be used.
+        """Return (path, node, gpu) seconds until each GPU may be used, delayed by quota and closures.
 
-        The times stay ascending along a node.
+        ready: (path, node, gpu) seconds until each GPU is free. The times stay ascending along a node.
         """
         ready = np.maximum(ready, self.allowed_s[:, None, None])
         for one in self.closures:
@@ -125,7 +129,7 @@ class Bars:
 def find_earliest_start(
     request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None, bars: Bars | None = None
 ) -> Place:
-    """Return the place and time at which the gang starts first.
+    """Return the earliest place of the gang on each path, and its start time.
 
     With `planned_s`, a gap that lasts this long from the gang's start may be used too.
     """

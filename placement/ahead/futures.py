@@ -45,7 +45,7 @@ class ArrivalForecast:
     weights: Floats
 
     def drawn(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
-        """Draw jobs that may come within MOST_BINS. Yields (seconds from now, GPUs), in order of time."""
+        """Draw the jobs that arrive within MOST_BINS bins. Yields (seconds from now, GPUs), in order of time."""
         sizes, left = self._sizes(rng), 0.0
         for at, gpus in enumerate(self._draw_gpus_per_bin(rng)):
             left += gpus
@@ -57,7 +57,7 @@ class ArrivalForecast:
                 yield from zip(np.sort(BIN_S * (at + rng.random(len(coming)))).tolist(), coming, strict=True)
 
     def _draw_gpus_per_bin(self, rng: np.random.Generator) -> list[float]:
-        """Draw the GPUs that come in each bin.
+        """Draw the number of GPUs that arrive in each of MOST_BINS bins.
 
         Each bin has a random level. Between the forecast's levels the values are interpolated linearly.
         """
@@ -79,9 +79,10 @@ class ArrivalForecast:
 
 @dataclass(slots=True)
 class Drawn:
-    """The common part of all sampled paths, and the draws of each path.
+    """The data that all sampled paths of a queue share, and the sampled run times of each path.
 
-    left_s: running job → (path,).
+    left_s: running job → (path,) seconds until it ends. planned_end_s: running job → seconds until it ends by the
+    queue's estimate.
     """
 
     view: ClusterView
@@ -127,7 +128,7 @@ class Drawn:
         return found, until_s
 
     def _held(self) -> dict[str, tuple[Ints, Ints]]:
-        """Return job → (nodes, thousandths of GPUs that become free on each)."""
+        """Return running job → (node rows, thousandths of GPUs that it releases on each)."""
         view, found = self.view, {}
         parts = held(view.holders, view.parts)
         milli = np.where(view.usable.ravel()[parts.gpu], parts.milli, 0)
@@ -141,7 +142,7 @@ class Drawn:
         return found
 
     def _queues(self, jobs: Sequence[str], waiting: Sequence[tuple[int, Any, GangAsk]]) -> QueuesAhead | None:
-        """Return the state of the queues, with the holder of each end by its number.
+        """Return the state of the queues, with the hold of each running job under the number of its end.
 
         Returns None without a tree of queues.
         """
@@ -212,9 +213,9 @@ class Drawn:
         return self._found[key]
 
     def _make_arrival_generator(self) -> Callable[[int], Iterator[Arrival]]:
-        """Return a function from a path to the jobs that arrive along it.
+        """Return a function that takes a path's number and yields the jobs that arrive along the path.
 
-        Nothing else is known of these jobs, so each takes its place in the queue behind a waiting entry.
+        Only the size of these jobs is known. So each takes its place in the queue behind a random waiting entry.
         """
         asks = (
             {}

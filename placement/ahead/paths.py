@@ -41,7 +41,7 @@ NAMED = 5  # jobs that a request waits for
 
 @dataclass(frozen=True, slots=True)
 class Hindrance:
-    """A job that holds a GPU on a node until the gang starts, along the path in the middle.
+    """A job that holds a GPU on a node until the gang starts, on the median path.
 
     job: an index into `jobs`. node: a row.
     """
@@ -111,7 +111,7 @@ class Timelines:
         )
 
     def _compute_seconds_until_allowed(self, request: PlacementRequest) -> Array:
-        """Return (path,) seconds until its queue may have the request."""
+        """Return (path,) seconds until the quota of its queue allows the request. They are 0 if it does now."""
         mine, standing = self.turns.hold_of(request), self.turns.standing
         if mine is None or standing is None or standing.find_refusing_queue(mine.leaf, mine.amounts) is None:
             return np.zeros(PATHS, np.float32)
@@ -157,7 +157,7 @@ def timelines(
     arrivals: ArrivalForecast | None = None,
     turns: QueueTurns = ONE_LINE,
 ) -> Timelines:
-    """Play the queue along `PATHS` paths.
+    """Play the queue along `PATHS` sampled paths, and return the start and end times on each.
 
     run_quantiles: function that returns the run times of a request at `RUN_LEVELS`, or None if unknown.
     """
@@ -302,7 +302,7 @@ def find_hindrances(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
 
 
 def compute_planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, float]:
-    """Return running job → seconds until it should have ended by the queue's estimate."""
+    """Return running job → seconds until it ends by the queue's estimate."""
     return {release.job: (release.end_ms - now_ms) / 1000 for release in ahead}
 
 
@@ -311,7 +311,7 @@ def gpus_of(request: PlacementRequest) -> int:
 
 
 def planned(request: PlacementRequest, run_times: RunTimeQuantiles) -> float:
-    """Return the seconds for which the queue plans this job."""
+    """Return the seconds that the queue plans for the job's run."""
     return run_times.run_s(gpus_of(request), 0.9, limit_s=request.limit_s)
 
 

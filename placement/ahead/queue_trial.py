@@ -1,7 +1,7 @@
-"""Trial of a queue tree on a sample before it serves.
+"""Trial of a queue tree on sample requests before the tree serves.
 
-The sample covers a pass, start times, charges, credits and showback. The bounds of the reader say which
-numbers are accepted. The trial computes with them as the placer will.
+The sample covers a pass, start times, charges, credits and showback. The reader of the queues file limits each
+number. The trial checks that the placer can compute with these numbers.
 """
 
 import math

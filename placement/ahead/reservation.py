@@ -1,6 +1,6 @@
-"""The reservation of the queue's head: how surely it holds, and what may run until then.
+"""The reservation of the queue's head: how likely it holds, and which GPUs are free until then.
 
-Also when running jobs release their GPUs.
+It also estimates when running jobs release their GPUs.
 """
 
 from dataclasses import dataclass
@@ -52,11 +52,12 @@ class JobRelease:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The head's reservation.
+    """The head's reservation, for people to read.
 
-    idle_gpus: GPUs that are free already, and reserved for it. holds_p: None if unknown, and `reason` says
-    why. by: the basis of holds_p. basis: the basis of the shadow time. It is "prior" if the run time of the
-    job that the head waits for is unknown. The plan then assumes a day.
+    idle_gpus: GPUs that are free already, and reserved for the head. holds_p: the probability that the head starts
+    by its shadow time. It is None if unknown, and `reason` says why. by: the basis of holds_p. basis: the basis of
+    the shadow time. It is "prior" if the run time of the job that the head waits for is unknown. The plan then
+    assumes a day.
     """
 
     request_id: str
@@ -71,7 +72,7 @@ class Held:
 
 
 def held(reservation: Reservation, view: ClusterView, timelines: Timelines | None) -> Held:
-    """Describe the reservation for people to read."""
+    """Return the reservation with its probability and the basis of its times, for people to read."""
     known = holds_p(reservation, timelines) if timelines is not None else None
     return Held(
         request_id=reservation.entry.request.request_id,
@@ -87,7 +88,7 @@ def held(reservation: Reservation, view: ClusterView, timelines: Timelines | Non
 
 
 def _reason(reservation: Reservation, timelines: Timelines | None) -> str:
-    """Return why `holds_p` is unknown."""
+    """Return the reason why the probability of a reservation is unknown."""
     if timelines is None or reservation.entry.request.request_id not in timelines.starts_s:
         return "no futures with this request have been sampled yet"
     return describe_unknown_jobs(timelines)
@@ -117,7 +118,10 @@ def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
 
 
 def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWindow, ...]:
-    """Return the unreserved free GPUs, then the head's, which are free until its shadow time."""
+    """Return the free windows: the unreserved GPUs, then the head's, which are free until its shadow time.
+
+    A window without GPUs is left out.
+    """
     kept = view.free & reservation.gpus if reservation is not None else np.zeros_like(view.free)
     is_open = view.is_open
     found = []

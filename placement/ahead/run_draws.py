@@ -1,7 +1,7 @@
 """Random run times: one on each path, so that a path is one future of all jobs.
 
-A job without any estimate of its run time never ends here. A request that can start without its GPUs has
-a start time. Other requests have none.
+A job without any estimate of its run time never ends here. A request has a start time only if it can start
+without the GPUs of such jobs.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class RunTimeSource(NamedTuple):
     quantiles_s: tuple[float, ...] | None
 
     def basis(self, run_times: RunTimeQuantiles) -> Basis:
-        """Return the basis of the run time."""
+        """Return the basis of the run time: "runs" if its quantiles are known, otherwise that of `run_times`."""
         return "runs" if self.quantiles_s is not None else run_times.basis(self.gpus, self.limit_s)
 
 
@@ -80,10 +80,10 @@ class RunTimeSample:
 
 
 def interpolate_remaining_s(quantiles_s: Sequence[float], levels: Levels) -> Levels:
-    """Return (path,) seconds at `levels` by quantiles at `RUN_LEVELS`, at least 1.
+    """Return (path,) seconds, at least 1, at some levels of a distribution with known quantiles.
 
-    Below the lowest level and above the highest, the curve continues with the same slope (a Pareto tail),
-    because few jobs end at one moment.
+    quantiles_s: its quantiles at `RUN_LEVELS`. levels: (path,). Below the lowest known level and above the highest,
+    the curve goes on with the same slope (a Pareto tail): few jobs end at one moment.
     """
     known = np.log(np.maximum.accumulate(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
     below = np.log(np.minimum(levels / RUN_LEVELS[0], 1.0)) / np.log(RUN_LEVELS[1] / RUN_LEVELS[0])

@@ -2,11 +2,11 @@
 
 Jobs end when they are drawn to end, and further ones arrive. After each change a pass goes over the
 waiting jobs: higher priority first, then first come. The first job that does not fit keeps the nodes that
-should be free for it soonest. Others start next to those nodes, or on them if they should end before
-(EASY backfill, as in `fleetcast.placement.plan.queue`). A node is a count of free thousandths of GPUs, so thousands of
-events take a second. Parts of GPUs count as if they were packed well.
+should be free for it soonest. Later jobs start on other nodes, or on these nodes if they should end before
+(EASY backfill, as in `fleetcast.placement.plan.queue`). A node is a count of free thousandths of GPUs, so
+thousands of events take a second. Parts of GPUs count as if they were packed well.
 
-Queues have their limits, what others lend them, and nodes that are closed to them for a while.
+Queues keep within their limits, borrow GPUs from each other, and avoid nodes that are closed to them.
 """
 
 import heapq
@@ -44,7 +44,7 @@ FullGroup = tuple[Row, int, list[Row]]  # the next row, its index, the group
 
 @dataclass(slots=True)
 class AskLine:
-    """Waiting jobs that ask for the same, in order.
+    """A line of waiting jobs with the same ask, in order.
 
     group: the sorted rows of all lines that fit if this one fits.
     """
@@ -55,7 +55,7 @@ class AskLine:
     jobs: deque[Arrival] = field(default_factory=deque)
 
     def enter(self) -> Row:
-        """Insert the line's row into the group."""
+        """Insert the line's row into the group, and return it."""
         row = self.jobs[0].order, self.number, self.ask
         insort(self.group, row)
         return row
@@ -117,7 +117,7 @@ class Future:
         return self._started
 
     def _line(self, ask: GangAsk) -> AskLine:
-        """Return the line of all jobs that ask for this."""
+        """Return the line of the jobs with this ask. Adds the line if it is missing."""
         if ask not in self._lines:
             group = self._groups.setdefault((ask.slot, ask.members), [])
             self._lines[ask] = AskLine(len(self._lines), ask, group)
@@ -186,9 +186,9 @@ class Future:
         return ready, full
 
     def _first(self, full: list[FullGroup], before: tuple[float, float]) -> GangAsk | None:
-        """Return the first ask before this place that its queue may have, but for which the fleet has no room.
+        """Return the first ask before this place that its queue allows but that the fleet has no room for.
 
-        Returns None if there is none.
+        Returns None if there is none. full: a heap of the groups without room, which this call advances.
         """
         while full and full[0][0][0] < before:
             (_, _, ask), at, group = full[0]
@@ -218,7 +218,7 @@ class Future:
 
 
 def _without(reserved: Ints | None, closed: NDArray[np.bool_] | None) -> Ints | None:
-    """Return the nodes that are kept for others or closed."""
+    """Return the rows of the nodes that are reserved for the head or closed, or None if there are none."""
     if closed is None:
         return reserved
     return np.union1d(np.zeros(0, np.int64) if reserved is None else reserved, np.flatnonzero(closed))

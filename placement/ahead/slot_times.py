@@ -76,7 +76,7 @@ class SlotTimes:
     def of(cls, free_s: Array, shape: GangShape, rows: Ints, *, is_followed: bool) -> "SlotTimes":
         """Read the times of a calendar. free_s: (path, node, gpu), ascending along a node.
 
-        is_followed: the caller calls `mark` and `follow`, which write into a copy of the times.
+        is_followed: the caller records later changes of the calendar, so the times are copied.
         """
         slots = free_s.shape[2] // shape.each
         if shape.members == 1:  # the first slot of a node is free first

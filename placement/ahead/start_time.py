@@ -90,7 +90,7 @@ def estimate_start(
 ) -> StartEstimate:
     """Estimate when a request starts, whether it waits already or comes now.
 
-    A newcomer goes behind all waiting requests of its priority. Raises RequestError.
+    A newcomer goes behind all waiting requests of its priority. Raises RequestError if the request is invalid.
 
     adjust: function that corrects sampled times for the users. Its arguments are the request_id of a waiting
     request (None for a newcomer) and the sampled quantiles.
@@ -125,7 +125,10 @@ def estimate_start(
 
 
 def _awaited(start_s: Array, bars: Bars) -> str:
-    """Return the window that ends when the request starts in the middle future, or an empty text."""
+    """Return the name of the window that ends when the request starts on the median path.
+
+    Returns "" if there is no such window.
+    """
     middle_s = float(np.sort(start_s)[MIDDLE])
     return next((one.name for one in bars.closures if abs(one.to_s - middle_s) <= ROUNDING_S), "")
 
@@ -151,7 +154,7 @@ def choose_start_basis(start_ms: Quantiles, timelines: Timelines, now_ms: int) -
 
 
 def is_behind_unknown(request: PlacementRequest, start_s: Array, timelines: Timelines) -> bool:
-    """Return whether jobs of unknown run time leave a request that could run here without a start time."""
+    """Return whether a request has no start time only because of jobs whose run time is unknown."""
     if not timelines.unknown or np.isfinite(start_s).mean() >= KNOWN_SHARE:
         return False
     return fits_now(request, timelines.rooms.empty, timelines.options)
@@ -238,10 +241,10 @@ def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], ne
 
 
 def _describe_room(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, awaits: str = NEXT_JOB) -> str:
-    """Return the sentence of a room forecast.
+    """Return a sentence on when there is room for one more request.
 
     `room in 40 min (p90 65 min), once the 3 requests that wait have started`.
-    awaits: what the start of a newcomer waits for.
+    awaits: the job or window whose end a newcomer waits for, or an empty text.
     """
     ending = f", when {awaits} ends" if awaits else ""
     if opens_ms["p90"] - now_ms < 1000 * WORTH_S:
@@ -256,9 +259,9 @@ def _describe_room(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, aw
 
 
 def clip_to_now(now_ms: int, times_ms: Quantiles) -> Quantiles:
-    """Move times that were sampled a while ago to now if they have passed.
+    """Return the sampled times, with `now_ms` in place of times that have passed meanwhile.
 
-    What has not happened yet lies ahead.
+    The event has not happened yet, so it cannot lie in the past.
     """
     return {name: max(now_ms, time_ms) for name, time_ms in times_ms.items()}
 
@@ -341,8 +344,8 @@ def _list_relaxations(request: PlacementRequest) -> list[Relaxed]:
 class BlockerEnds:
     """The ends of blockers in the sampled futures, limited so that no blocker ends after the start.
 
-    start_s: (path,) start of the request. start_ms: its issued quantiles, or None. corrected: applies to
-    quantiles the same correction as to those of starts.
+    start_s: (path,) start of the request. start_ms: its issued quantiles, or None. corrected: function that corrects
+    the quantiles of ends in the same way as those of starts.
     """
 
     start_s: Array
@@ -380,7 +383,7 @@ def _find_blockers(
 
 
 def _sentence(request: PlacementRequest, timelines: Timelines, start_ms: Quantiles, awaited: str, now_ms: int) -> str:
-    """Return the sentence of a start.
+    """Return a sentence on what a request needs and when it starts.
 
     `needs 8 GPUs with fast intra-node links in pool train; the earliest such block is in 40 min (p90 65 min), …`.
     awaited: the job or window whose end it waits for, or an empty text.
@@ -395,12 +398,12 @@ def _sentence(request: PlacementRequest, timelines: Timelines, start_ms: Quantil
 
 
 def format_start_time(start_ms: Quantiles, now_ms: int) -> str:
-    """Return `starts in 40 min (p90 65 min)`, with the same numbers as the quantiles."""
+    """Format a start time as a phrase, such as `starts in 40 min (p90 65 min)`."""
     return f"starts {format_time_until(start_ms, now_ms)}"
 
 
 def format_time_until(times_ms: Quantiles, now_ms: int) -> str:
-    """Return `in 40 min (p90 65 min)`, or `within a minute`."""
+    """Format the time until an event, such as `in 40 min (p90 65 min)` or `within a minute`."""
     soon, late = times_ms["p50"] - now_ms, times_ms["p90"] - now_ms
     if late < 1000 * WORTH_S:
         return "within a minute"

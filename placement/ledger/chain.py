@@ -49,7 +49,7 @@ class ChainHead:
 
     @classmethod
     def parse(cls, text: str) -> "ChainHead | None":
-        """Decode a head as an operator stored it. Returns None if the text is not a head.
+        """Parse a head from text of the form `audit_id:hash`. Returns None if the text is not a head.
 
         >>> ChainHead.parse(f"12:{NO_HASH}").audit_id
         12
@@ -71,27 +71,27 @@ def hash_line(line: Sequence[Any]) -> str:
 
 
 def compute_decision_checksum(row: Sequence[Any]) -> str:
-    """Return the checksum of a decision's columns without the checksum."""
+    """Return the checksum of a decision. row: all its columns except the checksum."""
     return _digest("decisions", row)
 
 
 def compute_queue_checksum(row: Sequence[Any]) -> str:
-    """Return the checksum of a queue entry's columns without the checksum."""
+    """Return the checksum of a queue entry. row: all its columns except the checksum."""
     return _digest("queue", row)
 
 
 def compute_intent_checksum(row: Sequence[Any]) -> str:
-    """Return the checksum of an intent's columns without the checksum."""
+    """Return the checksum of an intent. row: all its columns except the checksum."""
     return _digest("intents", [*row[:4], *(None if value is None else str(value) for value in row[FLOATS]), *row[7:]])
 
 
 def compute_charge_checksum(row: Sequence[Any]) -> str:
-    """Return the checksum of a charge's columns without the checksum."""
+    """Return the checksum of a charge. row: all its columns except the checksum."""
     return _digest("charges", [str(value) if isinstance(value, float) else value for value in row])
 
 
 def compute_credit_checksum(row: Sequence[Any]) -> str:
-    """Return the checksum of the columns of a queue's credits without the checksum."""
+    """Return the checksum of a queue's credits. row: all their columns except the checksum."""
     return _digest("credits", [str(value) if isinstance(value, float) else value for value in row])
 
 

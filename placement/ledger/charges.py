@@ -22,7 +22,7 @@ MARKS = "?," * 16 + "?"
 
 @dataclass(slots=True)
 class _Totals:
-    """The frequently read rows, equal to the file between two transactions."""
+    """The rows that are cached in memory. Between two transactions they are equal to the file."""
 
     open: dict[tuple[str, int], Charge]
     banks: dict[str, Bank]
@@ -31,9 +31,9 @@ class _Totals:
 
 
 class ChargeTable:
-    """The charges and credits of an open ledger file. One for each ledger.
+    """The charges and credits of one open ledger file.
 
-    It drops its rows in memory if a write fails.
+    It drops its cached rows if a write fails.
     """
 
     def __init__(self, ledger: LedgerFile) -> None:

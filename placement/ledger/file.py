@@ -67,7 +67,10 @@ class LedgerFile:
             raise self._make_damage_error(f"its identity is {self.identity!r}")
 
     def _undo(self) -> None:
-        """Drop the state in memory, which may be ahead of the file after a rollback."""
+        """Drop the rows that a subclass caches, because they may be ahead of the file after a rollback.
+
+        This class caches none.
+        """
 
     def _make_damage_error(self, why: object) -> LedgerError:
         return LedgerError(f"{self.path} is damaged ({why}): move it away, or restore a copy")
@@ -179,7 +182,10 @@ class LedgerFile:
 
     @contextmanager
     def readable(self) -> Iterator[None]:
-        """Turn a value that does not fit its column into a LedgerError. SQLite does not detect such damage."""
+        """Turn errors from decoding a damaged value inside the context into a LedgerError.
+
+        SQLite does not detect a value that does not fit its column.
+        """
         try:
             yield
         except (ValueError, TypeError, RecursionError) as error:
@@ -251,9 +257,10 @@ class LedgerFile:
 
 
 def read_ledger_identity(path: Path) -> tuple[str, int] | None:
-    """Return (identity or "", position) of a ledger file, even while it is written.
+    """Return (identity, position) of a ledger file, even while the placer writes it.
 
-    Returns None if the file is absent or empty. Raises LedgerError.
+    The identity is "" until it is set. The position is the highest audit_id ever written. Returns None if the
+    file is absent or empty. Raises LedgerError if the file cannot be read or has a later version.
     """
     if not path.exists() or not path.stat().st_size:
         return None
@@ -292,9 +299,10 @@ def read_chain_hashes(path: Path, audit_id: int) -> tuple[str | None, ChainHead]
 
 
 def read_ledger_marks(path: Path) -> dict[str, Any]:
-    """Read the marks of a ledger file, even while it is written.
+    """Read the marks of a ledger file, by name, even while the placer writes it.
 
-    Returns an empty dict if the file is absent or has the first version. Raises LedgerError.
+    Returns an empty dict if the file is absent or has the first version. Raises LedgerError if the file cannot
+    be read or has a later version.
     """
     if not read_ledger_identity(path):
         return {}

@@ -1,14 +1,14 @@
 """The ledger: decisions, intents, the queue and the audit trail in one SQLite file.
 
     decisions   request_id → the request and the reply, byte for byte; `cursor` only grows
-    intents     what a placement holds until the job runs, ends, expires or is cancelled
-    queue       requests that wait, with the reply they got
-    audit       which caller asked for what; append-only, triggers refuse anything else
+    intents     the GPUs that a placement holds until the job runs, ends, expires or is cancelled
+    queue       waiting requests, each with the reply that its caller received
+    audit       the actions of each caller; append-only, triggers refuse anything else
 
 The ledger writes before the placer replies. One process writes. A retry of a request gets the same bytes,
 even after a restart. SQLite finds damaged pages and indexes when the file opens. Checksums of rows and a
-hash chain of the audit (`ledger_chain`) find other damage. The ledger serves nothing that does not match.
-It raises a LedgerError that names the damaged part.
+hash chain of the audit (`fleetcast.placement.ledger.chain`) find other damage. The ledger serves no row that
+does not match. It raises a LedgerError that names the damaged part.
 """
 
 import logging
@@ -63,7 +63,7 @@ _decode_models = msgspec.json.Decoder(dict[str, str]).decode
 
 @dataclass(slots=True)
 class _Memory:
-    """The frequently read rows, equal to the file between two transactions."""
+    """The rows that are cached in memory. Between two transactions they are equal to the file."""
 
     intents: dict[str, Intent]
     queue: dict[str, QueueEntry]

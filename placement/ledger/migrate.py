@@ -1,8 +1,8 @@
 """Migration of a ledger file of an earlier version, and creation of the tables in an empty one.
 
-Version 1 had neither checksums nor a chain. Those that the migration adds prove nothing up to the audit
-line in the fact `migrated`. Version 2 had no charges: the placer opens those of running jobs when it sees
-them.
+Version 1 had neither checksums nor a chain. The checksums that the migration adds prove nothing about earlier
+lines. The fact `migrated` records the last of these lines. Version 2 had no charges: the placer opens charges
+for running jobs when it first sees them.
 """
 
 import sqlite3
@@ -16,9 +16,9 @@ MIGRATED = "migrated"
 
 
 def begin(db: sqlite3.Connection) -> str:
-    """Create the tables of a file of version 0 if it is empty, otherwise return why not.
+    """Create the tables of a file of version 0 if it is empty. Otherwise return why it is not.
 
-    Version 1 created its tables one by one, so such a file may already have some.
+    Returns "" on success. Version 1 created its tables one by one, so such a file may already have some.
     """
     found = shape(db)
     tables = [name for name, sql in found.items() if sql.startswith("CREATE TABLE")]

@@ -52,7 +52,7 @@ class OpenRequest:
 
     @property
     def attempt(self) -> tuple[str, int]:
-        """Its job and attempt."""
+        """The request's job and attempt number."""
         return self.request.job_name, self.request.attempt
 
     @property
@@ -134,9 +134,9 @@ class PromiseReader:
         return self._windows
 
     def admits(self, job: str, attempt: int) -> bool:
-        """Return whether no limit may refuse this attempt.
+        """Return whether this attempt must be admitted, whatever the limits.
 
-        That is so if it holds a promise, or if the ledger is unreadable and cannot say whether it does.
+        It must be if it holds a promise, or if the ledger is unreadable and cannot say whether it does.
         """
         promise = self.find(job, attempt)
         return bool(self.unreadable) if promise is None else promise.is_held

@@ -3,8 +3,8 @@
 A change of their structure needs a new version. A program does not touch the file of a later version.
 
 1   decisions, intents, queue, audit
-2   a checksum a row, the audit's chain, and `state`: facts about the service's state, JSON by name
-3   charges (what each attempt held, whose, and when) and credits (what queues banked)
+2   a checksum for each row, the audit's chain, and `state`: facts about the service's state, JSON by name
+3   charges (the GPUs that each attempt held) and credits (the credits of queues)
 """
 
 import sqlite3

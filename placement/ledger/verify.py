@@ -1,4 +1,4 @@
-"""Verification that a ledger's audit chain, replies, intents and queue are what was written.
+"""Verification that a ledger's audit chain, replies, intents and queue are unchanged.
 
 It only reads, and the placer may write meanwhile. Rows are read one by one in one transaction, so a
 ledger of any size takes little memory. An attacker who can write the file can also recompute its hashes.
@@ -175,7 +175,7 @@ class _Trail:
         verdict.head = ChainHead(audit_id, str(written))
 
     def _reply(self, row: tuple[Any, ...]) -> None:
-        """Check that the row that was written with a line exists and is the same."""
+        """Check that the row written together with an audit line still exists and is unchanged."""
         audit_id, action, request_id, stored = row[0], row[3], row[4], row[9]
         if not stored:
             return
@@ -214,7 +214,7 @@ class _Trail:
 
 
 def _promises(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
-    """Check that each intent is what was written and holds what its decision gave.
+    """Check that each intent is unchanged and holds the GPUs that its decision gave.
 
     Each placement must have an intent.
     """
@@ -243,7 +243,7 @@ def _waiting(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
 
 
 def _verify_charges(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
-    """Check that charges and credits are what was written."""
+    """Check that charges and credits are unchanged."""
     for table, checksum in CHARGE_TABLE_CHECKSUMS.items():
         for row in db.execute(f"SELECT * FROM {table}"):
             if checksum(row[:-1]) != row[-1]:

@@ -46,7 +46,10 @@ class Screen:
 
 
 def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Screen:
-    """Apply all filters in order; the operator's own come before `busy`, which is always the last."""
+    """Apply all filters in order, and return the candidates and the rejected nodes.
+
+    The operator's own filters come after the built-in ones. `busy` is always the last.
+    """
     passes = np.ones(len(view), bool)
     by_reason: dict[str, Mask] = {}
 
@@ -120,7 +123,7 @@ def avoided(request: PlacementRequest, view: ClusterView, options: Options) -> M
 
 
 def _make_closed_filter(reason: str) -> Filter:
-    """Make the filter of nodes that are closed to the request's queue for one reason."""
+    """Make a filter that rejects nodes closed to the request's queue for this reason."""
 
     def closed(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
         groups = filter_closed_nodes(request, reason)
@@ -147,7 +150,7 @@ def _mask_by_hearing(view: ClusterView, hearing: Hearing) -> Mask | None:
 
 
 def _make_state_filter(state: NodeState) -> Filter:
-    """Make the filter of nodes in one state other than in service."""
+    """Make a filter that rejects nodes in this state."""
 
     def in_state(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
         by_state: dict[int, Mask] = view.memo.of("states", (view.state,), lambda: _mask_by_state(view))
@@ -157,7 +160,7 @@ def _make_state_filter(state: NodeState) -> Filter:
 
 
 def _mask_by_state(view: ClusterView) -> dict[int, Mask]:
-    """Return state → (n,) the nodes in it, for the states that occur.
+    """Return state → (n,) whether each node is in it, for the states that occur.
 
     Most fleets have few states at a time.
     """
@@ -165,13 +168,13 @@ def _mask_by_state(view: ClusterView) -> dict[int, Mask]:
 
 
 def drained(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-    """Refuse drained nodes."""
+    """Reject drained nodes."""
     mask: Mask = view.state == NodeState.DRAINED
     return mask
 
 
 def lost(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-    """Refuse lost nodes."""
+    """Reject lost nodes."""
     mask: Mask = view.state == NodeState.LOST
     return mask
 
@@ -196,7 +199,10 @@ def gpu_memory(request: PlacementRequest, view: ClusterView, options: Options) -
 
 
 def risk(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-    """Refuse nodes that fail or slow with a higher probability than the request, or else the operator, accepts."""
+    """Reject nodes whose probability of failing or slowing down is above the limit.
+
+    The limit is the request's. Without one, it is the operator's.
+    """
     return compute_worst_risk(view, options) > _find_risk_limit(request, options)
 
 
@@ -233,7 +239,7 @@ def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) 
 
 
 def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-    """Refuse nodes with too few free GPUs for one member, or with no GPU that has so much of it free."""
+    """Reject nodes with too few free GPUs, or too small free parts of GPUs, for one member."""
     return room_on_gpus(request, view) < 1
 
 

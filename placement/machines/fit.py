@@ -1,4 +1,4 @@
-"""Gang fit: finds the nodes for a whole gang, all or nothing.
+"""The search for the nodes of a whole gang, all or nothing.
 
 One fit over c candidate nodes, each of which can host a member:
 
@@ -55,7 +55,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The room of a level: members that each domain can host."""
+    """The number of members that each domain of one level can host."""
 
     level: Level | None
     domain: NDArray[np.integer[Any]]  # (c,) domain of each candidate, -1 unknown
@@ -180,7 +180,7 @@ class GangSearch:
     def bounds(self, offer: Room, feasible: NDArray[np.bool_], above: float = -np.inf) -> NDArray[np.float64]:
         """Return (feasible domains,) scores that no gang of a domain exceeds.
 
-        They are mostly lower than `bound`, and cost more work.
+        They are mostly lower than the bound of the whole level, and cost more work.
 
         The nodes that survive best are seldom those that keep their pace best. So the weighted sum of both
         logarithms over the best nodes of a domain has a bound. Each logarithm then gets its own bound, unless
@@ -227,10 +227,7 @@ class GangSearch:
         return full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
 
     def _tightest(self, offer: Room) -> float:
-        """Return the largest share of its domain that any gang takes.
-
-        Whole GPUs are free as often as there is room for them.
-        """
+        """Return the largest share of its domain's room that any gang takes, 1 for parts of GPUs."""
         least = int(offer.members[offer.members >= self.size].min())
         return self.size / least if self.request.milli == WHOLE_GPU else 1.0
 
@@ -252,7 +249,10 @@ class GangSearch:
         return self._fill_wanted_domains(needed, offer, feasible) if (needed & ~likely).any() else found
 
     def _fill_wanted_domains(self, wanted: NDArray[np.bool_], offer: Room, feasible: NDArray[np.bool_]) -> list[Fit]:
-        """Fill only the feasible domains that are wanted: (feasible domains,)."""
+        """Fill only the wanted domains, and return the best three with their gangs.
+
+        wanted: (feasible domains,) bool.
+        """
         at = np.flatnonzero(feasible[offer.domain] & (offer.domain >= 0))
         sub_domain = _rank_sub_domains(self.topology, self.scores, offer.level, at)
         number, chosen = np.full(len(feasible), -1), np.flatnonzero(feasible)[wanted]

@@ -33,7 +33,7 @@ class PoolFragments(msgspec.Struct, frozen=True):
 
 
 def fragmentation(view: ClusterView, options: Options) -> list[PoolFragments]:
-    """Return one row for each pool, by name."""
+    """Return the fragmentation of each pool, in order of the pools' names."""
     return list(_rows(view, options))
 
 
@@ -50,7 +50,7 @@ def _rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
 
 
 def _largest(pool: str, view: ClusterView, options: Options) -> dict[str, int]:
-    """Return level → the whole free GPUs of its best domain, on nodes that a request may get."""
+    """Return level → GPUs of the largest gang that fits into one of its domains now."""
     screened = screen(PlacementRequest(request_id="largest", pool=pool), view, options)
     rows = np.flatnonzero(screened.passes & view.is_open)
     found = {

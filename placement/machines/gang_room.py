@@ -65,7 +65,7 @@ class Slot:
 
     @cached_property
     def max_members_in_rows(self) -> Ints:
-        """`most` for each node in `rows`."""
+        """(domain, most nodes of a domain) the members that each node in `rows` hosts when empty."""
         return np.append(self.most, 0)[self.rows]
 
 
@@ -73,8 +73,8 @@ class Slot:
 class GangAsk:
     """The request of one job: `members` slots.
 
-    planned_s: how long the queue expects it to run. hold: what it takes from its queue. closures: nodes that
-    are closed to it.
+    planned_s: seconds that the queue expects it to run. hold: the GPUs that count against its queue's quota.
+    closures: times at which nodes are closed to it.
     """
 
     slot: int  # an index into the slots
@@ -137,9 +137,9 @@ class Fleet:
         self._count(self._at.take(nodes, 1), more)
 
     def _count(self, at: Ints, more: Ints) -> None:
-        """Add more room to domains.
+        """Add room to domains, and update the best domain of each slot.
 
-        at, more: (slot, node) indices of `_total`, and what to add there.
+        at, more: (slot, node) indices of `_total`, and the members to add there.
         """
         np.add.at(self._total, at, more)
         self._best = np.maximum.reduceat(self._total, self._first).tolist()

@@ -40,7 +40,7 @@ class GangSize:
 
 
 def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> GangSize:
-    """Compute the size of a gang before it is placed."""
+    """Return the size that a gang gets, and the candidates that it may use, before it is placed."""
     gang, level = request.members, get_widest_level(request)
     offer = sum_room_by_domain(level, topology, scores.rows, scores.room)
     most = compute_largest_size(gang, offer.most)

@@ -1,4 +1,4 @@
-"""The operator's settings for placements, as opposed to what a request asks."""
+"""The operator's settings for placements, which hold for all requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -59,16 +59,16 @@ def stranded(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
 
 
 def potential(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
-    """Return (k,) the sum of what is fragmented and what is stranded."""
+    """Return (k,) the potential of each node in thousandths of GPUs: fragmented plus stranded ones."""
     return count_fragmented_milli(demand, milli, cpus, model) + stranded(demand, milli, cpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The ways to place one member.
+    """The possible ways to place one member.
 
-    at: its node, an index into k. slot: the GPU, -1 unless the member takes a part of one GPU. milli: (ways,
-    g) what is free afterwards.
+    at: (ways,) the member's node, an index into k. slot: (ways,) its GPU, -1 unless it takes a part of one GPU.
+    milli: (ways, g) thousandths of GPUs that are free on the node afterwards.
     """
 
     at: Ints
@@ -147,7 +147,7 @@ class PotentialGrowth:
 
 
 def taken(milli: Slots, gpus: Ints) -> Ints:
-    """Return (k, g) what is left when the first `gpus` whole GPUs of each node are taken."""
+    """Return (k, g) thousandths that stay free once the first `gpus` whole GPUs of a node are taken."""
     enough = milli >= WHOLE
     first = enough & (np.cumsum(enough, axis=1) <= gpus[:, None])
     return np.where(first, 0, milli).astype(np.int64)

@@ -55,9 +55,9 @@ def fragments(gpus: int) -> NDArray[np.float64]:
 
 
 def compute_node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Score what it means to leave `free - taken` free GPUs on nodes of `gpus` GPUs.
+    """Return (k,) scores in [0, 1] for leaving `free - taken` free GPUs on nodes with `gpus` GPUs.
 
-    All arrays have the same length.
+    free, taken, gpus: (k,). A score is higher if less usable room is broken.
     """
     if not len(free):
         return np.zeros(0)
@@ -171,12 +171,12 @@ class NodeScores:
 
     @cached_property
     def has_score_bounds(self) -> bool:
-        """Return whether no scorer of the operator replaces a built-in part, whose bound would not be that scorer's."""
+        """Whether the bounds of scores hold, because no scorer of the operator replaces a built-in part."""
         return self.extra.keys().isdisjoint(GANG_PARTS)
 
     @cached_property
     def is_gang_score_independent(self) -> bool:
-        """Return whether the score of a gang has bounds, and does not depend on other nodes."""
+        """Whether the score of a gang has bounds and does not depend on other nodes."""
         if not self.has_score_bounds or self.growth is not None or not len(self.free):
             return False
         least, most = int(self.free.min()), int(self.free.max())
@@ -214,7 +214,7 @@ class NodeScores:
         }
 
     def fit(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return (k,) how little usable room `members` break on the candidates `at`."""
+        """Return (k,) scores in [0, 1], higher if `members` on the candidates `at` break less usable room."""
         if self.growth is not None:
             return self.growth.fit(at, members)
         return compute_node_fit(self.free[at], self._whole(at, members), self.gpus[at])
@@ -239,9 +239,9 @@ class NodeScores:
     def of_gangs(
         self, at: NDArray[np.int64], take: NDArray[np.int64], domain: NDArray[np.int64], level: Level | None, n: int
     ) -> dict[str, NDArray[np.float64]]:
-        """Return name → (n,) unweighted scores by domain.
+        """Return the parts of the scores of gangs, one gang in each domain: name → (n,), unweighted.
 
-        at, take, domain: (k,) each: candidates, members, and domains 0..n-1.
+        at, take, domain: (k,) each: candidates, members on them, and domains 0..n-1.
         """
         size = max(1, int(take.sum()) // max(1, n))
         used = np.bincount(domain, minlength=n)
@@ -260,7 +260,10 @@ class NodeScores:
         return np.maximum(median(self.survives) - self.survives, 0.0)
 
     def compute_shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
-        """Return (n,) hazard that the gangs' members have in common. For the arguments see `of_gangs`."""
+        """Return (n,) the hazard that the members of each gang have in common.
+
+        at, domain: (k,) each: candidates, and domains 0..n-1.
+        """
         found, excess = np.zeros(n), self.excess[at]
         for level, numbers in self.shared.items():
             own = numbers[at]

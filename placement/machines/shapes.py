@@ -108,5 +108,5 @@ class RecentShapes:
         return len(self._newest)
 
     def counted(self) -> Counter[MemberShape]:
-        """Return shape → members."""
+        """Return shape → number of members in the newest requests."""
         return +self._members

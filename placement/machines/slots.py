@@ -13,7 +13,7 @@ Milli = NDArray[np.int16]
 
 
 def convert_to_milli(free: NDArray[np.bool_]) -> Milli:
-    """Return the slots of GPUs that are either wholly free or not free at all.
+    """Return the free thousandths of GPUs: 1000 for a free GPU, 0 for any other.
 
     >>> convert_to_milli(np.array([True, False])).tolist()
     [1000, 0]
@@ -40,7 +40,7 @@ class HeldParts:
     milli: NDArray[np.int64]
 
     def append_parts(self, rows: list[tuple[int, int, int]]) -> "HeldParts":
-        """Return these parts and more of them: (job, gpu, milli) each."""
+        """Return these parts followed by `rows`, which are (job, gpu, milli) each."""
         if not rows:
             return self
         more = np.array(rows, np.int64).T
@@ -53,9 +53,9 @@ NO_PARTS = HeldParts(*(np.zeros(0, np.int64),) * 3)
 
 
 def held(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
-    """Return what jobs hold of every GPU, whole ones and parts, in order of job.
+    """Return the whole GPUs and the parts of GPUs that jobs hold, in order of job.
 
-    holders: (n, g).
+    holders: (n, g) index of the job that holds the GPU, -1 for none.
     """
     flat = holders.ravel()
     whole = np.flatnonzero(flat >= 0)
@@ -68,9 +68,10 @@ def held(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
 
 
 def fullest(free: Milli, share: int, members: int) -> list[int]:
-    """Return the slot for each of several equal parts: the fullest that has room, the first of equals.
+    """Choose a slot for each of several equal parts of GPUs, and return the indices of the slots.
 
-    free: (g,)
+    Each part gets the fullest slot that has room for it, the first of equals. free: (g,) free thousandths.
+    share: thousandths of one part.
 
     >>> fullest(np.array([1000, 300, 500], np.int16), 250, 3)
     [1, 2, 2]

@@ -78,7 +78,7 @@ class Hearing(IntEnum):
 
 
 def may_place(state: NDArray[np.int8], hearing: NDArray[np.int8] | None) -> NDArray[np.bool_]:
-    """Return (n,) whether a node is in service and its telemetry does not speak against it.
+    """Return (n,) whether a node is in service, and its telemetry is neither stale nor missing.
 
     hearing: (n,). None if telemetry does not matter.
     """
@@ -116,7 +116,7 @@ class ViewMemo:
     def of(self, key: Hashable, parts: tuple[object, ...], make: Callable[[], Any]) -> Any:
         """Return the result of `make` for these parts, computed now or earlier.
 
-        key: what else the result depends on. Arrays among the parts become read-only.
+        key: names the result and any other value that it depends on. Arrays among the parts become read-only.
         """
         known = self._known.get(key)
         if known is not None:

@@ -63,7 +63,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def shape(request: PlacementRequest, members: int) -> str:
-    """Describe a gang.
+    """Describe a gang by its number of members and the GPUs of each.
 
     >>> shape(PlacementRequest(request_id="a", gang=4, gpus_per_node=8), 4)
     '4 x 8 GPUs'
@@ -74,10 +74,7 @@ def shape(request: PlacementRequest, members: int) -> str:
 
 
 def member(request: PlacementRequest) -> str:
-    """Describe what one member takes.
-
-    For example `8 GPUs`, `0.46 GPU`, or without GPUs `16 CPUs and 64 GiB of memory`.
-    """
+    """Describe the resources of one member: `8 GPUs`, `0.46 GPU` or `16 CPUs and 64 GiB of memory`."""
     if request.milli < WHOLE:
         return f"{request.milli / WHOLE:g} GPU"
     if request.gpus_per_node:
@@ -221,7 +218,7 @@ def describe_refusal(request: PlacementRequest, view: ClusterView, screened: Scr
 
 
 def explain_shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
-    """Explain why the gang does not fit: what it needs, what there is, and where the rest went."""
+    """Explain why a gang does not fit: its needs, the room there is, and why nodes are rejected."""
     text = f"needs {needs(request)}"
     rejected = screened.rejected
     if not len(view):

@@ -27,9 +27,9 @@ class Claims:
         self._doubted = request_id if holds_p is not None and holds_p < LEAST_P else ""
 
     def dropped(self, waiting: Iterable[str]) -> str:
-        """Return the request whose claim holds nothing in the next pass, or "" if there is none.
+        """Return the id of the request whose claim is dropped in the next pass, or "" if there is none.
 
-        A claim is dropped at most once for each call of `observe`.
+        A claim is dropped at most once for each call of `observe`. waiting: ids of the waiting requests.
         """
         request_id, self._doubted = self._doubted, ""
         if self._drops:

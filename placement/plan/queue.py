@@ -81,8 +81,8 @@ class Plan:
 class Reservation:
     """The resources that the head of the queue claims.
 
-    gpus: (n, g) bool, GPUs that it will use at `shadow_ms`. cpus, host_memory_gib: (n,) what it will use
-    then.
+    gpus: (n, g) bool, GPUs that it will use at `shadow_ms`. cpus, host_memory_gib: (n,) CPUs and GiB that it will
+    use then. blocker: the job that it waits for.
     """
 
     entry: Waiting
@@ -198,14 +198,14 @@ class Cycle:
     def make_failure_key(self, request: PlacementRequest, view: ClusterView) -> FitKey:
         """Return the key of all requests that fail for the same reason as this one.
 
-        The key is a narrow one if a plugin rejected a node.
+        If a plugin rejected a node, the key includes all fields that plugins may read.
         """
         plugins = {name for name, _ in self.options.filters}
         by_plugin = bool(plugins) and not plugins.isdisjoint(screen(request, view, self.options).by_reason)
         return make_fit_key(request, has_plugins=by_plugin)
 
     def try_entry(self, entry: Waiting) -> None:
-        """Consider an entry, limited to what its queue may have."""
+        """Place an entry if it fits and its queue's quota allows it. Otherwise record why it waits."""
         ask = make_queue_ask(entry.request)
         if self.in_line and ask.in_line is not None:
             ask = ask.in_line
@@ -256,7 +256,7 @@ class Cycle:
         return late
 
     def _record_allowance(self, row: AskInPass, request: PlacementRequest) -> None:
-        """Record what the queue allows this ask now."""
+        """Record whether the queue's quota allows this ask now."""
         allowed, row.version = self.turns.allow(request), self.turns.version
         row.is_whole = allowed is request
         row.refused = WaitReason("queue", request, self.after, said=allowed) if isinstance(allowed, str) else None
@@ -277,9 +277,9 @@ class Cycle:
         return False
 
     def _place(self, entry: Waiting, request: PlacementRequest, view: ClusterView) -> bool:
-        """Decide within `view`, which is the cycle's view or a part of it.
+        """Place an entry if its request fits within `view`. Returns whether it was placed.
 
-        Returns whether the entry was placed.
+        request: the entry's request, limited to its quota. view: the view of this pass, or its unreserved part.
         """
         screened = screen(request, view, self.options)
         if not has_room_for_gang(request, view, screened):
@@ -376,7 +376,10 @@ class Cycle:
 
 
 def claim(entry: Waiting, view: ClusterView, shadow_ms: int, blocker: str, options: Options) -> Reservation:
-    """Return the resources that the head will use, given the view of its shadow time."""
+    """Return the reservation of the head.
+
+    view: the fleet at `shadow_ms`. blocker: the job that ends then.
+    """
     gpus, members = claimed(entry.request, view, options)
     cpus = np.multiply(members, entry.request.cpus or 0, dtype=np.float64)
     memory_gib = np.multiply(members, entry.request.host_memory_gib or 0.0, dtype=np.float64)

@@ -43,7 +43,7 @@ class RunTimeQuantiles:
 
     @classmethod
     def of(cls, durations: Mapping[str, Any]) -> "RunTimeQuantiles":
-        """Read from `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": …}`.
+        """Read the run times from `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": …}`.
 
         Counts with too few jobs use the run times of all jobs.
         """
@@ -86,7 +86,7 @@ class RunTimeQuantiles:
         return self._run_s_at_levels(gpus, [q], age_s, limit_s)[0]
 
     def _run_s_at_levels(self, gpus: int, levels: Sequence[float], age_s: float, limit_s: float | None) -> list[float]:
-        """Return `run_s` at each of `levels`."""
+        """Return the run time in seconds at each of these quantile levels."""
         mu, sigma = self._fit_log_normal(gpus, limit_s)
         passed = self._compute_ended_share(gpus, age_s, limit_s)
         shares = [passed + level * (1 - passed) for level in levels]
@@ -154,11 +154,14 @@ class RunningJob:
     left_s: tuple[float, ...] | None = None
 
     def age_s(self, now_ms: int) -> float:
-        """Return how long it has run."""
+        """Return the seconds that the job has run, at least 0."""
         return max(0.0, (now_ms - self.started_ms) / 1000)
 
     def basis(self, run_times: RunTimeQuantiles, now_ms: int) -> Basis:
-        """Return the basis of its remaining time."""
+        """Return the basis of the job's remaining time: "runs" if a model knows its quantiles.
+
+        Otherwise it is the basis of similar jobs' run times.
+        """
         return "runs" if self.left_s is not None else run_times.basis(self.gpus, self.limit_s, self.age_s(now_ms))
 
 

@@ -34,7 +34,7 @@ SLACK = 0.1  # of a run time: how long before its latest start a request with a 
 
 
 class QueueTurns(Protocol):
-    """Queue order and quota: the next entry, and the part of its request that it may have."""
+    """Queue order and quota: which entry is next, and how much of its request may start."""
 
     def in_order(self, queue: Sequence[Any]) -> list[Any]: ...
 
@@ -48,16 +48,16 @@ class QueueTurns(Protocol):
         """Return whether a request of the last ordering has waited as long as it may."""
 
     def later(self, request: PlacementRequest) -> PlacementRequest | None:
-        """Return a refused request as it may be placed once jobs have ended.
+        """Return a refused request, limited to the nodes that it may use once jobs have ended.
 
-        Returns None if other queues keep what it lacks.
+        Returns None if other queues keep the GPUs that it lacks.
         """
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
-        """Limit the request to what may be placed now, or return the reason against it."""
+        """Return the request limited to its quota and to open nodes, or the reason why it cannot start."""
 
     def is_at_limit(self, request: PlacementRequest) -> bool:
-        """Return whether the limit of its queue, or of one above, keeps it from holding more now."""
+        """Return whether the request's queue, or a queue above it, has reached its limit."""
 
     def places(self, entries: Sequence[Any]) -> "Places":
         """Return the keys by which a sampled future sorts these entries and the newcomers."""
@@ -75,13 +75,13 @@ class QueueTurns(Protocol):
         """Return the same turns, as if nothing had been placed in this pass."""
 
     def hold_of(self, request: PlacementRequest) -> QueueHold | None:
-        """Return what the smallest form of a request takes from its queue.
+        """Return the GPUs that a request of its smallest size counts against its queue.
 
-        Returns None if the request counts for no queue.
+        Returns None if the request belongs to no queue.
         """
 
     def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
-        """Return the closures that keep nodes from a request for a while."""
+        """Return the nodes that are closed to a request, and from when to when."""
 
     @property
     def standing(self) -> QueueStanding | None:
@@ -89,7 +89,7 @@ class QueueTurns(Protocol):
 
     @property
     def holds(self) -> Mapping[str, QueueHold]:
-        """Job → what it holds, and the queue that it counts for."""
+        """Job → the GPUs that it holds, and the queue that they count against."""
 
     @property
     def version(self) -> int:
@@ -100,8 +100,8 @@ class QueueTurns(Protocol):
 class Places:
     """The keys by which a sampled future sorts entries and newcomers.
 
-    orders: the key of each entry. The smallest is next. levels: never rising. newcomers: the places that a
-    newcomer may stand behind.
+    orders: the key of each entry. The smallest is next. levels: the precedence of each entry, in descending order.
+    newcomers: the places that a newcomer may stand behind.
     """
 
     orders: Sequence[tuple[float, float]]
@@ -167,9 +167,9 @@ class OneLine:
 
 
 class TreeTurns:
-    """The turns of a tree of queues in its present state, for one pass.
+    """The order and quotas of a tree of queues in its present state, for one pass.
 
-    jobs: running job → what it holds, and of which queue.
+    jobs: running job → the GPUs that it holds, and their queue.
     """
 
     def __init__(
@@ -286,8 +286,8 @@ class TreeTurns:
     def _find_closed_nodes(self, request: PlacementRequest) -> tuple[ClosedNodes, ...]:
         """Return the nodes that the request may not use.
 
-        These are the nodes that a window keeps for others before the request would end, and the nodes of GPU
-        models that its queue may take no more of.
+        A window keeps some nodes for others before the request would end. Other nodes have a GPU model that its queue
+        may use no more of.
         """
         models, windows = self._list_full_models(request), self._find_barring_windows(request)
         key = (*models, *map(str, windows))
@@ -325,7 +325,7 @@ class TreeTurns:
     def _list_full_models(self, request: PlacementRequest) -> list[str]:
         """Return the GPU models that a request for any model may not take more of now.
 
-        More of them would exceed a limit, or take what other queues do not lend.
+        More of them would exceed a limit, or take GPUs that other queues do not lend.
         """
         named = request.gpu_model or len(request.gpu_models) == 1
         if named or len(self.tree.resources) < 2 or not self._is_in_tree(request):
@@ -396,9 +396,9 @@ def is_reserved_for(window: Window, leaf: str) -> bool:
 def capacity_of(
     view: ClusterView, outside: LeafUse | None = None, jobs: Collection[str] | None = None
 ) -> dict[str, float]:
-    """Return resource → GPUs that can be used, less those that jobs without a queue hold in the fleet.
+    """Return resource → usable GPUs, less those that jobs without a queue hold in the fleet.
 
-    outside: what these jobs hold, including nodes outside the fleet. jobs: all jobs that have a queue.
+    outside: the GPUs that these jobs hold, including nodes outside the fleet. jobs: all jobs that have a queue.
     """
     found = _amounts(view, view.usable)
     if outside is None:

@@ -24,9 +24,9 @@ Planned = Callable[[CountAsk, float], float]
 
 
 class Capacity:
-    """A machine of `gpus` GPUs.
+    """A machine of `gpus` GPUs without nodes.
 
-    `at` sets the clock, and drops the claim of the last pass.
+    Setting its clock drops the claim of the last pass.
     """
 
     def __init__(self, gpus: int, planned: Planned, backfills: bool = True) -> None:

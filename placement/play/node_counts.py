@@ -1,4 +1,4 @@
-"""A fleet as counts of free GPUs by node: the machine of peers, where a job must fit into nodes.
+"""A fleet as counts of free GPUs by node: a machine on which a job must fit into nodes.
 
 A job of up to a node's GPUs takes them on one node. A larger one takes whole nodes. Backfill is EASY, as
 in `fleetcast.placement.play.capacity`. The head keeps the nodes that should be free for it first.

@@ -47,7 +47,7 @@ class PlayedScheduler(Protocol):
         """Add a job that waits from now on, or again after a refused start."""
 
     def end(self, job: int, now_s: float, refused: bool) -> None:
-        """Free the GPUs of a job."""
+        """Release the GPUs of a job that ends now. refused: the cluster refused its start."""
 
     def go(self, now_s: float) -> Sequence[int] | None:
         """Return the jobs that start now. Returns None if no pass was needed."""
@@ -107,7 +107,7 @@ class Replay:
 
 
 class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
-    """A machine through which time passes. started: the jobs started in the pass since `at`."""
+    """A machine with a clock. started: the entries that the present pass has started."""
 
     started: list[Item]
 
@@ -117,7 +117,7 @@ class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
 
 
 class QueuePolicy(Protocol):
-    """The order of jobs, computed from what is known of them at that time. Jobs are rows of the trace."""
+    """A rule that orders jobs by the facts known of them at that time. Jobs are rows of the trace."""
 
     def key(self, job: int, now_s: float) -> float: ...
 

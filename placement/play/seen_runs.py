@@ -1,4 +1,4 @@
-"""Run times by GPU count, learnt from jobs as they end. A plan expects them of jobs that still run."""
+"""Run times by GPU count, learnt from jobs as they end. A plan uses them to estimate running jobs."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -36,7 +36,10 @@ class SeenRuns:
             self.times = RunTimeQuantiles.of({"by_gpus": self._rows, "all": self._rows[0]})
 
     def planned(self, ask: CountAsk, age_s: float) -> float:
-        """Return the time limit, which ends a job. Without a limit, return the p90 of similar jobs."""
+        """Return the seconds that a job is planned to run in all.
+
+        This is its time limit. Without a limit, it is the p90 of similar jobs that ran longer than `age_s`.
+        """
         if ask.limit_s is not None:
             return ask.limit_s
         return self.times.run_s(ask.gpus, 0.9, age_s=age_s)

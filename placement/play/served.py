@@ -90,8 +90,9 @@ class JobHold:
 class ServedPlan:
     """The serving plan as a scheduler that can be played.
 
-    ask: the request of a job, with a unique id. None if the job can never be placed. forgets: shares count
-    only what is held now, as Kueue's do. waits: those of the last pass. holds: those of running jobs.
+    ask: function that returns the request of a job, with a unique id. It returns None if the job can never be
+    placed. forgets: shares count only the GPUs that are held now, as Kueue's do. waits: the waiting entries of the
+    last pass. holds: running job → the GPUs that it holds.
     """
 
     view: ClusterView

@@ -45,8 +45,8 @@ class QueueAsk:
 
     gpus: GPUs of the desired gang. wished: thousandths of GPUs that it takes. milli: thousandths that the
     smallest gang takes. model: the one model that it needs, else `gpu`. wide, narrow: its fit keys without
-    and with plugins. in_line: the ask of all requests that also differ in their place among queues. None if
-    this is it.
+    and with plugins. in_line: the ask without the fields that only the order of queues reads. None if this ask
+    itself has none of them.
     """
 
     gpus: int
@@ -123,7 +123,10 @@ class Waiters:
         self.first = [self._requests[at] for at in first.tolist()]
 
     def times(self, name: str, otherwise: float) -> NDArray[np.float64]:
-        """Return (k,) a time that requests may name. Requests that do not name it have `otherwise`."""
+        """Return (k,) the values of an optional time field of the requests.
+
+        Requests that do not set the field have `otherwise`.
+        """
         values = list(map(attrgetter(name), self._requests))
         if values.count(None) == len(values):
             return np.full(len(values), otherwise)

@@ -1,4 +1,4 @@
-"""Charges: what each attempt of a job held, from when until when, and for which queue and user.
+"""Charges: the GPUs that each attempt of a job held, for how long, and for which queue and user.
 
 The use of queues follows from them. A charge opens with a placement, or when a job appears that the
 placer did not place. It closes when the GPUs are free again. Use decays with a half-life h. In closed

@@ -41,7 +41,7 @@ class LimitedRequest(PlacementRequest, frozen=True, kw_only=True, omit_defaults=
 
 
 def limit(request: PlacementRequest, closed: tuple[ClosedNodes, ...]) -> PlacementRequest:
-    """Return the request without these nodes."""
+    """Return the request with these nodes closed to it."""
     if not closed:
         return request
     return LimitedRequest(**{name: getattr(request, name) for name in _FIELDS}, closed=closed)

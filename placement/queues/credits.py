@@ -1,13 +1,12 @@
 """Credits: time banking of queues.
 
-A queue earns a share of its unused guarantee, and pays with it for what it borrows.
-
+A queue earns a share of its unused guarantee, and pays with it for the GPUs that it borrows.
 With the rate e earned (or s spent) a second, the half-life h and λ = ln 2/h, in closed form between two
 changes:
 
     b(t) = (b₀ − e/λ) · 2^(−t/h) + e/λ, at most the cap     b(t) = (b₀ + s/λ) · 2^(−t/h) − s/λ, at least 0
 
-Conserved: banked = earned − spent − expired. Expired is what the half-life and the cap took.
+Conserved: banked = earned − spent − expired. Credits expire by the half-life and above the cap.
 """
 
 import math
@@ -20,7 +19,7 @@ from fleetcast.placement.queues.tree import ANY, Credits, QueueTree
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """A queue's credits in GPU-seconds since its beginning, at a time."""
+    """A queue's credits at one time: GPU-seconds earned, spent and expired since the queue began."""
 
     as_of_ms: int
     earned: float = 0.0

@@ -56,7 +56,7 @@ AMOUNTS = ("guaranteed", "limit", "lend", "borrow")
 
 
 class NumberCheck:
-    """The bounds of the numbers of one table. All numbers within them give finite results."""
+    """A check that the numbers of one table are within bounds. Numbers within them give finite results."""
 
     def __init__(self, table: Path, refuse: Refuse) -> None:
         self._table = table

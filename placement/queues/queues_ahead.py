@@ -20,7 +20,7 @@ Times = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class QueueHold:
-    """The amounts that a job takes from its leaf."""
+    """The GPUs by resource that a job counts against the quota of its leaf."""
 
     leaf: str
     amounts: Amounts
@@ -53,7 +53,10 @@ class Closure:
 
 
 class QueuesAhead:
-    """The queues along one future. The numbers are those of the jobs that hold GPUs."""
+    """The state of the queues along one sampled future.
+
+    holds: number of a job → its hold, for jobs that hold GPUs.
+    """
 
     def __init__(self, standing: QueueStanding, holds: Mapping[int, QueueHold]) -> None:
         self._standing = standing
@@ -75,7 +78,7 @@ class QueuesAhead:
         return QueuesAhead(self._standing.copy(), self._holds)
 
     def allows(self, hold: QueueHold) -> bool:
-        """Return whether the queue of this job may have its amounts now."""
+        """Return whether the queue's quota allows a job with this hold to start now."""
         least, _ = self._refused.get(hold.kind, (np.inf, ""))
         if hold.most >= least:
             return False
@@ -108,7 +111,7 @@ class QueuesAhead:
 def find_allowed_delay_s(
     standing: QueueStanding, spans: Iterable[tuple[float, float, QueueHold]], hold: QueueHold
 ) -> float:
-    """Return the seconds after which a queue may have the job, inf if never.
+    """Return the seconds after which the queue's quota allows the job, inf if never.
 
     spans: (start_s, end_s, hold) of each job that holds GPUs, or will. Jobs that started before now are
     counted in `standing` already.

@@ -199,7 +199,7 @@ def _class(name: str, table: ClassTable, refuse: Refuse) -> QueueClass:
 
 
 def _check_names(tree: QueueTree, refuse: Refuse) -> None:
-    """Check the names by which one table refers to another."""
+    """Raise RequestError if a table refers to a queue or class that does not exist."""
     unknown, leaves = tree.policy.unknown_queue, {node.name: None for node in tree.leaves()}
     if unknown and unknown not in leaves:
         why = f"{unknown!r} is no queue without queues below it{suggest_key(unknown, [*leaves])}"

@@ -1,4 +1,4 @@
-"""Showback: charges summed by queue, user, class or pool within a time."""
+"""Showback: charges summed by queue, user, class or pool within a span of time."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

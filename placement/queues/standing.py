@@ -6,11 +6,11 @@ weighs what is borrowed)
     max over r of max(0, held + x − guaranteed)_r / fleet_r / weight  +  decayed / (fleet · h/ln 2) / weight
 
 The share is 0 while the queue is within its guarantee, so guarantees come first. The priority classes
-follow one after the other. Within a class the walk goes from the root to the child with the least share,
-and counts what it gives on the way (progressive filling).
+follow one after the other. Within a class the walk goes from the root to the child with the least share.
+It counts the GPUs that it gives on the way (progressive filling).
 
-What a queue leaves unused is lent. Its own requests take it back: what they wait for is no longer lent,
-so it returns as jobs end.
+Unused GPUs of a queue are lent to others. Its own requests get them back: GPUs that they wait for are no
+longer lent, so they return as jobs end.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,13 +71,13 @@ class Stand:
         return self.node.most(resource) if self.node is not None else float("inf")
 
     def lacks(self) -> bool:
-        """Return whether part of its guarantee is neither held nor waited for."""
+        """Return whether some part of the queue's guarantee is neither held nor waited for."""
         return any(
             self.held.get(name, 0.0) + self.wanted.get(name, 0.0) < gpus for name, gpus in self.guaranteed.items()
         )
 
     def is_within_guarantee(self, amounts: Amounts) -> bool:
-        """Return whether it would stay within its guarantee with these amounts added."""
+        """Return whether the queue would stay within its guarantee with these amounts added."""
         if not self.guaranteed:
             return False
         return all(
@@ -87,10 +87,10 @@ class Stand:
         ) and (ANY in self.guaranteed or (amounts.keys() - {ANY} <= self.guaranteed.keys() and len(amounts) > 1))
 
     def least(self, resource: str) -> float:
-        """Return the amount that belongs to it, held or not.
+        """Return the GPUs of a resource that no other queue may take.
 
-        That is the largest of what it holds, what it lends to no queue, and what it holds and waits for within
-        its guarantee.
+        This is the largest of three numbers: the GPUs that the queue holds, those of its guarantee that it never
+        lends, and those within its guarantee that it holds or waits for.
         """
         guaranteed, held = self.guaranteed.get(resource, 0.0), self.held.get(resource, 0.0)
         kept = self.node.kept(resource) if self.node is not None else 0.0
@@ -98,7 +98,7 @@ class Stand:
 
 
 class QueueStanding:
-    """The state of all queues in one pass: what each holds and wants, and how much more it may take.
+    """The state of all queues in one pass: the GPUs that each holds, waits for and may still take.
 
     capacity: resource → GPUs of the fleet that can be used, less those that jobs without a queue hold.
     """
@@ -121,7 +121,7 @@ class QueueStanding:
         self._spelt = {name.casefold(): name for name in (*capacity, *tree.resources)}
 
     def _add_credits_to_guarantee(self, node: QueueNode, banked: Amounts) -> Amounts:
-        """Return the guarantee plus what the queue's credits add while they last.
+        """Return the guarantee of a queue, raised by its credits while they last.
 
         Credits add to `gpu` only: the banked amount spread over one half-life.
         """
@@ -161,7 +161,7 @@ class QueueStanding:
     # -- who is next
 
     def share(self, stand: Stand, more: Amounts = NOTHING) -> float:
-        """Return its weighted share of the fleet with `more` added. It is 0 within the guarantee."""
+        """Return a queue's weighted share of the fleet with `more` added. It is 0 within the guarantee."""
         if more and stand.is_within_guarantee(more):
             return 0.0
         fleet = max(1.0, self.capacity.get(ANY, 0.0))
@@ -183,11 +183,11 @@ class QueueStanding:
     def in_order(
         self, queue: Sequence[Any], ranks: LeafRanks, decided_by: dict[str, dict[str, float]] | None = None
     ) -> list[Any]:
-        """Return entries in the order in which all would start if each fitted, those without a queue last.
+        """Return the entries in the order in which they would start if each of them fitted.
 
-        ranks: gives each entry's place. Only places within one leaf are compared. On the way, an entry that is
-        above a limit now counts as taking nothing. decided_by: is filled with the shares that decided,
-        request_id → its queue at each level → share.
+        Entries without a queue come last. An entry that is above a limit now does not add to its queue's share.
+        ranks: function that returns each entry's place within its leaf. decided_by: a dict that this call fills with
+        the shares that decided, request_id → its queue at each level → share.
         """
         waiters = Waiters(queue)
         leaves = [self.tree.find_known_leaf(request) for request in waiters.first]
@@ -256,7 +256,7 @@ class QueueStanding:
     # -- how much more each may take
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
-        """Limit the request to its queue's quota, or return the reason against it.
+        """Return the request limited to its queue's quota, or the reason why it cannot start.
 
         An elastic request may get a smaller gang.
         """
@@ -276,14 +276,14 @@ class QueueStanding:
         return msgspec.structs.replace(request, gang=Gang(gang.min, gang.min + low * gang.step, gang.step))
 
     def wanted(self, request: PlacementRequest, members: int) -> dict[str, float]:
-        """Return `amounts_of`, with models spelt as in the fleet and the queue file."""
+        """Return resource → GPUs of this number of members, with models spelt as in the fleet and the file."""
         found = amounts_of(request, members)
         return {self._spelt.get(name.casefold(), name): gpus for name, gpus in found.items()}
 
     def never(self, request: PlacementRequest) -> str:
-        """Return why its queue can never hold as much as the request needs, by the limits of the file.
+        """Return why the limits of the file never let the request's queue hold as many GPUs as it needs.
 
-        Returns "" if it can.
+        Returns "" if they do.
         """
         return explain_never_fits(self.tree, self.tree.leaf_of(request), request)
 
@@ -303,9 +303,9 @@ class QueueStanding:
         return [stand.name for stand in self.leaf(leaf).path()]
 
     def can_fit_later(self, request: PlacementRequest) -> bool:
-        """Return whether a refused request could get as much as it needs once jobs have ended.
+        """Return whether a refused request could get all the GPUs that it needs once jobs have ended.
 
-        What other queues reserve does not count as available.
+        GPUs that other queues reserve do not count as available.
         """
         leaf, amounts = self.leaf(self.tree.leaf_of(request)), self.wanted(request, request.members.min)
         if self._limit(leaf, amounts) is not None:
@@ -335,9 +335,9 @@ class QueueStanding:
         return None
 
     def _explain_borrow_refusal(self, leaf: Stand, amounts: Amounts) -> str:
-        """Return why these amounts cannot be borrowed. Returns "" if they can, or need not be borrowed.
+        """Return why a leaf cannot borrow these amounts. Returns "" if it can, or need not borrow.
 
-        What other queues keep is not lent, nor is the part of their guarantee that they wait for.
+        Other queues do not lend GPUs that they reserve, or that they wait for within their guarantee.
         """
         if not any(
             stand.node and stand.name != ROOT and not stand.is_within_guarantee(amounts) for stand in leaf.path()
@@ -353,7 +353,7 @@ class QueueStanding:
         return ""
 
     def _compute_new_reserve(self, leaf: Stand, name: str, gpus: float) -> float:
-        """Return how much of the fleet is reserved if a leaf holds `gpus` more."""
+        """Return the GPUs of the resource `name` that are reserved in the fleet if a leaf holds `gpus` more."""
         more = 0.0
         for stand in leaf.path():
             held, below = stand.held.get(name, 0.0) + gpus, stand.below.get(name, 0.0) + more
@@ -361,12 +361,12 @@ class QueueStanding:
         return self.stands[ROOT].reserve.get(name, 0.0) + more
 
     def take(self, request: PlacementRequest, amounts: Amounts) -> None:
-        """Count a placement."""
+        """Count the GPUs of a placement against the request's queue."""
         self.version += 1
         self.hold(self.tree.leaf_of(request), amounts)
 
     def hold(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
-        """Add amounts to what a leaf holds. With sign −1, subtract them."""
+        """Add amounts to the GPUs that a leaf holds, or subtract them with sign −1."""
         for stand in self.leaf(leaf).path():
             for name, gpus in amounts.items():
                 stand.held[name] = stand.held.get(name, 0.0) + sign * gpus
@@ -375,7 +375,8 @@ class QueueStanding:
     def want(self, request: PlacementRequest) -> bool:
         """Count a request that waits for GPUs, so that its queue's guarantee is not lent meanwhile.
 
-        Returns False if none of its queues lacks anything: then no further request of this leaf counts.
+        Returns False if no queue on the request's path lacks GPUs. Further requests of this leaf need not be counted
+        then.
         """
         leaf = self.tree.leaf_of(request)
         if not any(stand.lacks() for stand in self.leaf(leaf).path()):
@@ -385,7 +386,7 @@ class QueueStanding:
         return True
 
     def wait(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
-        """Add amounts to what a leaf waits for. With sign −1, subtract them."""
+        """Add amounts to the GPUs that a leaf waits for, or subtract them with sign −1."""
         for stand in self.leaf(leaf).path():
             for name, gpus in amounts.items():
                 stand.wanted[name] = stand.wanted.get(name, 0.0) + sign * gpus
@@ -410,9 +411,9 @@ class QueueStanding:
 
 
 def explain_never_fits(tree: QueueTree, leaf: str, request: PlacementRequest) -> str:
-    """Return why a queue can never hold as much as a request needs, by the limits of the file.
+    """Return why the limits of the file never let a queue hold as many GPUs as a request needs.
 
-    Returns "" if it can.
+    Returns "" if they do.
     """
     spelt = {name.casefold(): name for name in tree.resources}
     wanted = {spelt.get(name.casefold(), name): gpus for name, gpus in amounts_of(request, request.members.min).items()}

@@ -70,7 +70,7 @@ class Credits:
 class QueueNode:
     """One queue of the tree.
 
-    guaranteed: what its own requests get first. A parent's guarantee is at least the sum of its children's.
+    guaranteed: GPUs that its own requests get first. A parent's guarantee is at least the sum of its children's.
     limit, borrow: a resource that is missing here is unlimited. lend: a resource that is missing here is lent
     whenever it is idle.
     """
@@ -92,7 +92,10 @@ class QueueNode:
     credits: Credits | None = None
 
     def most(self, resource: str) -> float:
-        """Return the most that it may ever hold: its limit, or its guarantee plus what it may borrow."""
+        """Return the most GPUs of a resource that the queue may ever hold, inf if unlimited.
+
+        This is its limit, or its guarantee plus the amount that it may borrow if that is less.
+        """
         borrowed = self.borrow.get(resource)
         highest = float("inf") if borrowed is None else self.guaranteed.get(resource, 0.0) + borrowed
         return min(self.limit.get(resource, float("inf")), highest)
@@ -246,7 +249,10 @@ class QueueTree:
         return make_user_leaf(node.name, request.user)
 
     def find_known_leaf(self, request: PlacementRequest) -> str:
-        """Return `leaf_of`, or "" for a request without a queue, such as another scheduler's job."""
+        """Return the leaf that a request waits in, or "" for a request without a queue.
+
+        Another scheduler's job, for example, has no queue.
+        """
         if self._leaf_cache.get((request.queue, request.tenant, request.user)) is None:
             node = self._find(self._named(request))
             if node is None or node.children:
@@ -294,7 +300,7 @@ def amounts_of(node: QueueNode) -> tuple[Amounts, ...]:
 
 
 def format_some_names(names: list[str]) -> str:
-    """Return some of the names in words.
+    """Format up to three names, and the number of the others.
 
     >>> format_some_names(["a", "b", "c", "d"])
     "'a', 'b', 'c' and 1 more"

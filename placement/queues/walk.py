@@ -1,10 +1,11 @@
 """The order in which queues take turns, for all waiting entries at once (progressive filling).
 
-From the root, the walk goes to the child whose first entry would leave it with the least share, and
-counts what it gives on the way. Among equal shares the longer wait comes first, then the queue's name.
+From the root, the walk goes to the child whose first entry would leave it with the least share. Each queue on
+the way counts the entry's GPUs as received. Among equal shares the longer wait comes first, then the queue's
+name.
 
-Which entry of a child is next depends on that child alone: on what it received before, and on what the
-entry takes. So each level of the tree is merged at once, from the leaves up. Children give their heads,
+The next entry of a child depends on that child alone: on the GPUs that it has received, and on those of the
+entry. So each level of the tree is merged at once, from the leaves up. Children give their heads,
 so an entry never comes before earlier entries of its child: its place is by the highest key up to it.
 
 Arrays are over k entries and r resources. The first resource is GPUs of any model.
@@ -30,7 +31,7 @@ Mask = NDArray[np.bool_]
 class WalkLine:
     """One queue in the walk.
 
-    parent: index into the lines, -1 for the root. room: how much more it may hold by its limits.
+    parent: index into the lines, -1 for the root. room: resource → GPUs that it may still receive within its limits.
     """
 
     name: str
@@ -44,7 +45,7 @@ class WalkLine:
 
 
 class TreeWalk:
-    """The lines of a tree, parents before children, and what each has received.
+    """The queues of a tree as lines, parents before children, and the GPUs that each has received.
 
     capacity: resource → GPUs.
     """
@@ -103,9 +104,9 @@ class TreeWalk:
         return order
 
     def _places(self, line: Ints, asked: Ints, names: Mask, takes: Mask, queued_ms: Ints) -> tuple[Ints, Floats]:
-        """Return (k,) the place of each entry within its level, and the share of its line with the entry.
+        """Return (k,) the place of each entry within its level, and (k,) the share of its line with the entry.
 
-        Entries are sorted by line, and counted as given.
+        Entries are sorted by line. This call counts their GPUs as received.
         """
         new = begins(line)
         first, group = np.flatnonzero(new), np.cumsum(new) - 1
@@ -121,7 +122,10 @@ class TreeWalk:
         return np.asarray(np.maximum.accumulate(place + group * len(line)) - group * len(line)), shares
 
     def _shares(self, line: Ints, more: Floats, seen: Mask) -> Floats:
-        """Return (k,) `QueueStanding.share` of the lines with `more` added, for the resources `seen`."""
+        """Return (k,) the weighted shares of the lines with `more` added, for the resources `seen`.
+
+        A share has the same meaning as in `fleetcast.placement.queues.standing`.
+        """
         held, own, has_own = self._held[line] + more, self._own[line], self._has_own[line]
         within = has_own.any(axis=1) & (~(seen & has_own) | (held <= own)).all(axis=1)
         only_models = (~seen[:, 1:] | has_own[:, 1:]).all(axis=1) & (seen.sum(axis=1) > 1)

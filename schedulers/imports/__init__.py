@@ -1,1 +1,1 @@
-"""Queues of other schedulers, as a draft of `queues.toml`: one file a scheduler."""
+"""Imports of other schedulers' queues as a draft of `queues.toml`, one file for each scheduler."""

@@ -1,6 +1,7 @@
-"""Make a draft agree with the rules of `queues.toml`, so that the file is never refused; what had to change is told.
+"""Correction of a draft to the rules of `queues.toml`, so that the file is never refused.
 
-Other schedulers take trees in which children are promised more than their parent has, or more than its limit.
+Changes are noted. Other schedulers accept trees in which children are guaranteed more than their
+parent has, or more than its limit.
 """
 
 import math
@@ -11,7 +12,11 @@ SMALLEST = 1e6  # parts of a GPU that a lowered guarantee is rounded down to
 
 
 def agree(draft: Draft) -> None:
-    """Lower guarantees to limits, raise parents' to the sum of their children's, and names that would clash."""
+    """Change a draft until it obeys the rules of `queues.toml`.
+
+    Guarantees are lowered to limits, and parents' raised to the sum of their children's. Classes with
+    the name of a queue are renamed.
+    """
     for path, queue in draft.queues.items():
         _correct_queue(draft, path, queue)
     for path in draft.queues:  # parents first: what is lowered above is lowered below, too
@@ -37,7 +42,7 @@ def _correct_queue(draft: Draft, path: str, queue: DraftQueue) -> None:
 
 
 def _whole(draft: Draft, path: str, resource: str) -> float:
-    """Return the guarantee of a queue, raised to the sum of those below it."""
+    """Return a queue's guarantee, but at least the sum of those below it. In GPUs."""
     below = math.fsum(_whole(draft, child, resource) for child in draft.children(path))
     return max(draft.queues[path].guaranteed.get(resource, 0.0), below)
 

@@ -1,4 +1,7 @@
-"""A draft of `queues.toml`, made from another scheduler's queues, and what of them has no counterpart here."""
+"""A draft of `queues.toml`, made from another scheduler's queues.
+
+It has notes about settings that have no counterpart here.
+"""
 
 import math
 import re
@@ -23,7 +26,7 @@ Spell = Callable[[str], str]  # a GPU model as the fleet spells it
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """The place of a setting in a file. `line`: 0 if unknown."""
+    """The place of a setting: a file and a line, 0 if unknown."""
 
     file: str
     line: int = 0
@@ -32,11 +35,11 @@ class SourceLine:
         return f"{self.file}, line {self.line}" if self.line else self.file
 
     def refuse(self, why: str) -> ConfigError:
-        """Return an error about this line."""
+        """Return a ConfigError that names this line."""
         return ConfigError(f"{self}: {why}")
 
     def amount(self, what: str, value: float, most: float = MOST_GPUS) -> float:
-        """Return `value` if it is a valid amount. Raises ConfigError."""
+        """Return `value` if it lies between 0 and `most`. Raises ConfigError otherwise."""
         if not 0 <= value <= most:
             raise self.refuse(f"{what} is {value:g}, must lie in 0..{most:g}")
         return value
@@ -44,7 +47,7 @@ class SourceLine:
 
 @dataclass(slots=True)
 class DraftQueue:
-    """One queue of the draft. Amounts are GPUs by resource; `says` becomes a comment."""
+    """One queue of the draft. Amounts are GPUs by resource. `says` becomes a comment in the file."""
 
     line: SourceLine
     weight: float = 1.0
@@ -69,10 +72,10 @@ class DraftClass:
 
 @dataclass(slots=True)
 class Draft:
-    """The queues of a draft by path, parents before children.
+    """A draft: its queues by path (parents first), its classes and its policy.
 
-    notes: a remark, such as a setting that has no counterpart here → the queues or objects that it
-    concerns.
+    notes: remark → the queues or objects that it concerns. A remark is, for example, that a setting has
+    no counterpart here.
     """
 
     source: str
@@ -88,7 +91,7 @@ class Draft:
             found.append(whose)
 
     def add(self, path: str, queue: DraftQueue) -> DraftQueue:
-        """Add a queue. Raises ConfigError if `queues.toml` cannot hold its name or so many queues."""
+        """Add a queue, and return it. Raises ConfigError for an invalid name, or for too many queues."""
         if any(not part or len(part) > MAX_NAME_LENGTH or not part.isprintable() for part in path.split("/")):
             raise queue.line.refuse(f"{path[:60]!r} is no name of a queue: its parts must be printable, and not empty")
         if path.count("/") >= DEEPEST:
@@ -111,7 +114,7 @@ class Draft:
 
 
 def part_of(name: str) -> str:
-    """Return a name as one level of a path.
+    """Return a name in the form of one level of a path.
 
     >>> part_of("team/nlp")
     'team|nlp'
@@ -120,7 +123,7 @@ def part_of(name: str) -> str:
 
 
 def make_queue_paths(parents: Mapping[str, str], lines: Mapping[str, SourceLine]) -> dict[str, str]:
-    """Return name → path from the parents of names ("" for none), parents first.
+    """Return name → path, parents first. parents: name → its parent's name, "" for none.
 
     Raises ConfigError for a cycle.
 
@@ -141,7 +144,7 @@ def make_queue_paths(parents: Mapping[str, str], lines: Mapping[str, SourceLine]
 
 
 def number_of(text: str) -> float:
-    """Parse a plain number. Returns NaN if the text is none.
+    """Parse a plain number. Returns NaN for any other text.
 
     >>> number_of("1.5"), number_of("1_0")
     (1.5, nan)

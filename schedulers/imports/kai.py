@@ -1,8 +1,9 @@
-"""Queues of the KAI Scheduler (scheduling.run.ai/v2) as queues: its docs/queues and queue_types.go.
+"""Import of the KAI Scheduler's queues (scheduling.run.ai/v2): its docs/queues and queue_types.go.
 
-`quota` is guaranteed, -1 without bound; what is beyond goes by `overQuotaWeight`, and a queue of weight 0 gets none.
-`limit` -1 is none; 0 or nothing allows no more than the quota. `lendingLimit` is `lend`. A higher `priority` gets
-what is beyond the quotas first; here its class also goes first within them.
+`quota` becomes `guaranteed`, and -1 means without bound. GPUs beyond quotas are shared by
+`overQuotaWeight`, and a queue of weight 0 gets none. `limit` -1 means no limit; 0 or a missing one
+allows no more than the quota. `lendingLimit` becomes `lend`. In KAI a higher `priority` goes first
+only beyond the quotas. Here its class goes first within them, too.
 """
 
 from fleetcast.schedulers.imports.draft import (
@@ -26,7 +27,7 @@ USUAL_PRIORITY = 100.0
 
 
 def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
-    """Return the draft of these files (name → text). Raises ConfigError."""
+    """Make a draft from these files (name → text). Raises ConfigError."""
     draft = Draft("the KAI Scheduler")
     draft.policy["half_life_h"] = LONGEST_H
     draft.record(f"KAI counts past use only if told to: half_life_h is {LONGEST_H:.0f}; a week would be 168")
@@ -44,7 +45,10 @@ def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
 
 
 def queues_of(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thing]:
-    """Return the objects of kind Queue by name, and note the others. Raises ConfigError if there is none."""
+    """Return name → object, for objects of the kind Queue, and note the others.
+
+    Raises ConfigError if there is none.
+    """
     found: dict[str, Thing] = {}
     for file, text in files.items():
         for thing in read_things(file, text):
@@ -60,7 +64,7 @@ def queues_of(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thin
 
 
 def check_parents(things: dict[str, Thing], parents: dict[str, str]) -> dict[str, str]:
-    """Return each queue's parent. Raises ConfigError if a parent is in none of the files."""
+    """Return `parents` unchanged. Raises ConfigError if a parent is in none of the files."""
     for name, above in parents.items():
         if above and above not in things:
             raise things[name].line.refuse(f"Queue {name} is below {above!r}, which is in none of the files")
@@ -96,7 +100,7 @@ def _fill(draft: Draft, path: str, queue: DraftQueue, spec: Fields) -> None:
 
 
 def _bound(gpu: Fields, key: str) -> float | None:
-    """Return a bound, or None if there is no bound."""
+    """Return a bound in GPUs, or None for -1 (no bound)."""
     if gpu.held.get(key) and gpu.held[key].words() == "-1":
         gpu.drop(key)
         return None
@@ -104,7 +108,10 @@ def _bound(gpu: Fields, key: str) -> float | None:
 
 
 def add_priority_classes(draft: Draft, things: dict[str, Thing], usual: float) -> None:
-    """Add a class for each priority, if there are several."""
+    """Add a class for each priority, unless all queues have the same.
+
+    usual: the priority of a queue that states none.
+    """
     found = {path: thing.spec.number("priority", usual) for path, thing in things.items()}
     for path, priority in found.items():
         if priority != int(priority) or abs(priority) > MOST_PRIORITY:

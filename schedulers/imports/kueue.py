@@ -1,13 +1,15 @@
-"""Kueue's ClusterQueues and Cohorts as queues (kueue.x-k8s.io/v1beta1 and v1beta2; Cohorts also v1alpha1).
+"""Import of Kueue's ClusterQueues and Cohorts (v1beta1 and v1beta2 of kueue.x-k8s.io).
 
-`nominalQuota` is a guarantee, `borrowingLimit` and `lendingLimit` are `borrow` and `lend`. Nothing is borrowed across
-the trees of Cohorts: so a root has what its tree has as its limit, as a ClusterQueue without a Cohort has its quota.
-A Cohort's own quota is a pool that its queues share, a guarantee of the parent's own
-(kueue.sigs.k8s.io/docs/concepts/cohort). Quotas are by ResourceFlavor; the flavor's node labels tell the GPU model.
+It also reads Cohorts of v1alpha1. `nominalQuota` is a guarantee, `borrowingLimit` and
+`lendingLimit` are `borrow` and `lend`. Queues do not borrow across the trees of Cohorts. So the
+limit of a root is the quota of its whole tree. The limit of a ClusterQueue without a Cohort is its
+own quota. A Cohort's own quota is a pool that its queues share. Here it is a guarantee of the
+parent (kueue.sigs.k8s.io/docs/concepts/cohort). Quotas are by ResourceFlavor. Its node labels name
+the GPU model.
 
-Fair sharing takes the queue with the least share: what it holds beyond its quota by what can be lent, by weight
-(kueue.sigs.k8s.io/docs/concepts/fair_sharing). It counts what is held, not the past; so past use weighs nothing here
-unless admission fair sharing has a half-life.
+Kueue's fair sharing prefers the queue with the least share: its usage beyond its quota, over what
+can be lent, by weight (kueue.sigs.k8s.io/docs/concepts/fair_sharing). It counts present usage only.
+So past use has no weight here, unless admission fair sharing has a half-life.
 """
 
 import math
@@ -46,7 +48,7 @@ _DURATION = re.compile(r"(?:(\d{1,9}(?:\.\d+)?)h)?(?:(\d{1,9}(?:\.\d+)?)m)?(?:(\
 
 @dataclass(slots=True)
 class FlavorQuota:
-    """GPUs of one flavor. None: no such limit."""
+    """The quota of one flavor in GPUs. borrowing, lending: None for no limit."""
 
     model: str  # "" where the flavor's labels do not tell
     nominal: float
@@ -56,7 +58,7 @@ class FlavorQuota:
 
 @dataclass(slots=True)
 class _Kueue:
-    """The objects of the files, by kind and name."""
+    """The objects in the files, by kind and name, and what was derived from them."""
 
     things: dict[str, dict[str, Thing]] = field(default_factory=dict)
     quotas: dict[str, list[FlavorQuota]] = field(default_factory=dict)  # by path
@@ -67,7 +69,7 @@ class _Kueue:
 
 
 def draft_kueue(files: dict[str, str], spell: Spell) -> Draft:
-    """Return the draft of these files (name → text). Raises ConfigError."""
+    """Make a draft from these files (name → text). Raises ConfigError."""
     draft, found = Draft("Kueue"), _Kueue()
     for file, text in files.items():
         for thing in read_things(file, text):
@@ -123,7 +125,7 @@ def _model(draft: Draft, flavor: Thing, spell: Spell) -> str:
 
 
 def _add_queues(draft: Draft, found: _Kueue, models: dict[str, str]) -> None:
-    """Add Cohorts, also those that are only named, and then ClusterQueues."""
+    """Add the Cohorts, also those that are only mentioned, and then the ClusterQueues."""
     parents, lines = {}, {}
     for name, thing in found.of("Cohort").items():
         parents[name] = thing.spec.text("parentName") or thing.spec.text("parent")
@@ -191,7 +193,7 @@ def is_gpu(resource: str) -> bool:
 
 
 def _set_queue_policy(draft: Draft, found: _Kueue, path: str, thing: Thing) -> None:
-    """Write the order and the stop policy of a ClusterQueue. The usual values need no word."""
+    """Import the order and the stop policy of a ClusterQueue. Usual values need no note."""
     spec = thing.spec
     if spec.text("queueingStrategy") == "StrictFIFO":
         draft.record("StrictFIFO: who does not fit lets others of his queue pass here", path)
@@ -210,7 +212,7 @@ def _set_queue_policy(draft: Draft, found: _Kueue, path: str, thing: Thing) -> N
 
 
 def _set_amounts(draft: Draft, found: _Kueue, named: set[str]) -> None:
-    """Set guarantees and limits by model, and for any model if some flavor does not state its model."""
+    """Set guarantees and limits by model, and for any model if some flavor names no model."""
     every = [quota for quotas in found.quotas.values() for quota in quotas]
     models = sorted(named)
     resources = [*models, *([ANY] if not models or any(not quota.model for quota in every) else [])]
@@ -246,7 +248,7 @@ def _of(quotas: list[FlavorQuota], resource: str) -> list[FlavorQuota]:
 
 
 def _add_local_queues(draft: Draft, found: _Kueue) -> None:
-    """Add LocalQueues that share by use as queues. Others are only names of their ClusterQueue."""
+    """Add LocalQueues as queues if they share by use. Otherwise they are only names of their ClusterQueue."""
     paths = {
         draft.queues[path].says.removeprefix("ClusterQueue "): path
         for path in draft.queues

@@ -1,12 +1,14 @@
-"""Slurm's accounts, users and QOS as queues.
+"""Import of Slurm's accounts, users and QOS as queues.
 
-Fair Tree (slurm.schedmd.com/fair_tree.html) ranks the siblings of each level by shares over decayed use, accounts and
-users alike, as the walk here does by use over weight. A share `parent` takes its account out of that level: its
-children count as its parent's (sacctmgr(1), Fairshare).
+Fair Tree (slurm.schedmd.com/fair_tree.html) ranks the siblings of each level by shares over decayed
+use, accounts and users alike. The queue order here does the same by use over weight. A share
+`parent` removes its account from that level: its children count as its parent's (sacctmgr(1),
+Fairshare).
 
-`GrpTRES` is a limit. `GrpTRESMins` bounds decayed use, of M GPU-minutes and a half-life h: that is the use of
-M · 60 · ln 2 / h GPUs held for ever. So many are guaranteed, and credits of a rate 1 bank them up to M, which is just
-what a queue that idles has in the bank in the end. Slurm holds jobs back at the bound; here they come later.
+`GrpTRES` is a limit. `GrpTRESMins` bounds decayed use. With a half-life h, M GPU-minutes are the
+use of M · 60 · ln 2 / h GPUs held forever. So that many GPUs are guaranteed. Credits of a rate 1
+bank them up to M, which is what an idle queue has in the bank in the end. Slurm holds jobs back at
+the bound. Here they come later.
 """
 
 import math
@@ -49,7 +51,7 @@ class _Account:
 
 
 def draft_slurm(files: dict[str, str], spell: Spell) -> Draft:
-    """Return the draft of these files (name → text). Their columns identify them. Raises ConfigError."""
+    """Make a draft from these files (name → text), which their columns identify. Raises ConfigError."""
     found = SlurmFiles()
     for file, text in files.items():
         found.read(file, text)
@@ -65,9 +67,9 @@ def draft_slurm(files: dict[str, str], spell: Spell) -> Draft:
 
 
 def _policy(draft: Draft, found: SlurmFiles) -> float:
-    """Set the policy, and return the half-life in seconds.
+    """Set the draft's policy, and return the half-life of use in seconds.
 
-    Without `slurm.conf`, its defaults count.
+    Without `slurm.conf`, Slurm's defaults apply.
     """
     line, text = found.settings.get("prioritydecayhalflife", (SourceLine("slurm.conf"), "7-0"))
     half_life_s = seconds_of(line, text)
@@ -122,7 +124,7 @@ def _accounts(draft: Draft, found: SlurmFiles) -> dict[str, _Account]:
 
 
 def _add_user(draft: Draft, account: _Account, line: SourceLine, row: dict[str, str]) -> None:
-    """Add a user's association. If there are several partitions, the first one counts."""
+    """Add a user's association. If the user has several in one account, the first one counts."""
     if any(row["user"] == known["user"] for _, known in account.users):
         draft.record("a second association of a user in an account", f"{row['user']} of {row['account']}")
     else:
@@ -130,7 +132,7 @@ def _add_user(draft: Draft, account: _Account, line: SourceLine, row: dict[str, 
 
 
 class _Tree:
-    """A builder of queues from accounts and users."""
+    """A builder of the draft's queues from accounts and users."""
 
     def __init__(self, draft: Draft, accounts: dict[str, _Account], spell: Spell, half_life_s: float) -> None:
         self.draft, self.accounts, self.spell, self.half_life_s = draft, accounts, spell, half_life_s
@@ -152,7 +154,10 @@ class _Tree:
                 self._user(paths.get(name, ""), line, row)
 
     def _find_parents(self) -> tuple[dict[str, str], dict[str, SourceLine]]:
-        """Return, for each account that counts, the account above it that counts. "" is the root."""
+        """Return account → parent for accounts that become queues, and account → line.
+
+        The parent is the nearest account above that becomes a queue, "" for the root. Raises ConfigError.
+        """
         for name, account in self.accounts.items():
             above = account.row["parentname"]
             if above and above not in self.accounts and above != ROOT:
@@ -170,7 +175,10 @@ class _Tree:
         return "" if above == name else above if above in self.accounts else ""
 
     def _counted(self, name: str) -> str:
-        """Return the account, or the nearest one above it that a share `parent` does not remove. "" is the root."""
+        """Return the account that becomes a queue: this one, or the nearest above without a share `parent`.
+
+        Returns "" for the root.
+        """
         while name and name != ROOT and self.accounts[name].row["share"] == PARENT:
             name = self._above(name)
         return "" if name == ROOT else name
@@ -189,7 +197,7 @@ class _Tree:
         return len(shares) < 2 and not any(row["grptres"] or row["grptresmins"] for _, row in users)
 
     def _user(self, path: str, line: SourceLine, row: dict[str, str]) -> None:
-        """Add a queue for a user who has shares or limits of their own, beside accounts."""
+        """Add a queue for a user who has their own shares or limits, next to accounts."""
         name = part_of(row["user"])
         while (own := f"{path}/{name}" if path else name) in self.draft.queues:
             name += "-user"

@@ -1,4 +1,4 @@
-"""Slurm's tables and settings as text: rows of `sacctmgr … -nP`, TRES, times, and `slurm.conf`.
+"""Parsing of Slurm's tables and settings: rows of `sacctmgr … -nP`, TRES, times, and `slurm.conf`.
 
 Formats: sacctmgr(1) and slurm.conf(5).
 """
@@ -21,7 +21,7 @@ _GPU = re.compile(r"gres/gpu(?::(.+))?")
 
 @dataclass(slots=True)
 class SlurmFiles:
-    """The contents of the files: rows of associations and of QOS, settings by their lower-case name."""
+    """The contents of the files: rows of associations and of QOS, and settings by lower-case name."""
 
     associations: list[tuple[SourceLine, dict[str, str]]] = field(default_factory=list)
     qos: list[tuple[SourceLine, dict[str, str]]] = field(default_factory=list)
@@ -29,7 +29,7 @@ class SlurmFiles:
     has_settings: bool = False
 
     def read(self, file: str, text: str) -> None:
-        """Add one file. Its number of columns, or its headings, identify it. Raises ConfigError."""
+        """Add one file. Its headings or the number of its columns identify it. Raises ConfigError."""
         rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         if not rows:
             raise SourceLine(file).refuse(f"is empty; expected what one of these prints:\n{EXPORTS}")
@@ -68,7 +68,7 @@ def _rows(
 
 
 def _joined(file: str, rows: list[tuple[int, str]]) -> Iterator[tuple[SourceLine, str]]:
-    """Yield the lines of slurm.conf without comments. A backslash continues a line."""
+    """Yield the lines of slurm.conf without comments. A backslash at the end joins a line with the next."""
     before, begun = "", 0
     for number, text in rows:
         bare = text.split("#", 1)[0].rstrip()
@@ -84,7 +84,7 @@ def _joined(file: str, rows: list[tuple[int, str]]) -> Iterator[tuple[SourceLine
 
 
 def parse_tres_gpus(line: SourceLine, text: str, spell: Spell) -> tuple[dict[str, float], str]:
-    """Return the GPUs by resource in a list of TRES, and the rest of it as text.
+    """Return the GPUs by resource in a list of TRES, and the rest of the list as text.
 
     >>> parse_tres_gpus(SourceLine("a"), "cpu=10,gres/gpu=8,gres/gpu:h100=4", str.upper)
     ({'gpu': 8.0, 'H100': 4.0}, 'cpu=10')
@@ -103,7 +103,7 @@ def parse_tres_gpus(line: SourceLine, text: str, spell: Spell) -> tuple[dict[str
 
 
 def seconds_of(line: SourceLine, text: str) -> float:
-    """Parse a time of slurm.conf: min, min:s, h:min:s, days-h, days-h:min, days-h:min:s.
+    """Parse a time of slurm.conf into seconds: min, min:s, h:min:s, days-h, days-h:min, days-h:min:s.
 
     >>> seconds_of(SourceLine("a"), "7-0"), seconds_of(SourceLine("a"), "30"), seconds_of(SourceLine("a"), "12:30:00")
     (604800.0, 1800.0, 45000.0)

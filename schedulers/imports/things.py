@@ -1,7 +1,8 @@
-"""Things of Kubernetes in YAML or JSON, as `kubectl get -o yaml` prints them. Each value keeps its line.
+"""Kubernetes objects in YAML or JSON, as `kubectl get -o yaml` prints them.
 
-YAML is read event by event, so that no bracket nests deeper and no file grows larger than is allowed; aliases are
-refused, as a few of them are a billion values. Tags make nothing: every scalar is text.
+Each value remembers its line. YAML is read event by event, so that nesting and size stay bounded.
+Aliases are refused, because a few of them can expand to a billion values. Tags are ignored: every
+scalar is text.
 """
 
 import math
@@ -25,7 +26,7 @@ _QUANTITY = re.compile(r"(.*?)([numkMGTPE]|[KMGTPE]i)?", re.ASCII)
 
 @dataclass(slots=True)
 class LinedValue:
-    """A mapping, a list, or a scalar's text (None: null), and its line."""
+    """A value with its line: a mapping, a list, or the text of a scalar (None for null)."""
 
     line: int
     held: "dict[str, LinedValue] | list[LinedValue] | str | None"
@@ -40,7 +41,7 @@ class LinedValue:
 
 @dataclass(slots=True)
 class Fields:
-    """A mapping from which the reader removes what it knows. `unread` lists the rest."""
+    """The fields of a mapping. Each field that is read is removed, so that the rest can be listed."""
 
     file: str
     line: int
@@ -57,7 +58,7 @@ class Fields:
         return key in self.held and self.held[key].held is not None
 
     def text(self, key: str, default: str = "") -> str:
-        """Return a scalar. Raises ConfigError for anything else."""
+        """Remove and return a scalar. Raises ConfigError for anything else."""
         line, value = self.at(key), self.held.pop(key, None)
         if value is None or value.held is None:
             return default
@@ -66,7 +67,7 @@ class Fields:
         return value.held
 
     def number(self, key: str, default: float) -> float:
-        """Return a quantity (`8`, `500m`, `1k`). Raises ConfigError if it is none, or not finite."""
+        """Remove and return a quantity (`8`, `500m`, `1k`). Raises ConfigError if it is not a finite number."""
         line, text = self.at(key), self.text(key)
         if not text:
             return default
@@ -76,19 +77,22 @@ class Fields:
         return number
 
     def amount(self, key: str, default: float, most: float) -> float:
-        """Return a quantity from 0 to `most`. Raises ConfigError."""
+        """Remove and return a quantity from 0 to `most`. Raises ConfigError for any other value."""
         line = self.at(key)
         return line.amount(f"{self.name}: {self.path}{key}", self.number(key, default), most)
 
     def table(self, key: str) -> "Fields":
-        """Return a mapping, empty if the key is absent. Raises ConfigError for anything else."""
+        """Remove and return a mapping, empty if the key is absent. Raises ConfigError for anything else."""
         line, value = self.at(key), self.held.pop(key, None)
         if value is None or value.held is None:
             return Fields(self.file, line.line, self.name, f"{self.path}{key}.")
         return self._make_child(value, key)
 
     def rows(self, key: str) -> "list[Fields]":
-        """Return a list of mappings. Raises ConfigError."""
+        """Remove and return a list of mappings, empty if the key is absent.
+
+        Raises ConfigError for anything else.
+        """
         line, value = self.at(key), self.held.pop(key, None)
         if value is None or value.held is None:
             return []
@@ -105,12 +109,12 @@ class Fields:
         return child
 
     def drop(self, *keys: str) -> None:
-        """Remove fields that say nothing about queues."""
+        """Remove fields that do not concern queues."""
         for key in keys:
             self.held.pop(key, None)
 
     def usual(self, key: str, *values: str) -> None:
-        """Remove a field that has a usual value."""
+        """Remove a field if it has one of the usual values."""
         if key in self.held and self.held[key].words() in values:
             del self.held[key]
 
@@ -147,7 +151,7 @@ def parse_quantity(text: str) -> float:
 
 
 def read_things(file: str, text: str) -> list[Thing]:
-    """Return all objects of a file, also those in lists. Raises ConfigError with the line."""
+    """Return all objects of a file, including those in lists. Raises ConfigError with the line."""
     if len(text) > MOST_BYTES:
         raise SourceLine(file).refuse(f"has {len(text):,} characters, at most {MOST_BYTES:,} are read")
     things = [thing for value in _parse_documents(file, text) for thing in _parse_things(file, value)]
@@ -198,7 +202,7 @@ def _parse_documents(file: str, text: str) -> list[LinedValue]:
 
 
 class _Reader:
-    """Values of YAML's events, with bounds."""
+    """A reader that builds values from YAML's events, within bounds on their number and depth."""
 
     def __init__(self, file: str) -> None:
         self.file = file

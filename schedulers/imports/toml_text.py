@@ -1,4 +1,4 @@
-"""Write a draft as `queues.toml`: with what has no counterpart in comments above, so that nobody forgets it."""
+"""Formatting of a draft as `queues.toml`, with comments about everything that has no counterpart here."""
 
 import re
 import textwrap
@@ -11,7 +11,7 @@ MOST_NAMED = 1000  # of one note: the file must not grow beyond what is read
 
 
 def text_of(draft: Draft, files: list[str]) -> str:
-    """Write the file. The same draft gives the same bytes."""
+    """Return the text of the file. The same draft gives the same text."""
     lines = [*_comment(f"Queues of {draft.source}, from {', '.join(files)}: written by `fleetcast queues import`.")]
     if draft.notes:
         lines += ["#", "# What has no counterpart, or differs, here:"]
@@ -67,7 +67,7 @@ def _quoted(text: str) -> str:
 
 
 def _value(value: float | str) -> str:
-    """Write a value as TOML.
+    """Format a value as TOML.
 
     >>> _value(64.0), _value(0.5), _value("fifo")
     ('64', '0.5', '"fifo"')
@@ -78,7 +78,7 @@ def _value(value: float | str) -> str:
 
 
 def _comment(text: str, begin: str = "") -> list[str]:
-    """Write a comment that no text of a foreign file can end."""
+    """Return the lines of a comment, which no text from another file can end."""
     plain = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     later = "#" + " " * (1 + len(begin))
     return textwrap.wrap(plain, WIDTH, initial_indent=f"# {begin}", subsequent_indent=later)

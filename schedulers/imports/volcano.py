@@ -25,7 +25,7 @@ STOPPED = ("Closed", "Closing")
 
 
 def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
-    """Return the draft of these files (name → text). Raises ConfigError."""
+    """Make a draft from these files (name → text). Raises ConfigError."""
     draft = Draft("Volcano")
     draft.policy["half_life_h"] = LONGEST_H
     draft.record(f"Volcano counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
@@ -67,6 +67,6 @@ def _fill(draft: Draft, path: str, queue: DraftQueue, thing: Thing) -> None:
 
 
 def _gpus(resources: Fields) -> float | None:
-    """Return the GPUs in a list of resources, or None if it names none. All vendors are added up."""
+    """Return the sum of GPUs of all vendors in a list of resources, or None if it names none."""
     named = [name for name in resources.held if is_gpu(name)]
     return sum(resources.amount(name, 0.0, MOST_GPUS) for name in named) if named else None

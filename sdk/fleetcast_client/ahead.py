@@ -1,4 +1,7 @@
-"""One number of the demand forecast. A thread polls it, so an autoscaler reads it without waiting."""
+"""One number of the demand forecast.
+
+A thread polls it, so that an autoscaler can read it without waiting.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ logger = logging.getLogger("fleetcast_client")
 
 
 class Series(NamedTuple):
-    """A series of `/v1/demand`, with the quantile and the seconds ahead of its forecast.
+    """A series of `/v1/demand`, with the quantile and the horizon of the wanted forecast.
 
     job_class: if empty, inference for series of requests, and all jobs for other targets.
     """
@@ -44,9 +47,9 @@ class Series(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The address and credentials of a service. token_file: a file with the token, read at each request.
+    """The address and credentials of a Fleetcast service, and how often to poll it.
 
-    Without a token file, FLEETCAST_TOKEN counts.
+    token_file: a file with the token, read at each request. Without it, FLEETCAST_TOKEN is the token.
     """
 
     url: str
@@ -65,19 +68,20 @@ class Asked(NamedTuple):
         return self
 
     def client(self) -> Client:
-        """Return a client. Raises ValueError, OSError."""
+        """Make a client of the service. Raises ValueError, OSError."""
         token = Path(self.token_file).read_text(encoding="utf-8").strip() if self.token_file else None
         return Client(self.url, token=token, ca=self.ca, timeout_s=self.timeout_s, tries=1)
 
 
 class DemandAhead:
-    """The demand ahead of now, or None.
+    """The forecast demand of one series, or None without a fresh forecast.
 
-    A forecast expires `stale_s` after it first arrived, even if the service repeats it, whatever the clocks say.
+    A forecast expires `stale_s` seconds after it first arrived, even if the service repeats it. Clocks
+    of other machines do not matter.
     """
 
     def __init__(self, series: Series, asked: Asked, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Set up without a request: `start` begins to poll. Raises ValueError."""
+        """Create the object without a request. `start` begins to poll. Raises ValueError."""
         self._series, self._asked, self._now_s = series.check(), asked.check(), now_s
         self._stopped = threading.Event()
         self._issued_ms: int | None = None
@@ -86,7 +90,7 @@ class DemandAhead:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Poll from now on, in a daemon thread."""
+        """Start polling in a daemon thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._refresh_forever, name="fleetcast-demand", daemon=True)
             self._thread.start()
@@ -134,7 +138,7 @@ class DemandAhead:
             self._stopped.wait(self._asked.every_s)
 
     def _say(self, why: str) -> None:
-        """Log a reason that differs from the last one."""
+        """Log why polling fails, if the reason is new. Log once when it works again."""
         if why != self._said and why:
             logger.warning("no forecast of demand from %s: %s", self._asked.url, why[:500])
         elif why != self._said:
@@ -143,10 +147,11 @@ class DemandAhead:
 
 
 def value_of(row: Mapping[str, Any], quantile: float, horizon_s: float, age_s: float = 0.0) -> float:
-    """Return the quantile of a row of `/v1/demand` at `horizon_s` from now, as the service's own adapters compute it.
+    """Return a quantile of a row of `/v1/demand` at `horizon_s` seconds from now.
 
-    Interpolates linearly between two horizons or quantiles, and between now and the first horizon. The forecast's age
-    counts towards the horizon. Raises ValueError if the row lacks the number, and any error for a row of another shape.
+    The service's own adapters have the same rule. Interpolates linearly between two horizons or
+    quantiles, and between now and the first horizon. The forecast's age is added to the horizon. Raises
+    ValueError if the row has no such forecast, and any error for a row of another shape.
     """
     times, quantiles = [0.0, *row["horizons_s"]], row["quantiles"]
     if not quantiles[0] <= quantile <= quantiles[-1]:
@@ -162,7 +167,10 @@ def value_of(row: Mapping[str, Any], quantile: float, horizon_s: float, age_s: f
 
 
 def _along(places: Sequence[float], values: Sequence[float | None], at: float) -> float | None:
-    """Interpolate linearly between the two nearest places. At a place, return exactly its value."""
+    """Return the value at `at`, interpolated linearly between the two nearest places.
+
+    At a place, return exactly its value. Returns None if a value is None.
+    """
     after = bisect.bisect_left(places, at)
     if places[after] == at:
         return values[after]

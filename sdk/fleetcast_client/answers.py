@@ -1,6 +1,7 @@
-"""The API's answers, with the keys that programs read. Further keys may be present.
+"""The types of the API's answers, with the keys that programs read. Answers may have further keys.
 
-Times are Unix milliseconds (`_ms`), durations seconds (`_s`), ratios 0..1. An unknown value is None.
+Times are Unix milliseconds (`_ms`), durations seconds (`_s`), ratios 0..1. An unknown value is
+None.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Action(TypedDict):
 class Node(TypedDict, total=False):
     """One node of the fleet.
 
-    `urgent`: hard signals that came after the scores. `withheld`: why schedulers keep it from other work.
+    `urgent`: hard signals newer than the scores. `withheld`: why schedulers withhold it from other
+    work.
     """
 
     node: str
@@ -71,9 +73,10 @@ class RiskRow(TypedDict, total=False):
 
 
 class Risk(TypedDict, total=False):
-    """The risk of nodes.
+    """The ranking of nodes by risk.
 
-    `calibration`: how accurate the service's own forecasts were. `usual`: the parts that no row names.
+    `calibration`: how accurate the service's own forecasts were. `usual`: the probabilities of parts
+    without evidence against them.
     """
 
     as_of_ms: int
@@ -87,7 +90,7 @@ class Risk(TypedDict, total=False):
 class Prescale(TypedDict):
     """When to request instances of a served model, so that they are warm in time.
 
-    `reason`: why a value is null.
+    `reason`: why a value is None.
     """
 
     instances: int
@@ -125,7 +128,10 @@ class DemandSeries(_Class, total=False):
 
 
 class _Noted(TypedDict, total=False):
-    """An answer with a note. note: what to ask instead, if the question used `pool` for a queue's name."""
+    """An answer with a note.
+
+    note: how to correct the query, if it used `pool` for the name of a queue.
+    """
 
     note: str
 
@@ -138,7 +144,7 @@ class Demand(_Noted):
 class DemandRecord(_Class, total=False):
     """Past demand as [time_ms, value], and two forecasts as [time_ms, five quantiles].
 
-    The forecasts are that of now and one that is an hour old.
+    `forecast` is the present one, and `old` was issued an hour ago.
     """
 
     as_of_ms: int
@@ -152,7 +158,7 @@ class DemandRecord(_Class, total=False):
 
 
 class DemandModelRow(_Class, total=False):
-    """One part of the demand model. An unknown value is None, with a sentence under its name in `reasons`."""
+    """One part of the demand model. Unknown values are None, and `reasons` has a sentence for each."""
 
     queue: str
     pool: str
@@ -175,7 +181,10 @@ class DemandModel(_Noted):
 
 
 class FittedModel(TypedDict, total=False):
-    """A model version that serves. `retrain`: condition (coverage, loss, age) to reason, empty if none."""
+    """A model version that serves.
+
+    `retrain`: condition (coverage, loss, age) to reason, empty if none is met.
+    """
 
     kind: str
     version: str
@@ -191,7 +200,7 @@ class FittedModel(TypedDict, total=False):
 class ShadowModel(TypedDict, total=False):
     """A model version that is scored and never serves.
 
-    Losses are relative to persistence's. Below 1 is better.
+    Losses are relative to those of persistence. Below 1 is better.
     """
 
     kind: str
@@ -212,10 +221,10 @@ class Job(_Class, total=False):
 
     These are `as_of_ms`, `placement`, `events`, `run_s`, `start_ms` and `reasons` (why one is None).
 
-    `state`: queued, blocked (it may not start yet, `queued_reason` says why), running, finished, failed or
-    preempted. `remaining_s` (p50, p90) while it runs, `start_ms` (p10, p50, p90) while it waits. `source`:
-    "board". It is "labels" or "sdk" if only exporters' labels or its own steps report it. It is "archive" for
-    a job that ended more than an hour ago (without its steps).
+    `state`: queued, blocked (it may not start yet, `queued_reason` says why), running, finished, failed
+    or preempted. `remaining_s` (p50, p90): while it runs. `start_ms` (p10, p50, p90): while it waits.
+    `source`: usually "board". It is "labels" or "sdk" if only exporters' labels or the job's own steps
+    report it. It is "archive" for a job that ended more than an hour ago (without its steps).
     """
 
     as_of_ms: int
@@ -266,7 +275,7 @@ class Stragglers(TypedDict, total=False):
 
 
 class Blocker(TypedDict):
-    """A job that holds what a request waits for. `ends_ms`: p10, p50 and p90 of its release."""
+    """A job that holds the GPUs for which a request waits. `ends_ms`: p10, p50 and p90 of their release."""
 
     job: str
     node: str
@@ -276,9 +285,10 @@ class Blocker(TypedDict):
 class Estimate(TypedDict, total=False):
     """The estimate for a job that is not submitted yet.
 
-    `run_s`: p50, p90, p99. `start_ms`: p10, p50, p90. `power_w`: of all its GPUs. `constraint`: what it waits
-    for most. `by`: how the start is known. `start_as_of_ms`: when starts were sampled. `ignored`: keys of the
-    request that changed nothing. A value that is None has its reason in `reasons`.
+    `run_s`: p50, p90, p99. `start_ms`: p10, p50, p90. `power_w`: the power of all its GPUs.
+    `constraint`: the requirement that delays it most. `by`: the basis of the start. `start_as_of_ms`:
+    when starts were sampled. `ignored`: keys of the request that changed nothing. `reasons` says why a
+    value is None.
     """
 
     as_of_ms: int
@@ -301,8 +311,8 @@ class Estimate(TypedDict, total=False):
 class QueueRow(TypedDict, total=False):
     """One waiting request.
 
-    `start_ms`: p10, p50 and p90, None while unknown. `why`: what it waits for, as a sentence. `ignored`: as
-    in the decision.
+    `start_ms`: p10, p50 and p90, None while unknown. `why`: a sentence that says why it waits.
+    `ignored`: as in the decision.
     """
 
     request_id: str
@@ -324,9 +334,9 @@ class QueueRow(TypedDict, total=False):
 class Queue(TypedDict, total=False):
     """The queue of the placement engine.
 
-    reservation: that of the head, None if no request waits for one. backfill: free GPUs by the time until which
-    others may use them. releases: running jobs, the soonest to end first. room: when a new request would find a
-    GPU. record: how often start times held.
+    reservation: the one of the queue's head, None if no request has one. backfill: free GPUs, and until
+    when others may use them. releases: running jobs, the first to end first. room: when a new request
+    would find a GPU. record: how accurate start times were.
     """
 
     as_of_ms: int
@@ -342,7 +352,7 @@ class Queue(TypedDict, total=False):
 class QueueState(_Class, total=False):
     """The GPUs of one queue by resource (a model, or gpu for any).
 
-    share, borrowed and lent are those that the order uses.
+    The order of requests uses share, borrowed and lent.
     """
 
     queue: str
@@ -369,7 +379,8 @@ class QueueState(_Class, total=False):
 class QueuesAnswer(TypedDict, total=False):
     """The state of all queues.
 
-    generation: for If-Match of another file. refused: why a newer file is not used.
+    generation: the value for If-Match when another file is sent. refused: why a newer file is not in
+    use.
     """
 
     as_of_ms: int
@@ -389,8 +400,8 @@ class WhyStep(TypedDict, total=False):
 class WhyWaiting(TypedDict, total=False):
     """The reasons why a request waits.
 
-    ladder: the requests before it, what is short, and when it starts. starts_as_of_ms: when starts were
-    sampled.
+    ladder: steps from the requests ahead of it, over the missing resource, to its start.
+    starts_as_of_ms: when starts were sampled.
     """
 
     as_of_ms: int
@@ -406,7 +417,7 @@ class WhyWaiting(TypedDict, total=False):
 
 
 class ChargeRow(TypedDict, total=False):
-    """GPU-seconds of one queue, user, class or pool. None if unknown."""
+    """The GPU-seconds of one queue, user, class or pool. Unknown values are None."""
 
     name: str
     jobs: int
@@ -441,7 +452,7 @@ class Rank(TypedDict, total=False):
 class Decision(TypedDict, total=False):
     """The answer to a placement request. outcome: placed, refused, queued.
 
-    ignored: keys of the request that were read and changed nothing.
+    ignored: keys of the request that changed nothing.
     """
 
     request_id: str
@@ -469,7 +480,7 @@ class Refusal(TypedDict):
 
 
 class Taken(TypedDict):
-    """The outcome of a batch of events. The service stores the good ones of a bad batch."""
+    """The outcome of a batch of events. The service stores the good events even if others are bad."""
 
     accepted: int
     duplicates: int

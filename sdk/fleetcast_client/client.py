@@ -1,4 +1,4 @@
-"""The HTTP API as functions. Answers are the service's JSON, typed. Errors say what to do."""
+"""The HTTP API as functions. They return the service's JSON with types. Errors say what to do."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ LONGEST_PAUSE_S = 10.0
 
 
 class Client:
-    """A client of one Fleetcast. Raises ValueError on a bad URL.
+    """A client of one Fleetcast service.
 
-    url: FLEETCAST_URL by default. token: FLEETCAST_TOKEN by default. ca: a file with the authorities for its
-    certificate, FLEETCAST_CA by default, else those of the system. Raises ValueError on a bad file.
-    verify=False accepts any certificate, for trials only.
+    url: FLEETCAST_URL by default. token: FLEETCAST_TOKEN by default. ca: a file with the authorities
+    for its certificate, FLEETCAST_CA by default, else those of the system. verify=False accepts any
+    certificate, for trials only. Raises ValueError for a bad URL or file.
 
-    Every call raises Unreachable or ApiError. Questions, placements and waiting are tried `tries` times while
-    the service does not answer: a placement with the same request_id gets the same decision.
+    Every call raises Unreachable or ApiError. Calls that may safely be repeated are tried `tries` times
+    while the service does not answer. A placement with the same request_id gets the same decision.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Client:
         rack: str | None = None,
         limit: int | None = None,
     ) -> Risk:
-        """Return nodes, the riskiest first.
+        """Return the nodes, the riskiest first.
 
         horizon_s: 3600, 18000, 86400 or 604800. least: only nodes with at least this probability.
         """
@@ -78,7 +78,7 @@ class Client:
         return cast(Risk, self._get("/v1/risk/nodes", query))
 
     def node(self, name: str) -> Node:
-        """Return one node: risks, reasons, advised action. Raises NotFound."""
+        """Return one node: its risks, their reasons, and the advised action. Raises NotFound."""
         return cast(Node, self._get(f"/v1/nodes/{_part(name)}"))
 
     def fleet(self) -> dict[str, Any]:
@@ -95,11 +95,11 @@ class Client:
         horizon_s: int | None = None,
         queue: str | None = None,
     ) -> Demand:
-        """Return forecasts of GPUs and of requests/s to models. Raises NotFound.
+        """Return forecasts of GPUs, and of requests/s to served models. Raises NotFound.
 
-        target: arriving, running, queued or wanted GPUs, or request_rate. queue: of its jobs. pool: on its
-        machines. A series is of a queue or of a pool. `all` is the whole fleet, every class or every group.
-        group: a user group, or a served model.
+        target: arriving, running, queued or wanted GPUs, or request_rate. queue: the demand of its jobs.
+        pool: the demand on its machines. A series belongs to a queue or to a pool. `all` means the whole
+        fleet, every class or every group. group: a user group, or a served model.
         """
         parts = {"class": job_class, "group": group, "target": target, "horizon_s": horizon_s}
         query = {"pool": pool, **parts, "queue": queue}
@@ -113,7 +113,7 @@ class Client:
         job_class: str = "all",
         queue: str | None = None,
     ) -> DemandRecord:
-        """Return past forecasts of demand with the demand that followed. Raises NotFound."""
+        """Return past demand, the present forecast, and the one issued an hour ago. Raises NotFound."""
         query = {"pool": pool, "target": target, "class": job_class, "queue": queue}
         return cast(DemandRecord, self._get("/v1/demand/record", query))
 
@@ -124,7 +124,7 @@ class Client:
         return cast(DemandModel, self._get("/v1/demand/model", {"pool": pool, "class": job_class, "queue": queue}))
 
     def models(self) -> FittedModels:
-        """Return fitted models that serve or run in the shadow: age, recent record, reasons to fit again."""
+        """Return the fitted models that serve, and the shadows: age, recent accuracy, reasons to fit again."""
         return cast(FittedModels, self._get("/v1/models"))
 
     def jobs(self, *, state: str | None = None, limit: int | None = None) -> Jobs:
@@ -136,7 +136,7 @@ class Client:
         return cast(Job, self._get(f"/v1/jobs/{quote(name, safe='/')}"))
 
     def stragglers(self, job: str) -> Stragglers:
-        """Return whether a job is slow, since when, and which node or GPU slows it. Raises NotFound."""
+        """Return whether a job is slow, since when, and which member slows it. Raises NotFound."""
         return cast(Stragglers, self._get(f"/v1/jobs/{quote(job, safe='/')}/stragglers"))
 
     def estimate(self, request: Mapping[str, Any]) -> Estimate:
@@ -147,11 +147,11 @@ class Client:
         return cast(Estimate, self._again("POST", "/v1/jobs/estimate", dict(request)))
 
     def queue(self) -> Queue:
-        """Return the requests that wait in the bundled engine's queue, why, and when each will start."""
+        """Return the requests in the placement engine's queue, why they wait, and when each will start."""
         return cast(Queue, self._get("/v1/queue"))
 
     def queues(self) -> QueuesAnswer:
-        """Return the state of the queues: held, guaranteed, borrowed, lent, shares, waits."""
+        """Return the state of each queue: GPUs held, guaranteed, borrowed and lent, shares, waits."""
         return cast(QueuesAnswer, self._get("/v1/queues"))
 
     def why(self, request_id: str) -> WhyWaiting:
@@ -159,22 +159,25 @@ class Client:
         return cast(WhyWaiting, self._get(f"/v1/queue/{_part(request_id)}/why"))
 
     def charges(self, *, by: str = "queue", from_ms: int | None = None, to_ms: int | None = None) -> Charges:
-        """Return GPU-seconds granted, used, lost and waited for, by queue, user, class or pool.
+        """Return the GPU-seconds granted, used, lost and waited for, by queue, user, class or pool.
 
         The default span is the last week.
         """
         return cast(Charges, self._get("/v1/charges", {"by": by, "from": from_ms, "to": to_ms}))
 
     def wait(self, request: Mapping[str, Any]) -> Decision:
-        """Add a request, in the form of `place`, to the bundled engine's queue."""
+        """Add a request, in the form of `place`, to the placement engine's queue."""
         return cast(Decision, self._again("POST", "/v1/queue", dict(request)))
 
     def leave(self, request_id: str) -> Any:
-        """Remove a request from the bundled engine's queue. Raises NotFound."""
+        """Remove a request from the placement engine's queue. Raises NotFound."""
         return self._ask("DELETE", f"/v1/queue/{_part(request_id)}", None)
 
     def place(self, request: Mapping[str, Any]) -> Decision:
-        """Decide now where a job runs. `request` needs a request_id, which identifies the decision forever."""
+        """Request a placement for a job now.
+
+        `request` needs a request_id, which identifies the decision forever.
+        """
         return cast(Decision, self._again("POST", "/v1/placements", dict(request)))
 
     def release(self, request_id: str) -> Any:
@@ -184,8 +187,8 @@ class Client:
     def events(self, events: Iterable[Mapping[str, Any]]) -> Taken:
         """Send events of jobs and nodes. Retries while the service does not answer.
 
-        The events' identities make this safe. Raises ApiError with status 422 if every event was refused. Its
-        `rejected` lists the reasons.
+        Repeated events change nothing, so a retry is safe. Raises ApiError with status 422 if every event
+        was refused. Its `rejected` lists the reasons.
         """
         return cast(Taken, self._again("POST", "/v1/events", [dict(event) for event in events]))
 

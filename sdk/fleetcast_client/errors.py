@@ -1,7 +1,7 @@
-"""The errors of a client of Fleetcast. A Reporter raises none of these: it counts them.
+"""The errors of a client of Fleetcast. A Reporter raises none of them, but counts them.
 
 FleetcastError
-├── Unreachable      no answer in time, or the answer was no JSON: try again
+├── Unreachable      no answer in time, or the answer was not JSON: try again
 └── ApiError         it answered with a problem: `status`, `code`, `detail`, `errors`
     ├── NotAllowed   401, 403: the token is missing, wrong, or not for this
     └── NotFound     404: no such node, job or request
@@ -13,11 +13,11 @@ from typing import Any
 
 
 class FleetcastError(Exception):
-    """The root of the tree. It is never raised itself."""
+    """The base class of all errors of this client. It is never raised itself."""
 
 
 class Unreachable(FleetcastError):
-    """A service that did not answer. `url`: its address."""
+    """The error for a service that did not answer. `url`: its address."""
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(f"{url} does not answer: {why}")
@@ -25,10 +25,11 @@ class Unreachable(FleetcastError):
 
 
 class ApiError(FleetcastError):
-    """A problem that the service reported.
+    """The error for a problem that the service reported.
 
-    `code` is its short name, `errors` the fields at fault with what was expected, `rejected` the refused events with
-    their reasons. `retry_after_s`: when to ask again, if the service says so.
+    `code` is its short name, `errors` the fields at fault with what was expected, `rejected` the
+    refused events with their reasons. `retry_after_s`: in how many seconds to try again, None if the
+    service does not say.
     """
 
     def __init__(self, status: int, problem: dict[str, Any], retry_after_s: float | None = None) -> None:
@@ -42,8 +43,8 @@ class ApiError(FleetcastError):
 
 
 class NotAllowed(ApiError):
-    """A token that is missing, wrong, or not valid for this request."""
+    """The error for a token that is missing, wrong, or not valid for this request."""
 
 
 class NotFound(ApiError):
-    """A node, job or request that does not exist."""
+    """The error for a node, job or request that does not exist."""

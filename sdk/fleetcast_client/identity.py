@@ -20,8 +20,8 @@ MOST_GPUS = 1024  # of a host
 class Identity:
     """The job, attempt and rank of this process.
 
-    `first`: the sequence of this process's first event; `node`: the host it runs on; `gpus`: its GPUs there, as
-    schedulers count them, empty if unknown.
+    `first`: the sequence number of this process's first event. `node`: the host it runs on. `gpus`: its
+    GPUs there, as schedulers count them, empty if unknown.
     """
 
     job: str
@@ -39,7 +39,7 @@ def identity_of(
     rank: int | None = None,
     now_s: float | None = None,
 ) -> Identity | None:
-    """Return the identity from the arguments, else from the environment. None if nothing names a job.
+    """Return the identity from the arguments, else from the environment. None if neither names a job.
 
     job      FLEETCAST_JOB, SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID, SLURM_HET_JOB_ID and SLURM_HET_JOB_OFFSET,
              SLURM_JOB_ID, TORCHELASTIC_RUN_ID
@@ -87,7 +87,10 @@ def _rank(env: Mapping[str, str]) -> int:
 
 
 def _gpus(env: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the GPUs of this process. A container has indices of its own, which say nothing of the host's."""
+    """Return the indices of this process's GPUs on its host, empty if unknown.
+
+    CUDA_VISIBLE_DEVICES is not used in a container, because a container numbers its GPUs differently.
+    """
     if env.get("FLEETCAST_GPUS"):
         return _indices(env["FLEETCAST_GPUS"])
     contained = "KUBERNETES_SERVICE_HOST" in env or "SLURM_JOB_ID" in env
@@ -100,7 +103,7 @@ def _gpus(env: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def _indices(text: str) -> tuple[int, ...]:
-    """Parse a list of GPU indices. Returns none if it has anything else.
+    """Parse a list of GPU indices. Returns an empty tuple for any other text.
 
     >>> _indices("4,5"), _indices("GPU-8f1e, 2"), _indices("0,0")
     ((4, 5), (), ())

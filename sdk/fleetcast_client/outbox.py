@@ -1,8 +1,8 @@
-"""The outbox: a bounded queue that a thread empties in batches. `put` neither waits nor raises.
+"""The outbox: a bounded queue of events that a thread sends in batches.
 
-Events that do not fit are dropped and counted. A batch is sent again with the same events, and so the same
-identities, until it is accepted. Only events that the service refuses are given up. A fork's child has no
-thread, and its outbox accepts nothing.
+`put` neither waits nor raises. Events that do not fit are dropped and counted. A batch is sent
+again with the same events, and so the same identities, until the service accepts it. Events that
+the service refuses are dropped. A fork's child has no thread, and its outbox accepts nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Send = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of events. `failures`: failed requests that were retried.
+    """Counts of events, by what happened to them. `failures`: failed requests that were retried.
 
     `sent` were accepted, `waiting` are in the queue, `dropped` did not fit into it, `refused` were not
     accepted.
@@ -48,9 +48,9 @@ class Counts:
 
 
 class Outbox:
-    """A queue of events. `send` posts a JSON array and returns the service's answer.
+    """A queue of events that a thread sends.
 
-    `send` may raise FleetcastError.
+    `send` posts a JSON array and returns the service's answer. It may raise FleetcastError.
     """
 
     def __init__(self, send: Send, *, most: int = 10_000, every_s: float = 1.0, exit_s: float = 2.0) -> None:
@@ -86,7 +86,7 @@ class Outbox:
         return replace(self._counts, waiting=waiting, dropped=self._dropped)
 
     def flush(self, limit_s: float) -> bool:
-        """Wait at most `limit_s` until everything was sent. Returns whether it was."""
+        """Wait until everything has been sent, at most `limit_s` seconds. Returns whether it was."""
         deadline = time.monotonic() + limit_s
         while self._open and self._thread is not None and (self._waiting or self._batch):
             self._empty.clear()
@@ -98,7 +98,7 @@ class Outbox:
         return not (self._waiting or self._batch)
 
     def close(self, limit_s: float | None = None) -> None:
-        """Send the remaining events for at most `limit_s`, then accept no more. May be called twice."""
+        """Send the remaining events for at most `limit_s` seconds, then accept no more. May be called twice."""
         if not self._open:
             return
         self.flush(self._exit_s if limit_s is None else limit_s)
@@ -112,7 +112,7 @@ class Outbox:
             )
 
     def forked(self) -> None:
-        """Clear the outbox in a fork's child, because the events are the parent's."""
+        """Clear the outbox in a fork's child, because the events belong to the parent."""
         self._open, self._thread = False, None
         self._waiting, self._batch = deque(), []
 
@@ -135,7 +135,7 @@ class Outbox:
             self._empty.set()
 
     def _send_batch(self) -> bool:
-        """Send the next batch. Return whether it is done: accepted, or refused for good."""
+        """Send the next batch. Returns True if it was accepted or refused, and False if it must be sent again."""
         while self._waiting and len(self._batch) < BATCH:
             self._batch.append(self._waiting.popleft())
         try:
@@ -170,7 +170,7 @@ class Outbox:
         return False
 
     def _say(self, once: str, text: str, *values: object) -> None:
-        """Log a line for each new kind of trouble."""
+        """Log a warning once for each kind of failure."""
         if once not in self._reported and len(self._reported) < 20:
             self._reported.add(once)
             logger.warning(text, *values)
@@ -185,7 +185,7 @@ def _after_fork() -> None:
 
 
 def _close_all_outboxes() -> None:
-    """Close all outboxes at once, so that many take no longer than one."""
+    """Close all outboxes at the same time, so that many take no longer than one."""
     threads = [threading.Thread(target=outbox.close, daemon=True) for outbox in list(_opened)]
     for thread in threads:
         thread.start()

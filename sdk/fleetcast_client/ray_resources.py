@@ -1,9 +1,10 @@
-"""Ask Ray's autoscaler for the nodes that the demand forecast will need, and take that back when there is none.
+"""Requests to Ray's autoscaler for the nodes that the demand forecast will need.
 
     python -m fleetcast_client.ray_resources --url http://fleetcast:8080 --bundle '{"GPU": 8}' --per-bundle 8 --most 16
 
-It runs on a node of the Ray cluster, one for a cluster: `request_resources` holds one wish, the last. SIGTERM takes the
-wish back. What is killed cannot: start it again, and its first look replaces what was left.
+Without a forecast, the request is withdrawn. Run one on a node of each Ray cluster, because
+`request_resources` remembers only the last request. SIGTERM withdraws the request. A killed process
+cannot withdraw it: start it again, and its first poll replaces the old request.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ PACE_S = 5.0
 
 
 class BundleWish:
-    """The number of bundles to request. ask: `ray.autoscaler.sdk.request_resources`, by its argument `bundles`."""
+    """The request for a number of bundles.
+
+    ask: `ray.autoscaler.sdk.request_resources`, called with its argument `bundles`.
+    """
 
     def __init__(self, ask: Callable[[list[Bundle]], None], bundle: Bundle, per_bundle: float, most: int) -> None:
-        """Set up without asking. Raises ValueError."""
+        """Create the object without a request to Ray. Raises ValueError."""
         amounts = list(bundle.values()) if isinstance(bundle, dict) else []
         if not amounts or not all(isinstance(amount, (int, float)) and amount > 0 for amount in amounts):
             raise ValueError(f"bundle is {bundle!r}: expected resources above 0, like {{'GPU': 8}}")
@@ -41,9 +45,9 @@ class BundleWish:
         self._held: int | None = None  # None: a process before this one may have left some
 
     def step(self, value: float | None) -> None:
-        """Request the bundles for a forecast, or none if it is None.
+        """Request the bundles for a forecast, or withdraw the request if the forecast is None.
 
-        If none are held, it makes no request, since other programs may have made one.
+        If there is nothing to withdraw, it sends no request, because other programs may have sent one.
         """
         wanted = 0 if value is None else min(self._most, math.ceil(max(value, 0.0) / self._per_bundle))
         if wanted or self._held != 0:

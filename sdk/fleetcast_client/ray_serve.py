@@ -1,4 +1,4 @@
-"""An autoscaling policy for Ray Serve: its own rule, raised to what the forecast will need.
+"""An autoscaling policy for Ray Serve: its own rule, or the forecast if that needs more replicas.
 
 autoscaling_config:
   policy:
@@ -21,14 +21,14 @@ MOST = 1e9  # replicas: above any bound, and still a whole number
 
 
 class ForecastPolicy:
-    """An autoscaling policy: replicas for the larger of current load and forecast load.
+    """An autoscaling policy: replicas for the larger of the current load and the forecast load.
 
-    Serve judges the current load. It calls the policy in its controller's only loop, so it never waits and
-    never raises. Without a fresh forecast, or
-    with invalid arguments, it follows Serve's own rule, and the controller's log says why.
+    Serve's own rule judges the current load. Serve calls the policy in its controller's only loop, so
+    the policy never waits and never raises. Without a fresh forecast, or with invalid arguments, it
+    follows Serve's own rule, and the controller's log says why.
 
-    per_replica: how much of the series one replica serves, requests/s or GPUs. The others: as in `Series` and
-    `Asked`.
+    per_replica: how much of the series one replica serves, in requests/s or GPUs. The other arguments
+    are those of `Series` and `Asked`.
     """
 
     def __init__(self, url: str = "", per_replica: float = 0.0, **more: Any) -> None:
@@ -44,7 +44,7 @@ class ForecastPolicy:
             logger.error("ForecastPolicy is Serve's own rule: %s", error)
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """Wanted replicas and state, as Serve asks for them."""
+        """Return the wanted replicas and the policy's state, as Serve requires."""
         from ray.serve import autoscaling_policy  # type: ignore[import-not-found,unused-ignore]
 
         wanted, state = autoscaling_policy.default_autoscaling_policy(context)
@@ -52,7 +52,7 @@ class ForecastPolicy:
         return (wanted if ahead is None else max(wanted, ahead)), state  # Serve bounds it by min and max
 
     def _forecast_replica_count(self) -> int | None:
-        """Return the replicas for the forecast, or None without one."""
+        """Return the replicas for the forecast load, or None without a fresh forecast."""
         if self._ahead is None:
             return None
         if not self._is_started:  # not in `__init__`: only what is called is in a controller

@@ -1,4 +1,4 @@
-"""The Reporter of a training loop. A call takes microseconds and never raises into the loop."""
+"""The Reporter for a training loop. A call takes microseconds and never raises into the loop."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ PARTS = ("compute", "communication", "data", "other")
 class Reporter:
     """A reporter of this rank's phases, steps and checkpoints. Use it only from the training thread.
 
-    url: FLEETCAST_URL by default. Without a URL, without a job, or in a fork's child, nothing is sent and
-    nothing fails. job, attempt, rank: by default those that `identity_of` finds in the environment. token:
-    FLEETCAST_TOKEN by default. ca, verify: as in `Client`. If the file cannot be used, nothing is sent.
-    most_waiting: events stored while the service does not answer. More are dropped and counted (`counts()`).
+    url: FLEETCAST_URL by default. Without a URL, without a job, or in a fork's child, it sends nothing
+    and raises nothing. job, attempt, rank: by default those that `identity_of` finds in the
+    environment. token: FLEETCAST_TOKEN by default. ca, verify: as in `Client`. If the file cannot be
+    used, nothing is sent. most_waiting: how many events are stored while the service does not answer.
+    More are dropped and counted.
     """
 
     def __init__(
@@ -72,9 +73,7 @@ class Reporter:
     ) -> Step:
         """Time a step from `with` to its end: `with report.step(tokens=65536) as step:`.
 
-        Steps without a number are counted.
-
-        A step that ends in an exception is not reported.
+        Steps without a number are numbered. A step that ends in an exception is not reported.
         """
         if step is not None:
             self._step = step
@@ -91,38 +90,48 @@ class Reporter:
         stage: int | None = None,
         parts: dict[str, float] | None = None,
     ) -> None:
-        """Report a step that you timed yourself. parts: seconds of compute, communication, data, other."""
+        """Report a step that you timed yourself.
+
+        parts: seconds of compute, communication, data, other.
+        """
         timed = self.step(step, tokens=tokens, sequence_length=sequence_length, stage=stage)
         timed.parts = parts
         timed.took(duration_s)
 
     def phase(self, name: str) -> Phase:
-        """Report that a phase begins: init, loading, warmup, steady, evaluation, checkpoint or cooldown.
+        """Report the beginning of a phase.
 
-        As `with report.phase("evaluation"):`, the previous phase is reported again at the end.
+        The phases are init, loading, warmup, steady, evaluation, checkpoint and cooldown. After `with
+        report.phase("evaluation"):`, the previous phase is reported again.
         """
         before, self._phase = self._phase, name
         self._report_phase(name)
         return Phase(self, before)
 
     def checkpoint(self, target: str = "", bytes: int | None = None) -> Checkpoint:
-        """Report a checkpoint: `with report.checkpoint("s3://…"):` around its writing.
+        """Report a checkpoint that is written in the context: `with report.checkpoint("s3://…"):`.
 
         Rank 0 reports it for all ranks.
         """
         return Checkpoint(self, target, bytes)
 
     def finished(self) -> None:
-        """Report that the job has ended well: for jobs that no scheduler reports. Rank 0 reports it for all ranks."""
+        """Report that the job has ended well, for jobs that no scheduler reports.
+
+        Rank 0 reports it for all ranks.
+        """
         if self.rank == 0:
             self.tell("finished", {})
 
     def counts(self) -> Counts:
-        """Return how many events were sent, wait, were dropped, were refused."""
+        """Return how many events were sent, are waiting, were dropped and were refused."""
         return self._outbox.counts() if self._outbox is not None else Counts()
 
     def flush(self, limit_s: float = 5.0) -> bool:
-        """Wait at most `limit_s` until everything was sent. Do not call it inside a loop."""
+        """Wait until all events have been sent, at most `limit_s` seconds. Returns whether they were.
+
+        Do not call it in a training loop.
+        """
         return self._outbox.flush(limit_s) if self._outbox is not None else True
 
     def close(self, limit_s: float | None = None) -> None:
@@ -140,7 +149,7 @@ class Reporter:
         self.close()
 
     def tell(self, type: str, fields: dict[str, Any]) -> None:
-        """Queue an event of this job without checking it. The service checks it."""
+        """Queue an event of this job without validating it. The service validates it."""
         if self.enabled and self._outbox is not None:
             now_ms = time.time_ns() // 1_000_000
             event = {"type": type, "sequence": next(self._sequence), "time_ms": now_ms, **self._job, **fields}
@@ -158,7 +167,7 @@ class Reporter:
 
 
 class Step:
-    """One running step."""
+    """A step of the training loop that is being timed."""
 
     __slots__ = ("_began", "_reporter", "parts", "sequence_length", "stage", "step", "tokens")
 
@@ -188,7 +197,7 @@ class Step:
             self.took(time.perf_counter() - self._began)
 
     def took(self, duration_s: float) -> None:
-        """Report the step with its duration."""
+        """Report the step with its duration in seconds."""
         fields: dict[str, Any] = {"step": self.step, "duration_s": duration_s, "rank": self._reporter.rank}
         if self.tokens is not None:
             fields["tokens"] = self.tokens
@@ -202,7 +211,7 @@ class Step:
 
 
 class Part:
-    """One part of a running step. A part of an unknown name counts as other."""
+    """A part of a step that is being timed. A part with an unknown name counts as other."""
 
     __slots__ = ("_began", "_name", "_step")
 
@@ -224,7 +233,7 @@ class Part:
 
 
 class Phase:
-    """A phase that may end."""
+    """A phase that ends with its context. The previous phase is then reported again."""
 
     __slots__ = ("_before", "_reporter")
 
@@ -242,7 +251,7 @@ class Phase:
 
 
 class Checkpoint:
-    """A running checkpoint. If it fails, its end is not reported."""
+    """A checkpoint that is being written. If it fails, its end is not reported."""
 
     __slots__ = ("_bytes", "_reporter", "_target")
 
@@ -279,7 +288,7 @@ def _outbox(
     ca: str | os.PathLike[str] | None,
     verify: bool,
 ) -> Outbox | None:
-    """Return the outbox for events, or None without a valid URL and authorities."""
+    """Make the outbox for events, or return None without a valid URL and authorities."""
     stated = url or os.environ.get("FLEETCAST_URL", "")
     if not stated:
         return None

@@ -1,4 +1,4 @@
-"""One HTTP request with the standard library: JSON both ways, a bearer token, problems as errors.
+"""One HTTP request with the standard library: JSON both ways, a bearer token, problems as exceptions.
 
 HTTPS verifies the server with the authorities of the system, or those in a file.
 """
@@ -27,9 +27,10 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def opener(ca: str | os.PathLike[str] | None, verify: bool) -> urllib.request.OpenerDirector:
-    """Return the opener of requests. ca: a file of authorities in PEM, FLEETCAST_CA by default.
+    """Make the opener of requests. ca: a file of authorities in PEM, FLEETCAST_CA by default.
 
-    verify=False accepts any certificate, so a host in between may read the token. Raises ValueError for a bad `ca`.
+    verify=False accepts any certificate, so that a machine in between may read the token. Raises
+    ValueError for a bad `ca`.
     """
     path = os.fspath(ca) if ca is not None else os.environ.get("FLEETCAST_CA", "")
     try:

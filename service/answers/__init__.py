@@ -1,4 +1,4 @@
-"""The bodies of the answers as types, one file for each capability.
+"""The types of the API's answer bodies, in one file for each capability.
 
-The service builds them, and OpenAPI shows them.
+The service builds answers from them, and OpenAPI shows them.
 """

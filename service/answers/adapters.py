@@ -11,7 +11,7 @@ class Adapters(msgspec.Struct):
 
 
 class AdapterDetails(msgspec.Struct):
-    """One adapter, with its latest writes, the newest first."""
+    """One adapter, with its latest writes, newest first."""
 
     as_of_ms: int
     adapter: AdapterStatus

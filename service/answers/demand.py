@@ -11,7 +11,7 @@ __all__ = ["DemandRow", "Prescale", "WaitsFor"]
 class Demand(msgspec.Struct):
     """Forecasts of demand.
 
-    `note`: what to ask instead, if the query used `pool` for the name of a queue.
+    `note`: how to correct the query, if it used `pool` for the name of a queue.
     """
 
     as_of_ms: int
@@ -37,16 +37,16 @@ class DemandRecord(msgspec.Struct):
 
 
 class DemandBand(msgspec.Struct):
-    """A number of GPUs that are in use for at least this share of the time."""
+    """The number of GPUs that are in use during at least a share of the time."""
 
     share_of_time: float
     gpus: float
 
 
 class DemandBurst(msgspec.Struct):
-    """The bursts of the last day.
+    """The bursts of the last day: their highest level, shortest length and share of noise.
 
-    They have the highest level, the length of the shortest burst that is not noise, and the share of noise.
+    shortest_s: the length of the shortest burst that is not noise.
     """
 
     ceiling_gpus: float
@@ -69,7 +69,7 @@ class RunDurations(msgspec.Struct):
 
 
 class ToleratedWait(msgspec.Struct):
-    """A tolerated wait in seconds, and the number of queued jobs that start within it."""
+    """A tolerated wait in seconds, and the number of queued jobs that start within that time."""
 
     s: float
     jobs: float | None
@@ -81,7 +81,7 @@ class ColdStart(msgspec.Struct):
 
 
 class DemandModelRow(msgspec.Struct):
-    """One part of the demand model. An unknown value is null, with a sentence in `reasons`."""
+    """One part of the demand model. Unknown values are null, and `reasons` has a sentence for each."""
 
     queue: str
     pool: str
@@ -100,7 +100,7 @@ class DemandModelRow(msgspec.Struct):
 
 
 class DemandModel(msgspec.Struct):
-    """The demand model by queue. `note`: as in `Demand`."""
+    """The demand model by queue. `note`: see `Demand`."""
 
     as_of_ms: int
     rows: list[DemandModelRow]

@@ -1,4 +1,4 @@
-"""The outcome of a batch of events."""
+"""The answer to a batch of events."""
 
 import msgspec
 

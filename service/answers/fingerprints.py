@@ -1,4 +1,4 @@
-"""Fingerprints of jobs from their telemetry, their use of GPUs, and load peaks ahead."""
+"""Fingerprints of jobs from their telemetry, the use of their GPUs, and future load peaks."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from fleetcast.models.jobs.utilisation import Verdict
 
 
 class TimeQuantiles(msgspec.Struct):
-    """Quantiles of a time, in Unix ms."""
+    """Quantiles of a moment, in Unix ms."""
 
     p10: int
     p50: int
@@ -17,9 +17,9 @@ class TimeQuantiles(msgspec.Struct):
 
 
 class ExpectedReading(msgspec.Struct):
-    """An expected reading of the whole job, `horizon_s` from now.
+    """A forecast reading of the whole job, `horizon_s` from now.
 
-    template: the expectation for the phase that the job's cycle will then be in.
+    basis: `template` is the forecast for the phase that the job's cycle will then be in.
     """
 
     metric: str
@@ -33,12 +33,12 @@ class ExpectedReading(msgspec.Struct):
 class Fingerprint(msgspec.Struct, kw_only=True):
     """The fingerprint of a job.
 
-    `class` is what telemetry suggests, and `class_told` is the class at submission. Each is null if unknown.
-    looked_ms: when the job was evaluated, null if it was not. last_checkpoint_ms: when the last completed
-    checkpoint began. checkpoint_every_basis: `telemetry` if the job reports no checkpoints and its readings
-    show a rhythm of pauses. pause_every_s: how often telemetry shows a pause, independent of the job's
-    reports. pause_reason says why it is null. unheard_reason: why telemetry does not cover the job, for
-    example because too few of its GPUs report here.
+    `class` is the class that telemetry suggests, and `class_told` the class at submission. Each is null
+    if unknown. looked_ms: when the job was evaluated, null if it was not. last_checkpoint_ms: when the
+    last completed checkpoint began. checkpoint_every_basis: `telemetry` if the job reports no
+    checkpoints and its readings show a rhythm of pauses. pause_every_s: how often telemetry shows a
+    pause, independent of the job's reports. pause_reason: why pause_every_s is null. unheard_reason:
+    why telemetry does not cover the job, for example because too few of its GPUs report here.
     """
 
     job: str
@@ -69,9 +69,9 @@ class Fingerprint(msgspec.Struct, kw_only=True):
 
 
 class UseRow(msgspec.Struct, kw_only=True):
-    """The use of a job's GPUs over the last `span_s`, at most ten minutes.
+    """The use of a job's GPUs over the last `span_s` seconds, at most ten minutes.
 
-    Unknown values are null, and `reason` says why. `busy` is GPU utilisation.
+    Unknown values are null, and `reason` says why. `busy`: GPU utilisation from 0 to 1.
     """
 
     job: str
@@ -98,7 +98,8 @@ class UseRow(msgspec.Struct, kw_only=True):
 class Utilisation(msgspec.Struct):
     """The use that running jobs make of their GPUs.
 
-    jobs_looked: how many of the running jobs have been evaluated so far. The others come next.
+    jobs_looked: how many of the running jobs have been evaluated so far. The rest will be evaluated
+    next.
     """
 
     as_of_ms: int
@@ -108,9 +109,10 @@ class Utilisation(msgspec.Struct):
 
 
 class Spikes(msgspec.Struct):
-    """Load peaks ahead, from the jobs that have a fingerprint so far.
+    """Future load peaks, from the jobs that have a fingerprint so far.
 
-    jobs: how many of these jobs contribute to the row.
+    jobs_looked: the number of running jobs evaluated so far. In a row, `jobs` is how many of them
+    contribute.
     """
 
     as_of_ms: int

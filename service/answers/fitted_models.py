@@ -1,22 +1,25 @@
-"""The fitted models that serve, and the challengers that are scored with them."""
+"""The fitted models that serve, and the shadows that are scored with them."""
 
 import msgspec
 
 
 class BandShare(msgspec.Struct):
-    """The share of outcomes inside the 10 to 90 % band, when the model was judged and recently."""
+    """The share of outcomes inside the 10 to 90 % band.
+
+    card: when the model was judged. recent: lately, null without recent outcomes.
+    """
 
     card: float
     recent: float | None
 
 
 class FittedModel(msgspec.Struct):
-    """A version that serves.
+    """A model version that serves.
 
-    retrain: condition (coverage, loss, age) -> reason to fit again. Empty if there is none. `coverage_80` is
-    null for probabilities and speeds, which have no band. For risk, `loss_vs_best_naive` is the Brier score
-    of failing within a day, divided by that of the observed share. Forecasts of interference are not
-    recorded.
+    retrain: condition (coverage, loss, age) -> reason to fit again. It is empty if no condition is met.
+    `coverage_80` is null for probabilities and speeds, which have no band. For risk,
+    `loss_vs_best_naive` is the Brier score of failing within a day, divided by that of the observed
+    share. Forecasts of interference are not recorded.
     """
 
     kind: str
@@ -31,11 +34,11 @@ class FittedModel(msgspec.Struct):
 
 
 class ShadowModel(msgspec.Struct, frozen=True):
-    """A version that is scored and never serves.
+    """A model version that is scored and never serves.
 
-    Losses are relative to persistence on the same forecasts, so below 1 is better. For risk, they are Brier
-    scores divided by that of the observed share. `serving_vs_persistence`: the loss of the serving version,
-    null if none serves.
+    Losses are relative to persistence on the same forecasts, so below 1 is better. For risk, they are
+    Brier scores divided by that of the observed share. `serving_vs_persistence`: the loss of the
+    serving version, null if none serves.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""The fleet at a glance, ingestion, health and readiness."""
+"""The fleet at a glance, and the health, readiness and ingestion of the service."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +14,11 @@ SourceHealth = dict[str, Any]  # `name`, and whatever the source reports; `recor
 
 
 class Ingestion(msgspec.Struct, kw_only=True):
-    """The deliveries of the sources, and how fast they reach the board.
+    """The records received from each source, and how fast they reach the board.
 
-    tick_ms, lag_ms: wall time.
-    labels: numbers of GPUs that exporters' labels name as held by jobs, by several jobs (`shared`), or in MIG
-    instances (`divided`).
-    noted: valid records that no answer can show, such as events of an `unknown_job` without a submission or a
+    tick_ms, lag_ms: wall time. labels: the numbers of GPUs that exporters' labels name as held by jobs,
+    by several jobs (`shared`), or as MIG instances (`divided`). noted: the numbers of valid records
+    that no answer can show, by reason, such as events of an `unknown_job` without a submission or a
     start.
     """
 
@@ -46,10 +45,10 @@ class Ingestion(msgspec.Struct, kw_only=True):
 
 
 class FleetGpu(msgspec.Struct, gc=False):
-    """One GPU on the map. held_by: what holds a GPU that has no job.
+    """One GPU on the map. held_by: why a GPU without a job is not free.
 
-    unknown: it is at work. promise: it is promised to `request`. window, reservation: its node is in
-    maintenance or reserved.
+    unknown: it is busy, and no job is known. promise: it is promised to `request`. window, reservation:
+    its node is in maintenance or reserved.
     """
 
     job: str | None
@@ -128,7 +127,8 @@ class BoardMeta(msgspec.Struct):
 class FleetAnswer(msgspec.Struct, kw_only=True):
     """The fleet at a glance.
 
-    `no_telemetry`: a sentence while no exporter can be read, with the reason of the first. Otherwise null.
+    `no_telemetry`: if no exporter can be read, a sentence with the reason of the first one. Otherwise
+    null.
     """
 
     as_of_ms: int
@@ -159,9 +159,9 @@ class ReadyCheck(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """The readiness of the api.
+    """The readiness of the api, with one check for each condition.
 
-    `warming` shows the length of the history while the models need more.
+    `warming`: the length of the history, or null once the models have enough.
     """
 
     status: str

@@ -1,4 +1,4 @@
-"""The isolation of a GPU, compared with the expectation of a scheduler."""
+"""The isolation of a GPU, compared with the scheduler's expectation."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class IsolationCheck(msgspec.Struct):
-    """The check of one expected field.
+    """The comparison of one expected field with the observed value.
 
-    ok: null if it cannot be observed. reason: what would show it, or what a true depends on.
+    ok: null if the field cannot be observed. reason: what would show it, or what the result depends on.
     """
 
     field: str

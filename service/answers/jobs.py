@@ -1,4 +1,4 @@
-"""Jobs: the running, waiting and recently ended ones, and what slows a job down."""
+"""Jobs that run, wait or ended recently, and the causes of slow jobs."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -22,10 +22,10 @@ class RemainingTime(msgspec.Struct, gc=False):
 class JobRow(msgspec.Struct, kw_only=True):
     """One attempt in a list of jobs.
 
-    `remaining_s`: for a running job, null if unknown. `source`: board for job events. labels or sdk if only
-    exporters' labels or the training loop report the job. archive for a job that ended longer ago. `queues`:
-    all queues, if the job waits in several. `tasks`: number of attempts that wait under this name, more than
-    1 for the rest of a large array.
+    `remaining_s`: for a running job, null if unknown. `source`: "board" if job events report the job.
+    It is "labels" or "sdk" if only exporters' labels or its training loop report it, and "archive" if
+    it ended longer ago. `queues`: all queues, if the job waits in several. `tasks`: the number of
+    attempts that wait under this name. It is more than 1 for the rest of a large array.
     """
 
     job: str
@@ -52,9 +52,9 @@ class Jobs(msgspec.Struct):
 
 
 class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The submission of an attempt, under the keys of a placement request.
+    """The request of a submitted attempt, under the keys of a placement request.
 
-    request_id: that of a request in our own queue.
+    request_id: the id of the request, if it waits in our own queue.
     """
 
     request_id: str | msgspec.UnsetType = msgspec.UNSET
@@ -70,7 +70,10 @@ class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class PlacedRank(msgspec.Struct):
-    """A rank, its node and its GPUs there. It has only the node if no event says which rank is where."""
+    """A rank of a job, with its node and its GPUs there.
+
+    If no event says which rank runs where, only the node is set.
+    """
 
     node: str
     rank: int | msgspec.UnsetType = msgspec.UNSET
@@ -78,7 +81,7 @@ class PlacedRank(msgspec.Struct):
 
 
 class QueuedRequest(Asks, kw_only=True):
-    """A waiting job as a placement request."""
+    """A waiting job in the form of a placement request."""
 
     request_id: str
     attempt: int
@@ -97,10 +100,11 @@ class QueuedJob(msgspec.Struct):
 class RunningJobRow(msgspec.Struct):
     """A running job, as the placer reads it.
 
-    gpus: number of GPUs that it runs on. held: node → thousandths of GPUs that it holds there, by the
-    occupancy. For nodes outside the fleet, and once the attempt has ended, its events state them. A board of
-    an earlier version has none. placed_ms: since when it runs on these GPUs. kept_ms: when its last
-    checkpoint was complete. displaced: other jobs hold some of its GPUs, so some end is reported late.
+    gpus: number of GPUs that it runs on. held: node → thousandths of GPUs that it holds there. The
+    occupancy states them. For nodes outside the fleet, and once the attempt has ended, its events state
+    them. A board of an earlier version has none. placed_ms: since when it runs on these GPUs. kept_ms:
+    when its last checkpoint was complete. displaced: other jobs hold some of its GPUs, so the report of
+    an end is late.
     """
 
     job: str
@@ -125,9 +129,9 @@ class EndedJobRow(RunningJobRow):
 
 
 class GpuTimeRow(msgspec.Struct):
-    """The use of an attempt's GPUs, as the placer reads it.
+    """The GPU-seconds of an attempt, as the placer reads them.
 
-    It has the busy GPU-seconds, and the GPU-seconds that telemetry observed.
+    used_gpu_s: the busy GPU-seconds. seen_gpu_s: those that telemetry observed.
     """
 
     job: str
@@ -137,9 +141,10 @@ class GpuTimeRow(msgspec.Struct):
 
 
 class KnownAttempts(msgspec.Struct):
-    """The section `occupancy`: the attempts that run or ended lately, at a position of the events.
+    """The board section `occupancy`: the attempts that run or ended recently.
 
-    running: (job, attempt). ended: (job, attempt, when it ended).
+    It is valid up to one position in the events. running: (job, attempt). ended: (job, attempt, when it
+    ended).
     """
 
     position: int
@@ -148,9 +153,9 @@ class KnownAttempts(msgspec.Struct):
 
 
 class JobDetail(msgspec.Struct, kw_only=True):
-    """The fields that one job's answer adds to its row.
+    """The fields of one job's answer that its list row lacks.
 
-    `asks` is set while the job waits or runs, and the API does not serve it.
+    `asks` is set while the job waits or runs. The API does not serve it.
     """
 
     placement: Sequence[RankPlacement] | Sequence[PlacedRank]
@@ -183,7 +188,8 @@ class JobAnswer(JobRow, kw_only=True):
 class Culprit(msgspec.Struct):
     """The worker, link, stage or node that slows a job.
 
-    `name`: for a worker NODE/GPU, or its node or rank. For a link its port. For a stage its number.
+    `name` depends on the kind. Worker: NODE/GPU, or its node or rank. Link: its port. Stage: its
+    number.
     """
 
     kind: Literal["worker", "link", "stage", "node", "nobody"]

@@ -15,9 +15,9 @@ from fleetcast.service.state_identity import Doubt
 class QueueRow(msgspec.Struct, kw_only=True):
     """A waiting request.
 
-    `ignored`: keys of the request that had no effect, as in the decision. by: the basis of the start time,
-    "room" (it starts now), "runs" (ended jobs or a fitted model) or "limit" (time limits alone). Null if
-    `start_ms` is null. Then `why` has the reason.
+    `ignored`: keys of the request that had no effect, as in the decision. by: the basis of the start
+    time, "room" (it starts now), "runs" (ended jobs or a fitted model) or "limit" (time limits alone).
+    It is null if `start_ms` is null. Then `why` states the reason.
     """
 
     request_id: str
@@ -37,7 +37,7 @@ class QueueRow(msgspec.Struct, kw_only=True):
 
 
 class FirstAnswers(msgspec.Struct):
-    """The first start times that users were shown, judged as in `StartTimesRecord`.
+    """The accuracy of the first start times shown to users, with the fields of `StartTimesRecord`.
 
     unanswered: number of requests that started and had no start time in their first answer.
     """
@@ -52,7 +52,7 @@ class FirstAnswers(msgspec.Struct):
 
 
 class AnswersAtAge(msgspec.Struct):
-    """The start times shown when `age_s` had passed since a request's first answer."""
+    """The accuracy of the start times shown `age_s` seconds after a request's first answer."""
 
     age_s: float
     n: int
@@ -64,13 +64,13 @@ class AnswersAtAge(msgspec.Struct):
 
 
 class StartTimesRecord(msgspec.Struct):
-    """The record of start times: shares of requests that had started by the quantiles shown to users.
+    """The accuracy of start times: shares of requests that had started by the quantiles shown to users.
 
-    A quantile is judged once its time has passed, whether or not the request has started. So `by_p10` is the
-    share of `n` requests, `by_p50` of `n_p50` and `by_p90` of `n_p90`. A share is null if no request is
-    judged. The shares are means over the answers at all ages, in which each request has a weight of one.
-    Later answers are easier. `first` is what a user plans by, and `by_age` has each age. since_ms: when the
-    first judged answer was shown.
+    A quantile is judged once its time has passed, whether or not the request has started. So `by_p10`
+    is the share of `n` requests, `by_p50` of `n_p50` and `by_p90` of `n_p90`. A share is null if no
+    request is judged. The shares are means over the answers at all ages, in which each request has a
+    weight of one. Later answers are easier. `first` covers the answers that users plan by, and `by_age`
+    has each age. since_ms: when the first judged answer was shown.
     """
 
     n: int
@@ -85,11 +85,12 @@ class StartTimesRecord(msgspec.Struct):
 
 
 class Queue(msgspec.Struct):
-    """The queue of the placement engine. reservation: that of the head, null if no request has one.
+    """The queue of the placement engine.
 
-    backfill: free GPUs, and until when others may use them. releases: running jobs with p10, p50 and p90 of
-    their ends, the earliest first. room: when a new request would find a GPU. starts_as_of_ms: when the start
-    times of the rows were sampled, null before the first sampling.
+    reservation: the one of the queue's head, null if no request has one. backfill: free GPUs, and until
+    when others may use them. releases: running jobs with p10, p50 and p90 of their ends, the earliest
+    first. room: when a new request would find a GPU. starts_as_of_ms: when the start times of the rows
+    were sampled, null before the first sampling.
     """
 
     as_of_ms: int
@@ -103,7 +104,7 @@ class Queue(msgspec.Struct):
 
 
 class Fragmentation(msgspec.Struct):
-    """The fragmentation of pools. requests: number of newest requests that the demand is taken from."""
+    """The fragmentation of pools. requests: the number of newest requests from which demand is estimated."""
 
     as_of_ms: int
     requests: int
@@ -119,7 +120,7 @@ class Settled(msgspec.Struct):
 
 
 class StoredDecision(Decision, frozen=True, kw_only=True):
-    """A decision as it was answered, with the facts of the ledger about it."""
+    """A decision as it was answered, with the ledger's facts about it."""
 
     cursor: int
     time_ms: int = 0
@@ -128,7 +129,7 @@ class StoredDecision(Decision, frozen=True, kw_only=True):
 
 
 class Placements(msgspec.Struct):
-    """The decisions since a cursor, with job and attempt."""
+    """The decisions after a cursor, with job and attempt."""
 
     as_of_ms: int
     rows: list[StoredDecision]
@@ -161,7 +162,7 @@ class Audit(msgspec.Struct):
 class PlacerHealth(msgspec.Struct):
     """The answer of the placer's `/healthz`.
 
-    `doubts`: parts of the state that lack facts which another part has seen.
+    `doubts`: the parts of the state that lack facts which another part has seen.
     """
 
     ok: bool = True

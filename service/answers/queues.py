@@ -7,12 +7,13 @@ import msgspec
 
 
 class QueueState(msgspec.Struct, kw_only=True):
-    """A queue, or a user in a queue. Amounts are GPUs by resource: a model, or `gpu` for any model.
+    """The state of a queue, or of a user in a queue.
 
-    share: share of the fleet by weight, as used for the order. It is 0 within the guarantee. lent: the part
-    of its guarantee that others hold now. decayed, banked: GPU-seconds of past use, and in the bank. wait_s:
-    quantiles of the waits of requests that were placed within seven days. share_7d: share of all GPU-seconds
-    that queues of the same parent held within seven days. share_days: the same for each day, the oldest
+    Amounts are GPUs by resource: a model, or `gpu` for any model. share: share of the fleet by weight,
+    as used for the order. It is 0 within the guarantee. lent: the part of its guarantee that others
+    hold now. decayed: GPU-seconds of past use. banked: GPU-seconds in the bank. wait_s: quantiles of
+    the waits of requests that were placed within seven days. share_7d: share of all GPU-seconds that
+    queues of the same parent held within seven days. share_days: the same for each day, the oldest
     first, null if no queue of that parent held anything.
     """
 
@@ -41,8 +42,8 @@ class QueueState(msgspec.Struct, kw_only=True):
 class QueuesAnswer(msgspec.Struct):
     """The state of all queues.
 
-    `generation`: for If-Match. It is "" if all requests wait in one line. `refused`: why a newer file is not
-    in use.
+    `generation`: the value for If-Match, "" if all requests wait in one line. `refused`: why a newer
+    queue file is not in use.
     """
 
     as_of_ms: int
@@ -54,7 +55,7 @@ class QueuesAnswer(msgspec.Struct):
 
 
 class QueueChange(msgspec.Struct):
-    """The changes that a new file makes. `applied` is false for a dry run.
+    """The changes that a new queue file makes. `applied` is false for a dry run.
 
     stranded: queue → number of requests that wait in it and cannot start until a file names it again.
     """
@@ -72,15 +73,16 @@ WhyCode = Literal["stale", "before", "limit", "lent_out", "window", "room", "kep
 
 
 class WhyStep(msgspec.Struct):
-    """One reason why a request waits, in the list from the requests before it to its start time.
+    """One reason why a request waits.
 
-    requests: some of the requests that come first.
+    The list leads from the requests ahead of it to its start time. requests: some of the requests
+    ahead.
 
     stale: nothing is placed now. before: other requests come first. limit: the queue may hold no more.
-    lent_out: the queue may borrow no more. window: a reservation or maintenance withholds nodes. room: a
-    resource is short. kept: room is reserved for the head. untried: the last pass had already tried enough
-    others. gone: the queue file no longer names the request's queue. ends: the jobs that the request waits for.
-    start: when the request starts.
+    lent_out: the queue may borrow no more. window: a reservation or maintenance withholds nodes. room:
+    a resource is short. kept: room is reserved for the head. untried: the last pass had already tried
+    enough others. gone: the queue file no longer names the request's queue. ends: the jobs that the
+    request waits for. start: when the request starts.
     """
 
     code: WhyCode
@@ -89,10 +91,10 @@ class WhyStep(msgspec.Struct):
 
 
 class WhyWaiting(msgspec.Struct):
-    """The reasons why a request waits. sentence: that of the last step.
+    """The reasons why a request waits. sentence: the sentence of the last step.
 
-    start_ms: p10, p50 and p90, if known. starts_as_of_ms: when start times were sampled, null before the
-    first sampling.
+    start_ms: p10, p50 and p90, if known. starts_as_of_ms: when start times were sampled, null before
+    the first sampling.
     """
 
     as_of_ms: int
@@ -110,9 +112,10 @@ class WhyWaiting(msgspec.Struct):
 class ChargeRow(msgspec.Struct):
     """The GPU-seconds of one queue, user, class or pool within a period.
 
-    granted = used + idle, for the GPUs that telemetry observed. promised: from the placement until the job
-    began. lost: since the last checkpoint of jobs that failed. waited: wanted GPUs times the waiting time.
-    money: the price of granted GPU-seconds. unseen: why used and idle do not add up to granted, or null.
+    granted = used + idle, for the GPUs that telemetry observed. promised: from the placement until the
+    job began. lost: since the last checkpoint of jobs that failed. waited: requested GPUs times the
+    waiting time. money: the price of granted GPU-seconds. unseen: why used and idle do not add up to
+    granted, or null.
     """
 
     name: str
@@ -128,7 +131,7 @@ class ChargeRow(msgspec.Struct):
 
 
 class Charges(msgspec.Struct):
-    """The charges from `from_ms` until `to_ms`. Running jobs are counted until `as_of_ms`."""
+    """The charges from `from_ms` until `to_ms`. Running jobs count until `as_of_ms`."""
 
     as_of_ms: int
     from_ms: int

@@ -1,4 +1,4 @@
-"""Node risk: the ranking of all nodes, one node in full, and hard signals that came after the scores.
+"""Node risk: the ranking of all nodes, one node in full, and hard signals newer than the scores.
 
 NaN means unknown, and is null in JSON. UNSET fields are left out.
 """
@@ -43,7 +43,8 @@ class RiskRow(RankedNode, kw_only=True):
 class RiskNodes(msgspec.Struct):
     """The ranking of nodes.
 
-    `calibration`: how accurate the service's own forecasts were. `usual`: the parts that no row names.
+    `calibration`: how accurate the service's own forecasts were. `usual`: the probability of each kind
+    of part without evidence against it.
     """
 
     as_of_ms: int
@@ -55,10 +56,11 @@ class RiskNodes(msgspec.Struct):
 
 
 class CalibrationRecord(msgspec.Struct):
-    """The calibration record of risk.
+    """How accurate the service's own risk forecasts were.
 
-    `rows`: one for each horizon. `history`: the data that the history hazard was fitted on. Until the site
-    has a fit of its own, `times` in it is the multiple of that hazard that the fleet's own faults explain.
+    `rows`: one for each horizon. `history`: the data that the history hazard was fitted on. Until the
+    site has its own fit, `times` in `history` is the factor on that hazard that explains the fleet's
+    own faults.
     """
 
     rows: Sequence[Calibration]
@@ -66,7 +68,7 @@ class CalibrationRecord(msgspec.Struct):
 
 
 class NodeRisk(msgspec.Struct, gc=False):
-    """The risk of one kind within one horizon."""
+    """The probability that a node fails, is drained or becomes slow within one horizon."""
 
     kind: RiskKind
     horizon_s: int
@@ -87,7 +89,7 @@ class NodeReason(msgspec.Struct):
 
 
 class HardSignal(msgspec.Struct, kw_only=True, frozen=True):
-    """A node event or an XID that the scores do not cover yet. `taken_ms`: since when it is on the board."""
+    """A node event or an XID that the scores do not cover yet. `taken_ms`: since when the board has it."""
 
     node: str
     gpu: int | None = None
@@ -101,12 +103,12 @@ class HardSignal(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def identity(self) -> tuple[str, int | None, str, int | str | None, int]:
-        """The identity of the signal. A repetition of the same signal has the same identity."""
+        """The identity of the signal. A repeated signal has the same identity."""
         return self.node, self.gpu, self.type, self.code, self.time_ms
 
 
 class UrgentSignals(msgspec.Struct):
-    """The section `doc.urgent`: the latest hard signals."""
+    """The board section `doc.urgent`: the latest hard signals."""
 
     as_of_ms: int = 0
     rows: Sequence[HardSignal] = ()
@@ -118,7 +120,7 @@ HeldBy = Literal["unknown", "promise", "window", "reservation"]
 class GpuAnswer(msgspec.Struct, gc=False):
     """The present state of one GPU of a node. It has no readings if telemetry never reported the GPU.
 
-    held_by, request: as in `fleet.FleetGpu`.
+    held_by, request: see `fleet.FleetGpu`.
     """
 
     index: int
@@ -136,7 +138,7 @@ class GpuAnswer(msgspec.Struct, gc=False):
 
 
 class HostAnswer(msgspec.Struct, gc=False):
-    """The host, as node_exporter reports it. Shares are shares of time, and rates are per second."""
+    """The host's readings from node_exporter. Shares are shares of time, and rates are per second."""
 
     cpu_idle: float | UnsetType = UNSET
     cpu_steal: float | UnsetType = UNSET
@@ -155,7 +157,7 @@ class HostAnswer(msgspec.Struct, gc=False):
 
 
 class NodeAnswer(msgspec.Struct, kw_only=True):
-    """One node in full. `urgent`: hard signals that came after the scores.
+    """One node in full. `urgent`: hard signals newer than the scores.
 
     `withheld`: why schedulers, windows or reservations withhold the node from other work.
     """

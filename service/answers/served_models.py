@@ -4,7 +4,7 @@ import msgspec
 
 
 class InstanceLoad(msgspec.Struct):
-    """The load of one engine behind one port. Values that its pages do not report are null."""
+    """The load of one inference engine behind one port. Values that its pages do not report are null."""
 
     instance: str
     age_s: float
@@ -16,7 +16,7 @@ class InstanceLoad(msgspec.Struct):
 class TimeToFirstToken(msgspec.Struct):
     """The time to first token in the last two minutes, in seconds.
 
-    Null without requests, and beyond the histogram's last edge.
+    Null if there were no requests, or if it lies beyond the histogram's last edge.
     """
 
     mean: float | None
@@ -26,7 +26,10 @@ class TimeToFirstToken(msgspec.Struct):
 
 
 class ServedModel(msgspec.Struct):
-    """A model in a pool. Values are sums over its instances, except for the KV cache, which is the mean."""
+    """A served model in a pool.
+
+    Values are sums over its instances, except for the KV cache, which is the mean.
+    """
 
     pool: str
     model: str

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the adapters role. It has no port of its own, so the api serves them."""
+"""Prometheus metrics of the adapters role. The api serves them, because that role has no port."""
 
 from collections.abc import Iterable
 
@@ -30,7 +30,7 @@ class _Page(Collector):
 
 
 def make_adapters_page(status: AdaptersStatus, now_ms: int) -> str:
-    """Return the exposition text. Empty if no adapter writes."""
+    """Return the exposition text of the adapters' metrics. It is empty if no adapter writes."""
     if not status.adapters:
         return ""
     registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""The answers to outside schedulers, from the newest fresh board.
+"""Answers to outside schedulers, made from the newest fresh board.
 
 Without a fresh board, each verb has its own stale answer.
 """
@@ -23,9 +23,10 @@ class Answerers:
         self._adapters = make_answerers()
 
     def answer(self, adapter: str, verb: str, body: bytes) -> tuple[bytes, Board | None]:
-        """Return the answer and its board. The board is None if this is the stale answer.
+        """Return the adapter's answer to a verb, and the board behind it.
 
-        Raises StaleError if the verb has no stale answer, and any error of the verb for a bad body.
+        The board is None for a stale answer. Raises StaleError if the verb has no stale answer, and any
+        error of the verb for a bad body.
         """
         asked = self._adapters[adapter].verbs[verb]
         board = self._cache.latest()

@@ -1,4 +1,4 @@
-"""The API's FastAPI application over the board, the inbox and the placer.
+"""The API's FastAPI application, which serves the board, the inbox and the placer.
 
 `fleetcast.service.api.routes.all` lists its routes.
 """
@@ -29,9 +29,10 @@ from fleetcast.service.http.table import Row, encode, make_routes
 
 
 def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Access | None = None) -> FastAPI:
-    """Make the application. Raises ConfigError if the access is too weak for `api.host`.
+    """Make the application. Raises ConfigError if `api.host` needs tokens and there are none.
 
-    `writer` names its inbox segments. `access`: by default from the configuration and the environment.
+    writer: the name of its inbox segments. access: if None, loaded from the configuration and the
+    environment.
     """
     context = make_api_context(config, clock, access_of(config) if access is None else access)
 
@@ -80,7 +81,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
 
 
 def _make_replica_row(row: Row) -> Row:
-    """Return a row of a replica. A row that changes something forwards to the api that has the pipeline."""
+    """Return a row as a replica serves it: routes for events forward to the api that has the pipeline."""
     return dataclasses.replace(row, handler=placements.forward) if row.needs is Scope.EVENTS else row
 
 

@@ -1,7 +1,7 @@
-"""Jobs that ended and left the board, read from the archive's events, from the newest day back.
+"""Jobs that have left the board, read from the archive's events, from the newest day back.
 
-The search has a time limit, and stops at the submission of the latest attempt. It skips steps. They are
-most of the events, but none says how a job ended.
+The search has a time limit, and stops at the submission of the latest attempt. It skips events of
+steps, which are most of the events, because none of them says how a job ended.
 """
 
 import asyncio
@@ -26,14 +26,17 @@ MOST_EVENTS = 20_000  # of one job; a job with more is told by its newest
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The latest attempt, if any. stopped_ms: how far back the search came, if the time ran out first."""
+    """The result of a search in the archive: the latest attempt, None if there is none.
+
+    stopped_ms: how far back the search came if its time ran out, in Unix ms. None if it was complete.
+    """
 
     attempt: JobAttempt | None = None
     stopped_ms: int | None = None
 
 
 class ArchivedJobs:
-    """The look-ups of one api process. A few run at once, in threads."""
+    """The searches of one api process in the archive. A few run at once, in threads."""
 
     def __init__(self, config: Config) -> None:
         self.enabled = config.archive.enabled and config.archive.look_s > 0
@@ -43,7 +46,7 @@ class ArchivedJobs:
         self._waiting = 0
 
     async def find(self, job: str) -> Found:
-        """Find a job in the archive. Raises SourceError if the archive is unreadable or too many callers wait."""
+        """Find a job in the archive. Raises SourceError if it is unreadable or too many searches wait."""
         if self._waiting >= MOST_WAITING:
             raise SourceError(f"{self._waiting} look-ups in the archive wait: ask again", retry_after_s=self._limit_s)
         self._waiting += 1
@@ -63,10 +66,9 @@ class ArchivedJobs:
 
 
 def find_archived_attempt(files: ArchiveFiles, job: str, limit_s: float) -> Found:
-    """Return the latest attempt of a job.
+    """Return the latest attempt of a job. Blocks. Raises OSError.
 
-    Blocks. Raises OSError.
-    Opens no further file once `limit_s` seconds have passed.
+    It opens no further file once `limit_s` seconds have passed.
     """
     until_s, table = time.monotonic() + limit_s, JobTable()
     for day in reversed(files.days("events")):
@@ -82,9 +84,9 @@ def find_archived_attempt(files: ArchiveFiles, job: str, limit_s: float) -> Foun
 
 
 def _read_events(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str]:
-    """Return the records of a job in one hour's files.
+    """Return the events of a job in one hour's files, as JSON texts. Events of steps are left out.
 
-    Compaction may replace files while they are read. Then all of them are read again.
+    Compaction may replace files during the read. Then all of them are read again.
     """
     for attempt in itertools.count(1):
         found: list[str] = []

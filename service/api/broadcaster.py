@@ -29,7 +29,7 @@ MAX_HARD_REASONS = 256
 class EventBroadcaster:
     """The broadcaster of one api process. All times are wall time.
 
-    `close` ends every stream, so that a server can stop.
+    `close` ends every stream, so that the server can stop.
     """
 
     def __init__(self, cache: BoardCache, *, poll_s: float = POLL_S, heartbeat_s: float = HEARTBEAT_S) -> None:
@@ -81,7 +81,7 @@ class EventBroadcaster:
                     self._wake()
 
     def _refresh(self) -> bool:
-        """Read the board. Returns whether the board or its urgent part is new."""
+        """Read the board. Returns whether there is a new board or a new hard signal."""
         try:
             board = self.cache.read()
         except OSError:  # such as no descriptor left: the next read may find one, and open streams must not end

@@ -1,7 +1,7 @@
 """The answer to `POST /v1/jobs/estimate`: the needs of similar jobs, and the placer's start time.
 
-All functions are pure. Run time and needs come from the board, so they need neither pipeline nor placer.
-`reasons` says why a field is null.
+All functions are pure. Run time and needs come from the board, so they need neither pipeline nor
+placer. `reasons` says why a field is null.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ DAY_S, HOUR_S, MINUTE_S = 86_400, 3600, 60
 
 
 class StartAnswer(msgspec.Struct, frozen=True):
-    """The placer's answer about a start.
+    """The placer's estimate of a start.
 
-    It may also be the whole Estimate of another api, or the `detail` of a problem.
+    The decoded body may also be the whole Estimate of another api, or a problem with its `detail`.
     """
 
     start_ms: dict[str, int] | None = None
@@ -42,7 +42,7 @@ NO_START = StartAnswer()
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The placer's answer, or the reason `why` there is none."""
+    """The placer's estimate of a start. If `answer` is None, `why` is the reason."""
 
     answer: StartAnswer | None
     why: str = ""
@@ -80,7 +80,10 @@ def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: in
 
 
 def _compute_memory_and_power(likely: Needs | None, gpus: float) -> tuple[float | None, float | None]:
-    """Return GPU memory (GiB on the fullest GPU) and power (W of all its GPUs), None if unknown."""
+    """Return the memory of the fullest GPU in GiB, and the power of all GPUs in W.
+
+    Unknown values are None.
+    """
     if likely is None:
         return None, None
     memory_gib = None if likely.gpu_memory_gib is None else round(likely.gpu_memory_gib, 1)
@@ -92,9 +95,9 @@ def _why(likely: Needs | None, what: str) -> str:
 
 
 def sentence(start: Start, run: RunTime | None, limit_s: float | None = None) -> str:
-    """Return when the job starts and how long it should run, in words.
+    """Describe when the job starts and how long it should run.
 
-    The limit is named if the job is expected to reach it.
+    The text names the time limit if the job is expected to reach it.
     """
     begins = start.answer.sentence if start.answer else f"when it starts is not known: {start.why}"
     if run is None:
@@ -107,7 +110,7 @@ def sentence(start: Start, run: RunTime | None, limit_s: float | None = None) ->
 
 
 def span(seconds: float) -> str:
-    """Return a duration in at most two units.
+    """Format a duration in seconds, in at most two units.
 
     >>> span(45), span(5400), span(7200), span(90_000), span(59.6 * 60)
     ('45 s', '1 h 30 min', '2 h', '1 day 1 h', '1 h')

@@ -1,8 +1,8 @@
 """The aggregated API of external metrics, on a port of its own that only a Kubernetes API server uses.
 
-Every client shows a certificate of the cluster's request-header authority. So X-Remote-User is true: the
-API server has admitted that user. Discovery never reads a board, because while discovery fails, no
-namespace of the cluster can be deleted.
+Every client must show a certificate of the cluster's request-header authority. So X-Remote-User is
+trustworthy: the API server has admitted that user. Discovery never reads a board, because while
+discovery fails, no namespace of the cluster can be deleted.
 """
 
 import asyncio
@@ -57,9 +57,9 @@ Handler = Callable[[Request], bytes]
 
 
 def create_external_metrics_app(answerers: Answerers, names: tuple[str, ...], metrics: ApiMetrics) -> Starlette:
-    """Make the application of the external metrics.
+    """Make the application that serves external metrics.
 
-    `names`: common names that the caller's certificate may have. If empty, any name may call.
+    `names`: common names that the caller's certificate may have. If it is empty, any name may call.
     """
 
     def of(handler: Handler) -> Callable[[Request], Any]:
@@ -97,7 +97,10 @@ def _make_constant_handler(body: bytes) -> Handler:
 
 
 def _admit_api_server(request: Request, names: tuple[str, ...]) -> None:
-    """Admit the API server. Raises HTTPException for a certificate that has expired or has another name."""
+    """Raise HTTPException unless the caller is the API server.
+
+    Its certificate must be valid and have one of the `names`, and it must state the user.
+    """
     shown: tuple[str, ...] = request.scope.get(NAMES, ())
     if not shown or not request.headers.get("x-remote-user"):
         raise HTTPException(401, "expected the API server's aggregator, with the user that asks in X-Remote-User")
@@ -125,7 +128,7 @@ def _describe_error(error: Exception) -> tuple[int, str]:
 async def serve_external_metrics(
     context: Context, pool: ConnectionPool, ended: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Serve the port, if one is configured, while the context is open. Raises ConfigError.
+    """Serve external metrics while the context is open, if a port is configured. Raises ConfigError.
 
     `ended` is called when the server ends.
     """

@@ -1,9 +1,9 @@
 """The gRPC port of an api process: one asyncio server, with a servicer for each foreign protocol.
 
 It has the api's address, certificate and callers. A servicer translates messages to the verbs of an
-answerer and back. It answers at once, from the board in memory. Import this module only if the extra is
-installed (`require_grpc`). `service/api/grpc_relay.py` accepts the connections, within the bounds of the
-process.
+answerer and back. It answers at once, from the board in memory. Import this module only if the
+extra is installed (`require_grpc`). `service/api/grpc_relay.py` accepts the connections, within the
+limits of the process.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ IDLE_S = 300.0  # wall; then a connection without calls is closed, and its clien
 
 
 def make_grpc_tls(api: ApiConfig) -> Tls | None:
-    """Return the TLS settings of the port, or None without a certificate.
+    """Return the TLS context of the gRPC port, or None without a certificate.
 
     With `api.client_ca`, every caller needs a certificate.
     """
@@ -54,7 +54,7 @@ def make_grpc_tls(api: ApiConfig) -> Tls | None:
 
 @contextlib.asynccontextmanager
 async def serve_grpc(context: Context, pool: ConnectionPool, tls: Tls | None) -> AsyncIterator[None]:
-    """Serve gRPC while the context is open. Raises ConfigError if the address is in use or not ours."""
+    """Serve gRPC while the context is open. Raises ConfigError if the address is unavailable."""
     api = context.config.api
     server = grpc.aio.server(options=_options(api), maximum_concurrent_rpcs=2 * api.max_connections)
     dropped = context.metrics.refused_connections.labels("no_tls").inc
@@ -144,7 +144,7 @@ def _make_stream_handler(guest: "_Guest", watch: Watch) -> Callable[[bytes, Any]
 
 
 class _Guest:
-    """The checks, counts and errors that all callers of one method share."""
+    """One method of a gRPC service: the admission of its callers, its counts and its errors."""
 
     def __init__(self, service: GrpcService, name: str, context: Context, connections: GrpcConnections) -> None:
         self.context = context
@@ -152,7 +152,7 @@ class _Guest:
         self._route = f"/{service.service}/{name}"
 
     async def admit(self, rpc: Any) -> contextlib.AbstractContextManager[None]:
-        """Admit a caller that reads, as over HTTP. Raises problems 401, 403 and 429.
+        """Admit the caller of an RPC if it may read, as over HTTP. Raises problems 401, 403 and 429.
 
         While the returned context is open, the caller's connection keeps its places.
         """
@@ -173,7 +173,7 @@ class _Guest:
         self.context.metrics.observe(self._route, "GRPC", status, time.perf_counter() - began)
 
     async def refuse(self, rpc: Any, error: Exception, began: float) -> NoReturn:
-        """End the call with a status and the reason of the error."""
+        """End the call with a gRPC status and the reason of the error."""
         status, why = BUG, "an error of ours; the log of the api has it"
         if isinstance(error, DecodeError):
             status, why = 422, f"no message of {self._route}: {error}"

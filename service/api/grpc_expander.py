@@ -1,4 +1,4 @@
-"""The cluster-autoscaler's expander as a servicer of the gRPC door."""
+"""The cluster-autoscaler's expander, as a servicer of the gRPC port."""
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -9,7 +9,10 @@ from fleetcast.service.api.grpc_service import Ask, GrpcService, encoded
 
 
 def best_options(ask: Ask, body: bytes) -> bytes:
-    """Return the best options without their pods. The autoscaler knows options by the ids of their groups."""
+    """Return the best options as a message without their pods.
+
+    The autoscaler recognises options by the ids of their groups.
+    """
     asked = BestOptionsRequest()
     asked.ParseFromString(body)
     nodes = asked.nodeBytesMap
@@ -27,7 +30,7 @@ def best_options(ask: Ask, body: bytes) -> bytes:
 
 
 def _labels(node: bytes | None) -> dict[str, str]:
-    """Return the labels of a template node. They are empty if the node is unreadable."""
+    """Return the labels of a template node, or no labels if the node is unreadable."""
     read = Node()
     try:
         read.ParseFromString(node or b"")

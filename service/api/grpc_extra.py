@@ -1,4 +1,4 @@
-"""The check for gRPC's packages, which are an extra."""
+"""The check that the packages of the gRPC extra are installed."""
 
 import importlib
 
@@ -6,7 +6,7 @@ from fleetcast.fleet.errors import ConfigError
 
 
 def require_grpc(port: int) -> None:
-    """Check that gRPC is installed. Raises a ConfigError that names the extra."""
+    """Check that gRPC is installed. Raises ConfigError that names the extra."""
     for name in ("grpc", "google.protobuf"):
         try:
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""KEDA's external scaler as a servicer of the gRPC door."""
+"""KEDA's external scaler, as a servicer of the gRPC port."""
 
 import asyncio
 import contextlib
@@ -44,9 +44,9 @@ def is_active(ask: Ask, body: bytes) -> bytes:
 
 
 async def stream_scaler_activity(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
-    """Yield the activity at once, and then whenever it changes.
+    """Yield whether the scaler is active, at once and then whenever it changes.
 
-    Yields nothing while the activity is unknown. A caller that polls receives that error.
+    Yields nothing while that is unknown. A caller that polls gets the error instead.
     """
     question, reply = _question(_parse_object_ref(body)), None
     while True:

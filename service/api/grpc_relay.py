@@ -1,10 +1,10 @@
-"""Connections to the gRPC port: accepted within the bounds of the process, then relayed to the server.
+"""Connections to the gRPC port: accepted within the limits of the process, then relayed to the server.
 
-The gRPC library accepts connections in its own threads, without a bound for each address and outside the
-bounds of all other connections. So its server listens on a socket file in the state folder, which no
-other user can reach. We accept the connections, end their TLS, and relay each byte for byte. Our end of
-each relayed connection has a name, which the server sees as its peer. By that name an RPC finds its
-connection, with the address and the certificate of its caller.
+The gRPC library accepts connections in its own threads, without a limit for each address and
+outside the limits of all other connections. So its server listens on a socket file in the state
+folder, which no other user can reach. We accept the connections, end their TLS, and relay each byte
+for byte. Our end of each relayed connection has a name, which the server sees as its peer. By that
+name an RPC finds its connection, with the address and the certificate of its caller.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ SETTINGS, GOAWAY, ENHANCE_YOUR_CALM = 4, 7, 11  # RFC 9113
 
 
 class GrpcConnections:
-    """The open connections, by the names that the gRPC server has for them.
+    """The open gRPC connections, by the peer names under which the gRPC server knows them.
 
     `refused` is called with the status of each refusal.
     """
@@ -60,9 +60,9 @@ class GrpcConnections:
         self._by_peer.pop(peer, None)
 
     def find(self, peer: str) -> "GrpcConnection":
-        """Return the connection of an RPC.
+        """Return the connection that an RPC came through.
 
-        Raises Refusal if the RPC did not come through the port, or its connection has closed.
+        Raises Refusal if it did not come through the port, or if the connection has closed.
         """
         connection = self._by_peer.get(peer)
         if connection is None:
@@ -71,7 +71,7 @@ class GrpcConnections:
 
 
 class GrpcConnection(asyncio.Protocol):
-    """The connection of a caller. Its bytes are relayed to the gRPC server and back."""
+    """A caller's connection, whose bytes are relayed to the gRPC server and back."""
 
     def __init__(self, connections: GrpcConnections, place: ConnectionPlace) -> None:
         self._connections, self._place = connections, place
@@ -84,11 +84,11 @@ class GrpcConnection(asyncio.Protocol):
         self.host = ""
 
     def names(self) -> tuple[str, ...]:
-        """Return the names on the caller's certificate, if it has one that is still valid."""
+        """Return the names on the caller's certificate. Empty without a valid certificate."""
         return self._certificate.names() if self._certificate is not None else ()
 
     def __enter__(self) -> None:
-        """Begin a call. The connection holds its places until the call has ended."""
+        """Begin a call. The connection keeps its places until the call has ended."""
         self._calls += 1
         self._connections.pool.work(self._place)
 
@@ -143,7 +143,7 @@ class GrpcConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def _refuse(self) -> None:
-        """Send a GOAWAY frame that says that no place is free, and close."""
+        """Send a GOAWAY frame with the reason why no place is free, and close the connection."""
         limits = self._connections.pool.limits
         if self._place.refusal == "address":
             status, why = 429, f"{limits.max_connections_per_address:,} connections of {self._place.address} are open"
@@ -170,7 +170,7 @@ class GrpcConnection(asyncio.Protocol):
 
 
 class _Answers(asyncio.Protocol):
-    """The way back, which relays the gRPC server's bytes to the caller."""
+    """The connection to the gRPC server. It relays the server's bytes to the caller."""
 
     def __init__(self, caller: asyncio.Transport) -> None:
         self._caller = caller
@@ -190,5 +190,5 @@ class _Answers(asyncio.Protocol):
 
 
 def _frame(kind: int, body: bytes) -> bytes:
-    """Return an HTTP/2 frame for the connection as a whole (RFC 9113, 4.1)."""
+    """Encode an HTTP/2 frame for the connection as a whole (RFC 9113, 4.1)."""
     return len(body).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + body

@@ -1,6 +1,6 @@
-"""The parts of a gRPC servicer: calls and streams.
+"""The description of a gRPC service by its calls and streams.
 
-Each maps the bytes of a message to those of another message.
+Each of them maps the bytes of a request message to the bytes of answers.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,11 +15,11 @@ Watch = Callable[[Ask, bytes], AsyncIterator[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class GrpcService:
-    """One foreign protocol.
+    """The gRPC service of one foreign protocol.
 
-    answerer: its name in the registry. service: `package.Service`.
-    calls, streams: methods by name. A method raises DecodeError for an invalid message, and the errors of its
-    verb.
+    answerer: the name of the adapter that answers. service: `package.Service`. calls, streams:
+    functions by method name. They raise DecodeError for an invalid message, and the errors of the
+    adapter's verb.
     """
 
     answerer: str

@@ -1,8 +1,8 @@
-"""The hottest request, `GET /v1/nodes/{node}`, answered as soon as its bytes arrive.
+"""The hot path: `GET /v1/nodes/{node}`, the most frequent request, answered as soon as it arrives.
 
-Parsing, scope, task and layers of an application cost ten times as much as the prebuilt answer does. A
-plain request for a known node, alone in its packet, needs only the answer's bytes. All other requests
-take the ordinary path, and get equal answers.
+Routing and the layers of an application cost ten times as much as sending the prebuilt answer. A
+plain request for a known node, alone in its packet, needs only the answer's bytes. All other
+requests take the ordinary path, and get equal answers.
 """
 
 import math
@@ -35,7 +35,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class HotPath:
-    """The answers of the hot path, without status line and server headers.
+    """The maker of answers on the hot path, without status line and server headers.
 
     It caches parsed blocks of headers, because clients repeat them.
     """
@@ -68,7 +68,7 @@ class HotPath:
         return ANSWER_HEADERS % (age_s, answers.sequence, len(body)) + body
 
     def _find_readable_answers(self, headers: Headers, names: Sequence[str]) -> NodeAnswers | None:
-        """Return the answers of all nodes, or None if the caller may not read them.
+        """Return the prebuilt answers of all nodes, or None if the caller may not read them.
 
         Also returns None before the first board, and if the board cannot be read.
         """
@@ -83,7 +83,7 @@ class HotPath:
     def _parse_headers(self, block: bytes) -> Headers | None:
         """Return the headers with lower-case names.
 
-        Returns None if they are special, or name a host that the ordinary path refuses.
+        Returns None for headers that change the answer, or for a host that the ordinary path refuses.
         """
         if len(block) > MAX_CACHED_BYTES or not HEADERS.fullmatch(block) or SPECIAL.search(block):
             return None
@@ -100,7 +100,7 @@ class HotPath:
 
 
 class HotProtocol(LimitedProtocol):
-    """A connection that tries the hot path before its parser. Subclasses set `hot`."""
+    """A connection that tries the hot path before it parses a request. Subclasses set `hot`."""
 
     hot: HotPath
 
@@ -127,10 +127,10 @@ class HotProtocol(LimitedProtocol):
         self.on_response_complete()
 
     def _can_accept_request(self) -> bool:
-        """Return whether the connection is idle, can be written to, and is not one too many."""
+        """Return whether the connection has a place, is idle, and can be written to."""
         return not self.is_too_many and self._idle() and not self.flow.write_paused and not self.transport.is_closing()
 
 
 def make_hot_protocol(context: Context, base: type[LimitedProtocol]) -> type[HotProtocol]:
-    """Return the class for `uvicorn.Config(http=…)`: `base` with the hot path."""
+    """Make the class for `uvicorn.Config(http=…)`: `base` with the hot path."""
     return type("Protocol", (HotProtocol, base), {"hot": HotPath(context)})

@@ -1,14 +1,15 @@
 """New names at the API: how many unknown jobs and nodes one api process admits.
 
-A new name is a job's attempt or a node that neither the newest board nor this process knows. It passes if:
+A new name is a job's attempt or a node that neither the newest board nor this process knows. It
+must fit three bounds:
 
     live_jobs, unknown_nodes   the names on the board and those this process admitted since leave room for it
     its caller's share         of such a bound: a tenth, or an equal part among the callers of the last hour
     names_per_minute           its caller has a token left: `names_at_once` of them, refilled so many a minute
 
-Known names always pass. So does an attempt that the placer has placed, and it uses up no bound, because
-the placer must receive its start. Other api processes and the board's age make this an estimate. The
-pipeline enforces the hard bound (fleetcast.service.pipeline.state).
+Known names always pass. So does an attempt that the placer has placed, and it uses up no bound,
+because the placer must receive its start. Other api processes and the board's age make this an
+estimate. The pipeline enforces the hard bound (fleetcast.service.pipeline.state).
 """
 
 from collections import Counter, OrderedDict
@@ -39,7 +40,10 @@ Stream = tuple[str, str, str | int]
 
 @dataclass(slots=True)
 class _Purse:
-    """The tokens that a caller has left. at_ms: the time of that count, in steady fleet time."""
+    """The tokens that a caller has left for new names.
+
+    at_ms: when they were last refilled, in ms of the steady fleet clock.
+    """
 
     tokens: float
     at_ms: int
@@ -47,9 +51,9 @@ class _Purse:
 
 @dataclass
 class _Known:
-    """The names on one board.
+    """The names of jobs and nodes on one board.
 
-    live, ended: one line "ATTEMPT JOB" for each attempt. hosts: the first parts of node names.
+    live, ended: one line "ATTEMPT JOB" for each attempt. hosts: the node names up to their first dot.
     """
 
     live: bytes = b""
@@ -60,7 +64,7 @@ class _Known:
 
     @cached_property
     def attempts(self) -> frozenset[bytes]:
-        """The attempts on the board. Computed for the first new name, because most boards are asked for none."""
+        """The attempts on the board, as lines "ATTEMPT JOB". They are computed for the first new name."""
         return frozenset((*self.live.split(b"\n"), *self.ended.split(b"\n")))
 
     @cached_property
@@ -76,16 +80,19 @@ class _Known:
         return self.live_jobs if bound == LIVE_JOBS else self.nodes
 
     def has_node(self, name: str) -> bool:
-        """Return whether a node is known, by the rule of `fleetcast.ingest.node_names.known_name`.
+        """Return whether a node is known by its short or its full name.
 
-        Exporters print short or full names.
+        Exporters print either. The rule is that of `fleetcast.ingest.node_names.known_name`.
         """
         short, dot, _ = name.encode().partition(b".")
         return name.encode() in self.nodes or (short in self.nodes if dot else short in self.hosts)
 
 
 class _Owned:
-    """The live names of one bound, with the caller that brought each. `callers`: those of the last hour."""
+    """The live names that count against one bound, with the caller that sent each.
+
+    `callers`: the callers that sent a new name in the last hour, with the time of the newest.
+    """
 
     def __init__(self) -> None:
         self.callers: OrderedDict[str, int] = OrderedDict()  # -> when its last new name came, steady fleet time
@@ -94,7 +101,7 @@ class _Owned:
         self._as_of: _Known | None = None
 
     def record_naming_caller(self, caller: str, now_ms: int) -> None:
-        """Record that a caller brought a new name, and forget callers that brought none for an hour."""
+        """Record that a caller sent a new name, and drop callers that sent none for an hour."""
         self.callers[caller] = now_ms
         self.callers.move_to_end(caller)
         while len(self.callers) > MAX_CALLERS or next(iter(self.callers.values())) < now_ms - CALLER_MS:
@@ -106,7 +113,7 @@ class _Owned:
         self.count[caller] += 1
 
     def drop_outdated_names(self, board: _Known, names: Collection[bytes], since: Collection[str]) -> None:
-        """Drop names that are neither on this board nor newer than it."""
+        """Drop names that are not on this board, unless they were admitted after it (`since`)."""
         if board is self._as_of:
             return
         self._as_of = board
@@ -122,7 +129,7 @@ class _Owned:
 
 
 class NewNames:
-    """The admission of new names. Use it from one event loop."""
+    """The admission of new names. Use it within one event loop."""
 
     def __init__(
         self,
@@ -145,21 +152,21 @@ class NewNames:
         self._owned: dict[str, _Owned] = {LIVE_JOBS: _Owned(), UNKNOWN_NODES: _Owned()}
 
     def body(self, caller: str) -> "NamesOfBody":
-        """Return the judge for the records of one body."""
+        """Return the verdicts for the records of one request body, which `caller` sent."""
         self._check()
         return NamesOfBody(self, caller)
 
     def used(self, bound: str) -> int:
-        """Return how much of `live_jobs` or `unknown_nodes` is used, as far as this process knows."""
+        """Return how many names use up a bound (`live_jobs` or `unknown_nodes`), as far as this process knows."""
         return self._known.used.get(bound, 0) + len(self._since[bound])
 
     def share(self, bound: str) -> int:
-        """Return how much of `live_jobs` or `unknown_nodes` one caller may fill now."""
+        """Return how many names of a bound (`live_jobs` or `unknown_nodes`) one caller may use now."""
         most: int = getattr(self.limits, bound)
         return ceil(most / min(LEAST_SHARE, max(1, len(self._owned[bound].callers))))
 
     def judge(self, event: JobEvent | NodeEvent, caller: str) -> str:
-        """Admit the name of an event. Return the bound that forbids it, or "" if it passes."""
+        """Admit the name of an event, or return the bound that forbids it. Returns "" if it is admitted."""
         bound = self._find_bound(event)
         if bound is None:
             return ""
@@ -186,14 +193,14 @@ class NewNames:
         return owned.count[caller] >= share
 
     def wait_s(self, caller: str, names: int) -> float:
-        """Return the fleet seconds until the caller may send this many new names, at most a minute."""
+        """Return in how many fleet seconds the caller may send this many new names, at most 60."""
         missing = min(names, self.limits.names_at_once) - self._refill_purse(caller).tokens
         return min(LONGEST_WAIT_S, max(0.0, missing) * 60 / self.limits.names_per_minute)
 
     def _find_bound(self, event: JobEvent | NodeEvent) -> str | None:
-        """Return the bound that a name uses up. Returns None if the name is known or placed.
+        """Return the bound that the event's name uses up, or None if the name is known or placed.
 
-        Returns "" if it costs only a token.
+        Returns "" if a new attempt of a known job costs only a token.
         """
         if identity(event)[:3] in self._recent.streams:
             return None
@@ -218,7 +225,7 @@ class NewNames:
         return purse
 
     def _check(self) -> None:
-        """Read the newest board. Names on it are no longer new."""
+        """Read the newest board. The names on it no longer count as new."""
         board = self._feed.latest()
         key = None if board is None else (board.as_of_ms, board.sequence)
         if board is None or key == self._sequence:
@@ -251,9 +258,9 @@ class NewNames:
 
 
 class NamesOfBody:
-    """The verdicts on the names of one body.
+    """The verdicts on the new names in one request body.
 
-    All records of a name have the same verdict, and a refused name leaves no record.
+    All records of a name have the same verdict, and no record of a refused name is stored.
     """
 
     def __init__(self, names: NewNames, caller: str) -> None:

@@ -38,9 +38,9 @@ SCHEMES = {
 def document(
     rows: Sequence[Row], version: str, base: Mapping[str, Any] | None = None, *, needs_token: bool = False
 ) -> Json:
-    """Return the OpenAPI 3.1 document of the table, merged into `base` (FastAPI's).
+    """Return the OpenAPI 3.1 document of the route table, merged into `base` (FastAPI's document).
 
-    Without `needs_token`, `{}` makes scopes optional.
+    If `needs_token` is False, routes may be called without a token.
     """
     types = list({id(kind): kind for row in rows for kind in (row.answer, *row.body) if _has_schema(kind)}.values())
     schemas, components = msgspec.json.schema_components([*types, ProblemBody], ref_template=REFERENCE)
@@ -101,9 +101,9 @@ def _describe_operation(row: Row, schema_of: Mapping[int, Any]) -> Json:
 
 
 def _body(row: Row, schema_of: Mapping[int, Any]) -> Json:
-    """Return the schema of a body.
+    """Return the schema of a request body.
 
-    A body with one kind of object is that object. With several kinds, it is one object or an array of them.
+    If the body may be of several kinds, it is one object of any kind, or an array of them.
     """
     kinds = [PLAIN.get(kind) or schema_of[id(kind)] for kind in row.body]
     if len(kinds) == 1:

@@ -1,6 +1,6 @@
-"""The link to the placer on loopback or, from a replica, to the api that has one.
+"""The link to the placer on loopback or, from a replica, to the api that has a placer.
 
-It forwards over HTTP, unchanged.
+It forwards HTTP requests and answers unchanged.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ FORWARDED_HEADERS = frozenset({"content-type", "retry-after", "age", "allow", "e
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The answer of the other side, unchanged."""
+    """The answer of the placer, or of the other api, unchanged."""
 
     status: int
     headers: dict[str, str]
@@ -27,10 +27,11 @@ class Forwarded:
 
 
 class PlacerLink:
-    """A pool of connections to the placer. Times are wall time.
+    """A pool of connections to the placer, or from a replica to the other api. Times are wall time.
 
-    Paths are those of the API without `/v1`, below `base`. `name`: the name of the other side in sentences.
-    `exit_reason`: called in a thread, returns why the other side ended, if that is known here.
+    Paths are those of the API without `/v1`, below `base`. `name`: the name of the other side in
+    sentences. `exit_reason`: called in a thread. It returns why the other side ended, "" if that is
+    unknown here.
     """
 
     def __init__(self, base: str, name: str = "the placer", exit_reason: Callable[[], str] = lambda: "") -> None:
@@ -47,9 +48,9 @@ class PlacerLink:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Forwarded:
-        """Forward a request and return the answer. `path` is encoded.
+        """Forward a request and return the answer. `path` must be URL-encoded.
 
-        Raises SourceError without an answer, or if the other side has other tokens.
+        Raises SourceError if there is no answer, or if the other side refuses our token.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(auto_decompress=False)

@@ -1,4 +1,4 @@
-"""The conditions under which an api can do its work, each with a name and a sentence."""
+"""The readiness checks: conditions that an api needs for its work, each with a name and a sentence."""
 
 import asyncio
 import os
@@ -23,7 +23,10 @@ ALL_KNOWN = "what runs where is known"
 
 
 class ReadinessCheck(msgspec.Struct, frozen=True):
-    """One condition. The sentence is also set if `ok`, for example with the length of the history."""
+    """The result of one check.
+
+    The sentence is also set if `ok`, for example with the length of the history.
+    """
 
     name: str
     ok: bool
@@ -31,7 +34,7 @@ class ReadinessCheck(msgspec.Struct, frozen=True):
 
 
 async def checks(context: Context) -> list[ReadinessCheck]:
-    """Return the conditions, in the order in which a starting service meets them."""
+    """Run all checks, in the order in which a starting service passes them."""
     meta = _meta(context)
     found = [_board(context), _occupancy(context, meta), _sources(context), _history(meta)]
     if context.mirror is not None:
@@ -41,7 +44,10 @@ async def checks(context: Context) -> list[ReadinessCheck]:
 
 
 def _check_mirror(mirror: BoardMirror) -> ReadinessCheck:
-    """Check the mirror. The same api also receives the requests that a replica forwards."""
+    """Check that the other api sends its board.
+
+    That api also receives the requests that a replica forwards.
+    """
     return ReadinessCheck("mirror", not mirror.problem, mirror.problem or f"{mirror.url} answers")
 
 
@@ -66,7 +72,7 @@ def _board(context: Context) -> ReadinessCheck:
 
 
 def _ended(context: Context) -> str:
-    """Return why the pipelines ended, or "" if they did not or run on another machine."""
+    """Return why the pipelines ended, or "" if they have not, or run on another machine."""
     if context.mirror is not None:
         return ""
     roles = ["pipeline", *(f"pipeline-{number}" for number in range(1, context.config.pipeline.instances))]
@@ -77,7 +83,7 @@ def _ended(context: Context) -> str:
 def _occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
     """Check that the running jobs are known.
 
-    GPUs at work without a known job do not fail the check, because the placer avoids them.
+    Busy GPUs without a known job do not fail the check, because the placer avoids them.
     """
     if meta.get("occupancy_known", True):
         board = context.cache.latest()
@@ -91,9 +97,9 @@ def _occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
 
 
 def _sources(context: Context) -> ReadinessCheck:
-    """Report failing sources. This check never fails, because the other sources continue.
+    """Report the failing sources. This check never fails, because the other sources continue.
 
-    Without the inbox, the occupancy is unknown, which is another check.
+    If the inbox fails, the check of the occupancy fails.
     """
     board = context.cache.latest()
     reasons = board.json("doc.ingestion").get("sources", ()) if board is not None and "doc.ingestion" in board else ()
@@ -105,7 +111,7 @@ def _sources(context: Context) -> ReadinessCheck:
 def _history(meta: Mapping[str, Any]) -> ReadinessCheck:
     """Report the length of the history. This check never fails.
 
-    The available history is scored, and hard signals need none.
+    The available history is scored, and hard signals need no history.
     """
     warming = meta.get("warming")
     if not warming:
@@ -115,7 +121,7 @@ def _history(meta: Mapping[str, Any]) -> ReadinessCheck:
 
 
 async def _placer(context: Context) -> tuple[ReadinessCheck, ReadinessCheck]:
-    """Check the placer, and the placer's verdict on the parts of the state. Only the placer compares them."""
+    """Check the placer and, by its own report, that the parts of the state agree."""
     unknown = ReadinessCheck("state", True, "the placer, which compares the parts of the state, does not answer")
     try:
         answer = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_S)
@@ -139,7 +145,7 @@ class _Detail(msgspec.Struct):
 
 
 def _parse_detail(body: bytes) -> str:
-    """Return the detail of a problem document. For the placer, it names the ledger's own reason."""
+    """Return the detail of a problem document. For the placer, it contains the ledger's own reason."""
     try:
         return msgspec.json.decode(body, type=_Detail).detail
     except msgspec.MsgspecError:

@@ -1,6 +1,6 @@
-"""Recent events' identities, so that a second delivery costs no disk.
+"""The identities of recent events, so that a repeated delivery costs no disk space.
 
-The number is bounded. The fold drops repeats that are not recognised here.
+Their number is bounded. The pipeline drops repeats that are not recognised here.
 """
 
 from bisect import bisect_right
@@ -15,9 +15,10 @@ MAX_RUNS = 256
 
 
 class RecentIdentities:
-    """The received sequences of each stream, as runs. A stream is an attempt, or a node and a source.
+    """The sequence numbers received in each stream, as runs.
 
-    Beyond the bound, the stream that was unused for longest is dropped first.
+    A stream is an attempt, or a node and a source. Beyond the bound, the stream that has not been used
+    for the longest time is dropped first.
     """
 
     def __init__(self, max_streams: int = MAX_STREAMS) -> None:
@@ -29,7 +30,7 @@ class RecentIdentities:
 
     @property
     def streams(self) -> Collection[Hashable]:
-        """The streams from which something was received."""
+        """The streams from which events were received."""
         return self._streams.keys()
 
     def __contains__(self, identity: Identity) -> bool:

@@ -1,7 +1,7 @@
-"""Connections that found no free place, although their requests may have carried the start of a job.
+"""Connections refused for lack of a place, although they may have carried the start of a job.
 
-Such a refusal pauses the expiry of promises (`service/listening.py`). Only a caller that may send events
-can cause it. Refused connections of a stranger pause nothing, however many there are.
+Such a refusal pauses the expiry of promises (`service/listening.py`). Only a caller that may send
+events can cause it. Refused connections of others pause nothing, however many there are.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,9 @@ EVENT_ROUTES = frozenset((row.method, row.path) for row in ROWS if row.scope is 
 
 
 def interrupt_for_refused_events(context: Context, head: RequestHead, names: Sequence[str] = ()) -> None:
-    """Interrupt the api's listening statement if the refused request was one for events.
+    """Record an interruption of listening if a refused request was to deliver events.
 
-    Only a caller that may send events can cause it.
-
-    `names`: names on the client's certificate.
+    Only a caller that may send events can cause it. `names`: names on the client's certificate.
     """
     if (head.method, head.path) not in EVENT_ROUTES:
         return

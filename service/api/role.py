@@ -1,4 +1,4 @@
-"""The API as a process: it listens, limits what clients may use, and ends on SIGTERM."""
+"""The API process: it listens, limits what clients may use, and ends on SIGTERM."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ GRACE_S = 5
 
 
 class ApiServer(LimitedServer):
-    """A server that ends its event streams before it waits for open connections."""
+    """A server that first ends its event streams when it shuts down, then waits for open connections."""
 
     def __init__(
         self,
@@ -60,7 +60,10 @@ def limits_of(api: ApiConfig) -> ConnectionLimits:
 
 
 def serve_grpc_if_configured(context: Context, pool: ConnectionPool) -> contextlib.AbstractAsyncContextManager[None]:
-    """Serve gRPC while the context is open, if a port is configured. Raises ConfigError without its packages."""
+    """Serve gRPC while the context is open, if a port is configured.
+
+    Raises ConfigError if the packages of the gRPC extra are missing.
+    """
     port = context.config.api.grpc_port
     if not port:
         return contextlib.nullcontext()
@@ -71,19 +74,19 @@ def serve_grpc_if_configured(context: Context, pool: ConnectionPool) -> contextl
 
 
 def _announce(config: Config) -> None:
-    """Report that the port accepts connections. Scripts and tests wait for this line of the log."""
+    """Report that the port accepts connections. Scripts and tests wait for the log line that this writes."""
     announce_ready(config.folder, make_api_name(config))
     logger.info("listening on %s", config.url)
 
 
 def make_api_protocol(context: Context, pool: ConnectionPool) -> type[LimitedProtocol]:
-    """Make the class of the api's HTTP connections."""
+    """Make the protocol class of the api's HTTP connections."""
     turned_away = functools.partial(interrupt_for_refused_events, context)
     return make_hot_protocol(context, make_limited_protocol(pool, context.metrics.refuse_connection, turned_away))
 
 
 async def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the open requests.
+    """Run the api until SIGTERM or SIGINT, then finish the open requests.
 
     Run it on uvloop: `uvloop.run(serve(config))`.
     """

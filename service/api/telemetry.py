@@ -1,6 +1,6 @@
-"""Our Prometheus metrics: those of the API, the pipeline's counts on the board, and the placer's page.
+"""The Prometheus metrics of the API, and the page of the pipeline's counts.
 
-The pipeline's counts are the section `doc.ingestion`.
+The pipeline's counts are the board section `doc.ingestion`.
 """
 
 from bisect import bisect_left
@@ -23,9 +23,9 @@ LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 
 
 class ApiMetrics:
-    """The counts of one API process, in a registry of its own.
+    """The metrics of one API process, in a registry of its own.
 
-    Only its event loop counts, so there are no locks.
+    They are updated only in its event loop, so there are no locks.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class ApiMetrics:
         self._make_admission_metrics()
 
     def _make_admission_metrics(self) -> None:
-        """Create the counts of refused connections, callers and bodies, and gauges for those admitted."""
+        """Create the counters of refused connections, callers and bodies, and the gauges of open ones."""
         self.refused_connections = Counter(
             "fleetcast_api_refused_connections",
             "Connections closed by us: too many (429: of one address), too slow, no HTTP, no TLS, or displaced.",
@@ -117,13 +117,13 @@ class ApiMetrics:
         latency.sum_s += seconds
 
     def refuse_connection(self, reason: int | str) -> None:
-        """Count a connection that this process refused or closed, by status or reason."""
+        """Count a connection that this process refused or closed. reason: its HTTP status or a label."""
         self.refused_connections.labels(str(reason)).inc()
 
     def publish_certificate_expiry(self, until_s: Callable[[], float]) -> None:
-        """Publish when a shown certificate expires. If there are several, the earliest counts.
+        """Publish when a certificate of this process expires.
 
-        Without TLS, there is no such metric.
+        If there are several, the earliest expiry counts. Without TLS, there is no such metric.
         """
         self._certificates.append(until_s)
         if len(self._certificates) == 1:
@@ -139,9 +139,9 @@ class ApiMetrics:
 
 @dataclass(slots=True)
 class Latency:
-    """The number of requests in each interval of `LATENCY_BUCKETS_S`.
+    """A latency histogram: the number of requests in each interval of `LATENCY_BUCKETS_S`.
 
-    The last count is that of the requests above all bounds.
+    The last count is the number of requests above all bounds.
     """
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
@@ -149,7 +149,7 @@ class Latency:
 
 
 class _Requests(Collector):
-    """The request counts as metric families.
+    """A collector that yields the request counts as metric families.
 
     prometheus_client's own metrics cost four microseconds a request, and these cost half a microsecond.
     """
@@ -184,7 +184,7 @@ class _Families(Collector):
 def format_pipeline_page(
     ingestion: Mapping[str, Any], board_age_s: float | None, sequence: int | None, stale_after_s: float | None = None
 ) -> str:
-    """Return the pipeline's numbers as exposition text. Unknown numbers are left out."""
+    """Return the pipeline's metrics as exposition text. Unknown values are left out."""
     families: list[Metric] = []
     _counter(families, "fleetcast_samples", "Samples applied.", ingestion.get("samples_total"))
     _counter(families, "fleetcast_late_samples", "Samples older than their series.", ingestion.get("late_total"))
@@ -232,7 +232,7 @@ SOURCE_GAUGES = (
 
 
 def _limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
-    """Add the use of each bound on names, and the bound itself."""
+    """Add the size of each bound on names, and how much of it is used."""
     most = GaugeMetricFamily("fleetcast_limit", "As many as may be kept, by the bound.", labels=("limit",))
     used = GaugeMetricFamily("fleetcast_limit_used", "As many as are kept, by the bound.", labels=("limit",))
     for bound, row in limits.items():
@@ -242,7 +242,7 @@ def _limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> 
 
 
 def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
-    """Add the outcomes of samples and events in the archive. Adds nothing if the archive is off."""
+    """Add the metrics of the archive. Adds nothing if the archive is off."""
     for name, text in (
         ("rows", "Samples written to the archive."),
         ("events", "Events written to the archive."),
@@ -262,7 +262,7 @@ def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
 
 
 def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    """Return the metrics of each source's own report.
+    """Return the metrics that each source reports about itself.
 
     A source that reads many targets is up while any of them answers.
     """
@@ -318,7 +318,10 @@ def _s(time_ms: float | None) -> float | None:
 
 
 def merge_pages(*pages: str) -> str:
-    """Join pages. A family that an earlier page has is left out, because a name may occur only once."""
+    """Join pages of exposition text. A family that an earlier page contains is left out.
+
+    A family's name may occur only once.
+    """
     seen: set[str] = set()
     lines: list[str] = []
     for page in pages:

@@ -1,4 +1,4 @@
-"""The shared objects of one API process's routes.
+"""Construction of the objects that the routes of one API process share.
 
 They are made from the configuration, and are open while the process answers.
 """
@@ -60,7 +60,7 @@ def make_api_context(config: Config, clock: Clock, access: Access) -> Context:
 
 
 def access_of(config: Config) -> Access:
-    """Return the callers, and how to name a caller with a certificate to the placer. Raises ConfigError."""
+    """Make the access control of the api, with the key that it shares with the placer. Raises ConfigError."""
     subjects = config.access.subjects
     try:
         link = link_key(config.folder) if subjects and not config.api.board else ""
@@ -71,7 +71,10 @@ def access_of(config: Config) -> Access:
 
 @contextlib.asynccontextmanager
 async def opened(context: Context, writer: str) -> AsyncIterator[None]:
-    """Open the inbox for segments of `writer`. In a replica, follow the mirror of the board instead."""
+    """Open the inbox for segments of `writer` while the context is open.
+
+    A replica follows the board instead.
+    """
     async with _run_mirror(context.mirror) if context.mirror else _inbox(context, writer):
         try:
             yield
@@ -107,6 +110,6 @@ async def _inbox(context: Context, writer: str) -> AsyncIterator[None]:
 
 
 def remember(context: Context) -> None:
-    """Record the identities of the events in the inbox, so that a retry across a restart counts once."""
+    """Record the identities of the events in the inbox, so that a retry after a restart counts once."""
     for event in read_events(context.config.inbox, EVENTS_REMEMBERED):
         context.recent.add(identity(event))

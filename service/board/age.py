@@ -1,8 +1,10 @@
-"""Check whether a board is fresh enough to decide upon."""
+"""The check whether a board is fresh enough to decide on."""
 
 
 def describe_staleness(age_s: float, limit_s: float) -> str:
-    """Return why a board is too old, or too far ahead of the clock, or "". Times are fleet seconds.
+    """Explain why a board is too old, or too far ahead of the clock. Returns "" if it is fresh.
+
+    Both arguments are in fleet seconds.
 
     >>> describe_staleness(59.0, 60.0), describe_staleness(-59.0, 60.0)
     ('', '')

@@ -41,7 +41,7 @@ BYTES = "bytes"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One named piece of the board."""
+    """One named section of a board: an array or bytes."""
 
     name: str
     data: NDArray[Any] | bytes
@@ -50,7 +50,10 @@ class Section:
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The position of a whole board. `inbox`: segment -> offset up to which it is folded."""
+    """The position of a whole board, and what it says about the parts of the state.
+
+    `inbox`: segment -> offset up to which the board has folded it.
+    """
 
     inbox: dict[str, int] = {}
     identity: str = ""
@@ -60,7 +63,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class BoardError(Exception):
-    """An error about a file that is not a whole board (torn, foreign or of another version)."""
+    """The error for a file that is not a whole board: torn, foreign or of another version."""
 
 
 class _Row(TypedDict):
@@ -85,7 +88,10 @@ _decode_header = msgspec.json.Decoder(_Header).decode
 
 
 def _parse_header(view: memoryview) -> _Header:
-    """Decode the header. Raises BoardError if it is not a header, or if a section lies outside the file."""
+    """Decode the header of a board.
+
+    Raises BoardError if it is not valid, or if a section exceeds the file.
+    """
     if len(view) < 12 or bytes(view[:8]) != MAGIC:
         raise BoardError("not a board file")
     (length,) = struct.unpack("<I", view[8:12])
@@ -102,7 +108,7 @@ def _parse_header(view: memoryview) -> _Header:
 
 
 def _compute_nbytes(row: _Row) -> int:
-    """Return the size that dtype and shape require, or -1 if they make no sense."""
+    """Return the size in bytes that dtype and shape require, or -1 if they are not valid."""
     try:
         dtype = np.dtype("u1" if row["dtype"] == BYTES else row["dtype"])
     except (TypeError, ValueError):
@@ -130,7 +136,7 @@ class Board:
         return name in self._sections
 
     def overlay_urgent_sections(self, urgent: "Board | None") -> "Board":
-        """Return this board, with the sections of `urgent` where those are newer."""
+        """Overlay the sections of `urgent` that are newer, and return this board."""
         self._overlay = urgent
         return self
 
@@ -144,7 +150,7 @@ class Board:
         return self, own
 
     def meta(self, name: str) -> "_Row":
-        """Return the directory row of a section: dtype, shape, as_of_ms, model."""
+        """Return a section's entry in the header: dtype, shape, as_of_ms, model."""
         return self._find_section(name)[1]
 
     def sections(self) -> list[str]:
@@ -156,7 +162,7 @@ class Board:
         return board._view[row["offset"] : row["offset"] + row["nbytes"]]
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return the section as an array. Raises KeyError if the board has no section of that name."""
+        """Return a section as a read-only array. Raises KeyError if the board has no section of that name."""
         _, row = self._find_section(name)
         array = np.frombuffer(self.raw(name), dtype=np.dtype(row["dtype"])).reshape(row["shape"])
         array.flags.writeable = False
@@ -169,7 +175,7 @@ class Board:
         return msgspec.json.decode(self.raw(name))
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return a newline-joined section as a tuple."""
+        """Return the names in a section of newline-joined names."""
         if name not in self._names:
             text = self.text(name).decode()
             self._names[name] = tuple(text.split("\n")) if text else ()
@@ -208,7 +214,9 @@ def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int, stan
 
 
 def encode_names(names: Sequence[str]) -> bytes:
-    r"""Return a section that `Board.names` reads. A line break inside a name is escaped: it would move all others.
+    r"""Encode names as a section that `Board.names` reads.
+
+    A line break inside a name is escaped, because it would shift all following names.
 
     >>> encode_names(["n1", "n 2", "n\n3"])
     b'n1\nn 2\nn\\n3'
@@ -222,8 +230,8 @@ def encode_names(names: Sequence[str]) -> bytes:
 class BoardWriter:
     """The writing side of a board. A section that is not republished keeps its value.
 
-    It holds a replaced board open until the next one is replaced, too. The system deletes a file when the last
-    process closes it. That takes milliseconds, which a reader does not have while it answers.
+    It holds a replaced board open until the next one is replaced, too. The system deletes a file when
+    the last process closes it. That takes milliseconds, which a reader cannot spend while it answers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -239,7 +247,7 @@ class BoardWriter:
         self._open = deque[object](maxlen=2)  # the newest board and the one before, mapped
 
     def publish(self, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
-        """Replace the board. It may run in a thread while another calls `publish_urgent`."""
+        """Replace the board. This may run in a thread while another thread calls `publish_urgent`."""
         self._sections_before.update((section.name, section) for section in sections)
         self._replace("board", [*self._sections_before.values()], as_of_ms, standing)
         with contextlib.suppress(OSError, ValueError):  # ValueError: somebody has emptied the file

@@ -1,6 +1,6 @@
 """BoardCache: the newest board with its decoded documents and prepared answers.
 
-All of these are dropped when the next board comes.
+All of these are dropped when the next board arrives.
 """
 
 import time
@@ -21,7 +21,7 @@ MAX_CACHED = 256
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswers:
-    """The prebuilt bodies of one board's nodes: `blob[offsets[row] : offsets[row + 1]]`."""
+    """The prebuilt bodies of all nodes on one board: `blob[offsets[row] : offsets[row + 1]]`."""
 
     as_of_ms: int
     sequence: int
@@ -47,7 +47,7 @@ class NodeAnswers:
 
 
 class BoardCache:
-    """A cache of the newest board. `hold_s` (wall): the least time between two polls of the file."""
+    """A cache of the newest board. `hold_s`: the least wall seconds between two polls of the file."""
 
     def __init__(self, folder: Path, *, hold_s: float = 0.01) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class BoardCache:
         self._node_rows: dict[bytes, int] = {}
 
     def latest(self) -> Board | None:
-        """Return the newest board, None before the first."""
+        """Return the newest board, or None before the first."""
         return self.read() if time.monotonic() - self._polled_s >= self._hold_s else self._board
 
     def read(self) -> Board | None:
@@ -86,15 +86,15 @@ class BoardCache:
             raise warming(f"the board has no {name} yet") from None
 
     def document(self, board: Board, name: str, kind: Any = Any) -> Any:
-        """Return a JSON section, decoded once per board and `kind`, read-only.
+        """Return a JSON section, decoded once for each board and `kind`. Callers must not change it.
 
-        Take parts of a large one as `msgspec.Raw`.
+        For a large section, use a `kind` with `msgspec.Raw` for the parts.
         """
         raw = self.section(board, name)
         return self.get_or_derive(board, ("document", name, kind), lambda: msgspec.json.decode(raw, type=kind))
 
     def get_or_derive(self, board: Board, key: Any, make: Callable[[], T]) -> T:
-        """Return `make()`, called once for each board and key."""
+        """Return the result of `make`, which is called once for each board and key."""
         if board is not self._board:
             return make()
         if key not in self._cached:
@@ -105,14 +105,14 @@ class BoardCache:
         return found
 
     def as_of_ms(self, board: Board, name: str) -> int:
-        """Return when a section was made. A missing section has the board's own time."""
+        """Return when a section was made, in Unix ms. For a missing section, return the board's own time."""
         try:
             return int(board.meta(name)["as_of_ms"])
         except KeyError:
             return board.as_of_ms
 
     def node_answers(self, board: Board) -> NodeAnswers:
-        """Return the bodies of nodes. Raises a 503 problem while the pipeline has not published them."""
+        """Return the bodies of all nodes. Raises a 503 problem while the pipeline has not published them."""
         return self.get_or_derive(board, "node_answers", lambda: self._answers_of(board))
 
     def _answers_of(self, board: Board) -> NodeAnswers:
@@ -129,7 +129,7 @@ class BoardCache:
         return answers
 
     def _rows_of(self, board: Board) -> dict[bytes, int]:
-        """Return the row of each node by name, computed again only when the names change."""
+        """Return node name → row, computed again only when the names change."""
         names = bytes(self.section(board, "names.node"))
         if names != self._node_names:
             self._node_names = names

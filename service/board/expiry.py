@@ -1,14 +1,14 @@
-"""Expire intents whose jobs did not start in time.
+"""The expiry of intents whose jobs did not start in time.
 
-A start that was acknowledged in time may still wait in the inbox. So the board that expires an intent
-must be newer than the intent's expiry. It must also have folded the inbox as far as it reached when the
-placer first found the intent's time over.
+A start that was acknowledged in time may still wait in the inbox. So the board that expires an
+intent must be newer than the intent's expiry. It must also have folded the inbox as far as it
+reached when the placer first found the intent's time over.
 
 A start that was sent in time may not have been received at all. So an intent also waits
 
     for each source of starts   until the source has received everything up to the expiry, and for its whole
                                 time again after an interruption; at most `outage_pause_s` beyond the expiry
-    for its own refused start   for as long as the mark of it is there
+    for its own refused start   as long as a mark records the refusal
 """
 
 from collections import Counter
@@ -25,10 +25,11 @@ REFUSED = "refused"  # stands for a source where the start itself was refused
 
 
 class Expiry:
-    """The rule that expires intents. It records where the inbox ended when an intent was first found overdue.
+    """The rule that expires intents.
 
-    A restart loses these records. The ends recorded after it lie later in the inbox, which may delay an expiry but
-    never expires an intent too early.
+    It records where the inbox ended when an intent was first found overdue. A restart loses these
+    records. The ends recorded after it lie later in the inbox, which may delay an expiry but never
+    expires an intent too early.
     """
 
     def __init__(self, config: Config) -> None:
@@ -39,7 +40,7 @@ class Expiry:
         self.paused = Counter({REFUSED: 0})  # source, or REFUSED -> the intents that wait for it
 
     def expired(self, intents: Sequence[Intent], board: Board, now_ms: int) -> set[str]:
-        """Return the requests whose time is over, if the board knows every start until then."""
+        """Return the ids of the requests whose time is over, if the board knows every start until then."""
         over = {intent.request_id: intent for intent in intents if now_ms >= intent.expires_ms}
         if over.keys() != self._ends.keys():
             end = find_inbox_end(self._inbox) if over.keys() - self._ends.keys() else {}
@@ -57,7 +58,10 @@ class Expiry:
     def _waits(
         self, over: Sequence[Intent], active: Sequence[Intent], board: Board, now_ms: int
     ) -> dict[str, list[str]]:
-        """Return the sources of starts that each of these intents waits for."""
+        """Return request id → the sources of starts that its overdue intent still waits for.
+
+        active: all active intents, overdue ones included.
+        """
         refused = marked(self._config.folder, [intent.request_id for intent in active])
         placer = self._config.placer
         grace_ms, pause_ms = round(placer.intent_expires_s * 1000), round(placer.outage_pause_s * 1000)
@@ -70,10 +74,10 @@ class Expiry:
         return waits
 
     def acknowledged(self, intent: Intent, board: Board | None) -> set[str]:
-        """Return the types of the attempt's events that were acknowledged, and that the board has not folded."""
+        """Return the types of the attempt's events that were acknowledged, but not yet folded by the board."""
         return set(list_unread_event_types(self._inbox, _folded(board), intent.job, intent.attempt))
 
 
 def _folded(board: Board | None) -> dict[str, int]:
-    """Return how far a board has folded the inbox."""
+    """Return segment → offset up to which a board has folded the inbox."""
     return (board.standing if board and board.standing else Standing()).inbox

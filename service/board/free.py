@@ -1,6 +1,6 @@
-"""The GPUs of a board that nothing is known to use.
+"""The GPUs and nodes of a board that are free for placements.
 
-By the operator's settings, unknown use may be ignored.
+The operator's settings may ignore unknown use and missing telemetry.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ IGNORE = "ignore"
 
 
 def unknown_use(board: Board, placer: PlacerConfig) -> NDArray[np.bool_] | None:
-    """Return (n, g) whether a GPU is at work although no job holds it.
+    """Return (n, g) bool, whether a GPU is at work although no job holds it.
 
     Returns None if the operator ignores such use, or the board does not state it.
     """
@@ -28,7 +28,7 @@ def unknown_use(board: Board, placer: PlacerConfig) -> NDArray[np.bool_] | None:
 
 
 def read_gpu_use(board: Board) -> NDArray[np.int8]:
-    """Return (n, g) Occupant of each GPU. Raises KeyError if the board does not state the holders."""
+    """Return (n, g) int8 Occupant of each GPU. Raises KeyError if the board does not state the holders."""
     if "gpu.use" in board:
         return board.array("gpu.use")
     holder = board.array("gpu.job")
@@ -38,7 +38,7 @@ def read_gpu_use(board: Board) -> NDArray[np.int8]:
 
 
 def find_unheld_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
-    """Return (n, g) whether nothing is known to use the GPU.
+    """Return (n, g) bool, whether nothing is known to use the GPU.
 
     Raises KeyError if the board does not state the holders.
     """
@@ -48,13 +48,16 @@ def find_unheld_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
 
 
 def serving(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
-    """Return (n,) whether something may be placed on each node of the board."""
+    """Return (n,) bool, whether anything may be placed on each node of the board."""
     state = board.array("node.state")
     return may_place(state, hearing(board, len(state), placer))
 
 
 def count_promised_gpus(board: Board, row: int) -> dict[str, int]:
-    """Return request → how many GPUs of a node are promised to it, in order of requests."""
+    """Return request → number of the node's GPUs that are promised to it, in order of requests.
+
+    row: the node.
+    """
     if "gpu.promise" not in board:
         return {}
     names = msgspec.json.decode(board.raw("promises"), type=list[str])
@@ -63,7 +66,7 @@ def count_promised_gpus(board: Board, row: int) -> dict[str, int]:
 
 
 def find_windowed_nodes(board: Board, n: int) -> NDArray[np.bool_]:
-    """Return (n,) whether a window or a reservation keeps each node now.
+    """Return (n,) bool, whether a window or a reservation withholds each node now.
 
     It is False for every node if the board does not state it.
     """
@@ -75,14 +78,14 @@ def find_windowed_nodes(board: Board, n: int) -> NDArray[np.bool_]:
 
 
 def describe_window(board: Board, node: str) -> str:
-    """Return a description of what keeps a node, or an empty text if nothing does."""
+    """Describe what withholds a node. Returns "" if nothing does."""
     return str(board.json("kept").get(node, "")) if "kept" in board else ""
 
 
 def hearing(board: Board, n: int, placer: PlacerConfig) -> NDArray[np.int8] | None:
-    """Return (n,) Hearing of each node. None if the board does not state it.
+    """Return (n,) int8 Hearing of each node, or None if the board does not state it.
 
-    Without `unheard = "ignore"`, hosts without telemetry count as such. With it, they count as unconfirmed.
+    With the setting `unheard = "ignore"`, nodes without fresh telemetry count as UNCONFIRMED.
     """
     if "node.hearing" not in board:
         return None

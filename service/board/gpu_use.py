@@ -1,11 +1,11 @@
-"""Occupants of each GPU: the one answer for the map, nodes, drains, metrics and sentences.
+"""The occupant of each GPU: one definition for the map, nodes, drains, metrics and sentences.
 
 If several apply, the first counts:
 
     JOB       a job holds it, as events, labels or its training loop report
     PROMISE   a request was placed on it, and no event says yet that its job runs
     UNKNOWN   telemetry shows it at work, and no event says for whom
-    WINDOW    its node is in maintenance: a scheduler says so, or a window of the file of queues is open
+    WINDOW    its node is in maintenance: a scheduler says so, or a window of the queue file is open
     RESERVATION   its node is reserved: a scheduler says so, or the queue file reserves it for a queue now
     NOTHING   none of these is known
 """
@@ -20,7 +20,7 @@ NO_HOLDER = -1
 
 
 class Occupant(IntEnum):
-    """The occupant of a GPU. The numbers are those of the board's `gpu.use`."""
+    """The kind of occupant of a GPU. The numbers are those of the board's `gpu.use`."""
 
     NOTHING = 0
     UNKNOWN = 1
@@ -36,17 +36,17 @@ KEEPS = (Occupant.WINDOW, Occupant.RESERVATION)  # these keep whole nodes
 def gpu_use(
     holder: NDArray[np.int32], promise: NDArray[np.int32], unknown_use: NDArray[np.bool_], kept: NDArray[np.int8]
 ) -> NDArray[np.int8]:
-    """Return (n, g) Occupant.
+    """Return (n, g) int8 Occupant of each GPU.
 
-    holder, promise: (n, g) number of the job and of the request, or NO_HOLDER. unknown_use: (n, g). kept: (n,)
-    WINDOW, RESERVATION or NOTHING for each node.
+    holder, promise: (n, g) index of the job and of the request, or NO_HOLDER. unknown_use: (n, g) bool.
+    kept: (n,) WINDOW, RESERVATION or NOTHING for each node.
     """
     uses = [holder != NO_HOLDER, promise != NO_HOLDER, unknown_use]
     return np.select(uses, [Occupant.JOB, Occupant.PROMISE, Occupant.UNKNOWN], kept[:, None]).astype(np.int8)
 
 
 def describe_gpu_use(unknown: int, promises: Sequence[tuple[str, int]]) -> str:
-    """Describe what uses GPUs apart from jobs, or return an empty text.
+    """Describe what uses GPUs apart from jobs. Returns "" if nothing does.
 
     unknown: the number of GPUs at unknown work. promises: requests with the number of their GPUs here.
     """

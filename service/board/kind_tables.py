@@ -4,8 +4,8 @@
                                              kinds.run.runs       (k,) ended runs
     kinds.peak   (k,) uint64 keys, sorted    kinds.peak.likely    (k, 3) GiB a GPU, W a GPU, runs seen
 
-`fleetcast.features.similarity` makes the keys. The answer comes from the most specific known kind. For run times, a
-kind with an ended run has priority.
+`fleetcast.features.similarity` makes the keys. A lookup uses the most specific known kind. For run
+times, a kind with an ended run has priority.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,9 +28,9 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """Quantiles of a run time at LEVELS, in seconds.
+    """The quantiles of a run time at LEVELS, in seconds.
 
-    kind: the kind of jobs that they belong to. runs: how many of its runs have ended.
+    kind: the kind of jobs that the quantiles come from. runs: how many of its runs have ended.
     """
 
     run_s: tuple[float, ...]
@@ -45,7 +45,10 @@ class RunTime:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The peak that nine in ten jobs of a kind stay below. A value is None if telemetry shows none."""
+    """The peaks of memory and power that nine in ten jobs of a kind stay below.
+
+    A value is None if telemetry shows none.
+    """
 
     gpu_memory_gib: float | None
     power_w: float | None
@@ -61,13 +64,16 @@ def round_run_quantiles(run_s: tuple[float, ...] | Array) -> dict[str, float]:
 def make_table_sections(
     names: tuple[str, str], keys: NDArray[np.uint64], values: Array, as_of_ms: int, model: str = ""
 ) -> list[Section]:
-    """Return the two sections of a table. keys: (k,), sorted. values: (k, column)."""
+    """Return the two board sections of a table, with the given names.
+
+    keys: (k,), sorted. values: (k, column).
+    """
     rows = np.ascontiguousarray(values, np.float32)
     return [Section(names[0], keys, as_of_ms, model), Section(names[1], rows, as_of_ms, model)]
 
 
 def find_expected_run_time(board: Board, shape: JobShape) -> RunTime | None:
-    """Return how long a job of this shape should run, at most its limit.
+    """Return the expected run time of a job of this shape, at most its limit.
 
     Returns None while no similar job is known.
     """
@@ -82,7 +88,10 @@ def find_expected_run_time(board: Board, shape: JobShape) -> RunTime | None:
 
 
 def needs(board: Board, shape: JobShape) -> Needs | None:
-    """Return what a job of this shape should need of each GPU. None if telemetry saw no similar job."""
+    """Return the GPU memory and power that a job of this shape should need for each GPU.
+
+    Returns None if telemetry saw no similar job.
+    """
     found = next(_rows_of(board, PEAK, kinds(shape)), None)
     if found is None:
         return None
@@ -96,7 +105,10 @@ def _known(value: float) -> float | None:
 
 
 def _rows_of(board: Board, names: tuple[str, str], wanted: Mapping[Kind, int]) -> Iterator[tuple[Kind, int]]:
-    """Yield the table's rows of these kinds, in their order. Yields none without a table."""
+    """Yield (kind, row) for each of these kinds that the table has, in their order.
+
+    Yields none if the board lacks the table.
+    """
     try:
         keys, values = (board.array(name) for name in names)
     except KeyError:

@@ -1,4 +1,4 @@
-"""Copy the board of another host's api into a folder.
+"""The mirror of a board: copies the board of another host's api into a folder.
 
 The last copy remains while that api sends no whole board.
 """
@@ -40,7 +40,7 @@ class BoardMirror:
         self._tags: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Copy the board again and again until the task is cancelled."""
+        """Copy the board repeatedly until the task is cancelled."""
         self.folder.mkdir(parents=True, exist_ok=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S, sock_read=ANSWER_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -49,7 +49,7 @@ class BoardMirror:
                 await asyncio.sleep(POLL_S)
 
     async def _poll(self, session: aiohttp.ClientSession) -> str:
-        """Poll both parts once. Returns why that failed, or an empty text."""
+        """Poll both files once. Return why that failed, or ""."""
         try:
             for part in PARTS:
                 await self._fetch(session, part)
@@ -69,7 +69,7 @@ class BoardMirror:
         self.problem = problem
 
     async def _fetch(self, session: aiohttp.ClientSession, part: str) -> None:
-        """Fetch one part, if it is new. Raises SourceError for an answer that is not a board."""
+        """Fetch one file if it is new. Raises SourceError for an answer that is not a board."""
         headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         if part in self._tags:
             headers["if-none-match"] = self._tags[part]

@@ -1,6 +1,6 @@
 """Hard signals: reports that are published at once as `doc.urgent`.
 
-Readers apply them on top of older scores.
+Readers apply them to older scores.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,16 +27,19 @@ decode_urgent = msgspec.json.Decoder(UrgentSignals).decode
 
 
 class HardSignals:
-    """A detector of new hard signals. It stores each GPU's last XID, because the gauge is sticky."""
+    """A detector of new hard signals.
+
+    It stores each GPU's last XID, because exporters repeat the code in every scrape.
+    """
 
     def __init__(self, entities: Entities) -> None:
         self._gpus = entities[EntityKind.GPU]
         self._last_xid = np.zeros(0)
 
     def rows(self, fresh: Sequence[NodeEvent], samples: Sequence[SampleBatch]) -> list[HardSignal]:
-        """Return rows of `doc.urgent`.
+        """Return the new hard signals of a batch, as rows of `doc.urgent`.
 
-        fresh: the new node events of a batch. samples: all of its samples.
+        fresh: the batch's new node events. samples: all of its samples.
         """
         return [_event_row(event) for event in fresh if _is_hard(event)] + self._find_new_xids(samples)
 
@@ -75,8 +78,8 @@ class HardSignals:
 def _is_hard(event: NodeEvent) -> bool:
     """Return whether an event is a hard signal.
 
-    A hard signal is a node that goes or comes back, an XID worse than an application's error, or a fatal
-    health check.
+    A hard signal is a node that is lost or comes back, an XID worse than an application's error, or a
+    fatal health check.
     """
     if event.type == "health":
         return classify_severity(event) == "fatal"
@@ -84,7 +87,7 @@ def _is_hard(event: NodeEvent) -> bool:
 
 
 class UrgentRows:
-    """The latest hard signals, as the board shows them. `taken_ms`: when each was last published."""
+    """The latest hard signals, as the board publishes them. `taken_ms`: when each was last published."""
 
     def __init__(self, board: BoardWriter) -> None:
         self._board = board
@@ -125,9 +128,9 @@ def _event_row(event: NodeEvent) -> HardSignal:
 
 
 def struck(board: Board) -> dict[str, list[HardSignal]]:
-    """Return node -> rows of `doc.urgent` since the scores, oldest first.
+    """Return node -> its rows of `doc.urgent` that are newer than the scores, oldest first.
 
-    A node that is back has no earlier rows.
+    If a node has come back, its earlier rows are left out.
     """
     try:
         scored_ms, as_of_ms = board.meta("node.state")["as_of_ms"], board.meta("doc.urgent")["as_of_ms"]
@@ -155,7 +158,7 @@ def forbids(row: HardSignal) -> bool:
 
 
 def compute_node_state(state: str, rows: Sequence[HardSignal]) -> str:
-    """Return the state of a node: that of its scores, updated by the rows that came later."""
+    """Return the state of a node: that of its scores, updated by the newer rows."""
     for row in reversed(rows):
         if row.type in AWAY:
             return AWAY[row.type]

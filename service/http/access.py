@@ -1,16 +1,17 @@
-"""Access control. Closed by default: loopback without a token, any other address only with tokens.
+"""Access control, closed by default: without tokens, only a loopback address is allowed.
 
-Tokens come from the environment, never from configuration or a command line: in `FLEETCAST_TOKENS`, or in
-the file that `FLEETCAST_TOKENS_FILE` names. Each token has its own line, and `#` begins a comment:
+Tokens come from the environment, never from configuration or a command line: in `FLEETCAST_TOKENS`,
+or in the file that `FLEETCAST_TOKENS_FILE` names. Each token has its own line, and `#` begins a
+comment:
 
     name scope[,scope] token            grafana read 0f6c2e…    scopes: read, events, place, admin (all)
     name read token queues=NAME[,NAME]  nlp-lead read 93ab17… queues=research/nlp
 
-A token that is bound to queues may read the jobs, requests, charges and audit lines of these queues and
-of the queues below them. A caller sends `Authorization: Bearer TOKEN`, or Basic with the token as
-password and any user (for programs that only accept a URL, `http://user:TOKEN@host`). With our own TLS, a
-client's certificate may replace a token (`[access] subjects`). Without tokens and subjects, every caller
-that reaches us may do everything, except pages of other sites in a browser.
+A token that is bound to queues may read the jobs, requests, charges and audit lines of these queues
+and of the queues below them. A caller sends `Authorization: Bearer TOKEN`, or Basic with the token
+as password and any user (for programs that only accept a URL, `http://user:TOKEN@host`). With our
+own TLS, a client's certificate may replace a token (`[access] subjects`). Without tokens and
+subjects, every caller that reaches us may do everything, except pages of other sites in a browser.
 """
 
 import asyncio
@@ -98,11 +99,12 @@ def get_admitted_caller(request: Request) -> Caller:
 
 
 class Access:
-    """The tokens of a process, as digests, and the callers with certificates, by name.
+    """The callers of a process: those with tokens, by digest, and those with certificates, by name.
 
-    Without any of them, it `is_open`. `link`: the key that api and placer share (link_key.py). `heeds_link`:
-    a caller with this key speaks for others. `failed` receives the reason of each refusal: missing, unknown,
-    slowed (one unknown too many), subject (of no known caller), scope.
+    `is_open`: there are no such callers, so every request is admitted. `link`: the key that api and
+    placer share (link_key.py). `heeds_link`: a caller with this key speaks for others. `failed` is
+    called with the reason of each refusal: missing, unknown, slowed (one unknown token too many),
+    subject (no known certificate), scope.
     """
 
     def __init__(
@@ -124,9 +126,9 @@ class Access:
         return [*(caller.name for _, caller in self._callers), *self._subjects]
 
     async def admit(self, request: Request, scope: Scope | None, by_queue: bool = False) -> Caller:
-        """Return the caller that `check` finds.
+        """Return the caller of a request if it may do `scope`. Raises problems 401, 403 and 429.
 
-        Refusals are counted, and delayed for addresses that send many unknown tokens.
+        Refusals are counted. They are delayed for addresses that send many unknown tokens.
         """
         names, host = request.scope.get(NAMES, ()), request.client.host if request.client else ""
         caller = await self.admit_non_http_caller(
@@ -144,7 +146,10 @@ class Access:
         names: Sequence[str] = (),
         by_queue: bool = False,
     ) -> Caller:
-        """Admit the caller of a request that is not HTTP. host: the address that it came from."""
+        """Return the caller of a request that did not come over HTTP. Raises problems 401, 403 and 429.
+
+        host: the address that the request came from.
+        """
         try:
             return self.check(method, headers, scope, names, by_queue)
         except Refusal as refusal:
@@ -177,8 +182,9 @@ class Access:
     ) -> Caller:
         """Return the caller if it may do `scope`. Raises problems 401 and 403.
 
-        scope: None accepts any token. A token outranks `names`. by_queue: the route shows a bound caller only the
-        data of its own queues. Then the scope `read` is enough.
+        scope: None accepts any token. names: those on the client's certificate, which only count without a
+        token. by_queue: the route shows a caller bound to queues only their data, so such a caller is
+        admitted.
         """
         self.check_site(method, headers)
         if self.is_open:
@@ -197,9 +203,9 @@ class Access:
         return caller
 
     def check_site(self, method: str, headers: Headers) -> None:
-        """Raise a 403 problem for a browser that sends a request for a page that is not ours.
+        """Raise a 403 problem for a browser's request that comes from a page of another site.
 
-        Open routes call this.
+        Routes that require no token call this.
         """
         if method not in SAFE_METHODS:
             refuse_foreign_sites(headers)
@@ -237,7 +243,7 @@ class Access:
 
 
 class Refusal(Problem):
-    """A problem that refuses a caller. `reason` is a short label."""
+    """A problem that refuses a caller. `reason` is a short label for counters."""
 
     def __init__(self, reason: str, status: int, code: str, detail: str, challenge: str) -> None:
         super().__init__(status, code, detail, headers={"www-authenticate": challenge})
@@ -245,7 +251,7 @@ class Refusal(Problem):
 
 
 def _bound(caller: Caller, scope: Scope | None) -> Refusal:
-    """Return the refusal for a caller bound to queues that asks for an answer about others."""
+    """Return the refusal for a caller bound to queues that requests data of other queues."""
     detail = (
         f"{caller.name} reads of {', '.join(caller.queues)} alone, and this tells of more: "
         "ask for /v1/queues, /v1/queue, /v1/charges, /v1/placements, /v1/jobs or /v1/audit"
@@ -274,7 +280,7 @@ def parse_vouched_caller(headers: Headers) -> Caller:
 
 
 def parse_presented_token(authorization: bytes) -> bytes | None:
-    """Return the token in the value of an Authorization header, if any.
+    """Return the token in the value of an Authorization header, or None if it has none.
 
     >>> parse_presented_token(b"Bearer abc"), parse_presented_token(b"Basic dXNlcjphYmM=")
     (b'abc', b'abc')
@@ -291,7 +297,7 @@ def parse_presented_token(authorization: bytes) -> bytes | None:
 
 
 def refuse_foreign_sites(headers: Headers) -> None:
-    """Raise a 403 problem for a request that a browser sends for a page that is not ours."""
+    """Raise a 403 problem for a browser's request that comes from a page of another site."""
     named = {name: value for name, value in headers if name in (b"origin", b"host", b"sec-fetch-site")}
     host, site, origin = named.get(b"host"), named.get(b"sec-fetch-site"), named.get(b"origin")
     ours = site in (b"same-origin", b"none") if site else origin is None or origin.partition(b"://")[2] == host
@@ -300,9 +306,9 @@ def refuse_foreign_sites(headers: Headers) -> None:
 
 
 def refuse_foreign_hosts(headers: Headers, *, reads: bool) -> None:
-    """Raise a 403 problem if the Host header is a name that is not ours.
+    """Raise a 403 problem if the Host header is not an allowed name of this service.
 
-    A page may direct its own name here. Readers may use any IP address.
+    A page of another site may let its own name point to this address. reads: also allow any IP address.
     """
     allowed = READERS_HOST if reads else LOOPBACK_HOST
     for name, host in headers:
@@ -321,7 +327,7 @@ def load_access(
     link: str = "",
     heeds_link: bool = False,
 ) -> Access:
-    """Load the tokens of the environment, and `subjects`.
+    """Load the tokens of the environment, and the callers with certificates (`subjects`).
 
     Raises ConfigError if they are malformed, or if there are none while `host` is not loopback.
     """
@@ -343,7 +349,7 @@ def load_access(
 
 
 def parse_subjects(subjects: Mapping[str, Sequence[str]]) -> dict[str, Caller]:
-    """Return the callers by a name on their certificate. Raises ConfigError."""
+    """Return certificate name -> caller. Raises ConfigError."""
     callers = {}
     for name, scopes in subjects.items():
         if not SUBJECT.fullmatch(name):
@@ -372,7 +378,7 @@ def _read(path: str) -> str:
 
 
 def parse_tokens(text: str, where: str) -> dict[bytes, Caller]:
-    """Return the callers by the SHA-256 of their token.
+    """Return SHA-256 of a token -> its caller.
 
     Raises ConfigError that names the line, but none of its words, because any may be the token.
     """
@@ -412,7 +418,7 @@ def _parse_token_line(words: list[str], where: str) -> tuple[Caller, str]:
 def _queues(word: str, scopes: Sequence[str], where: str) -> tuple[str, ...]:
     """Parse the queues of `queues=a,b/c`.
 
-    Raises ConfigError without the word itself, which may be a token in the wrong place.
+    Raises ConfigError that does not repeat the word, because it may be a misplaced token.
     """
     queues = tuple(word.removeprefix(QUEUES).split(","))
     if not word.startswith(QUEUES) or not all(part for queue in queues for part in queue.split("/")):

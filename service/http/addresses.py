@@ -1,4 +1,4 @@
-"""Addresses of clients: which ones count as one client, and which ones may speak for others."""
+"""Addresses of clients: which ones count as one client, and which ones are trusted."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -30,7 +30,10 @@ def normalise_client_address(host: str) -> str:
 
 
 class Networks:
-    """A set of addresses and networks from a configuration. Raises ConfigError for anything else."""
+    """A set of addresses and networks from the configuration.
+
+    Raises ConfigError for an entry that is neither an address nor a network.
+    """
 
     def __init__(self, names: Sequence[str], key: str = "networks") -> None:
         try:

@@ -1,6 +1,6 @@
-"""One budget for the bodies of all requests, sent and unpacked.
+"""One memory budget for the bodies of all requests, as sent and as unpacked.
 
-A lease counts pieces as they come, and the handler of its request releases it.
+Each request has a lease that counts the pieces of its body. The handler of the request releases it.
 """
 
 import math
@@ -16,7 +16,7 @@ CLOSING = {"connection": "close"}  # a rest of the body that was not read is no 
 class BodyBudget:
     """A budget of `limit_bytes` for all leases together.
 
-    Threads may grow their leases. `refused` is called for each refusal.
+    Its methods may be called from several threads. `refused` is called for each refusal.
     """
 
     def __init__(self, limit_bytes: float = math.inf, refused: Callable[[], None] = lambda: None) -> None:
@@ -29,7 +29,7 @@ class BodyBudget:
         return Lease(self)
 
     def take(self, size_bytes: int) -> bool:
-        """Take bytes from the budget. Returns whether there was room."""
+        """Take bytes from the budget. Returns whether there was enough room."""
         with self._lock:
             if self.used_bytes + size_bytes > self.limit_bytes:
                 return False
@@ -42,7 +42,7 @@ class BodyBudget:
 
 
 class Lease:
-    """The bytes of one request's body in the budget.
+    """The bytes that one request's body takes from the budget.
 
     A lease cannot grow after `release`. This ends a thread that still unpacks the body.
     """
@@ -54,9 +54,9 @@ class Lease:
         self._lock = threading.Lock()
 
     def grow(self, size_bytes: int) -> None:
-        """Take more bytes.
+        """Take more bytes from the budget.
 
-        Raises problems: 413 if the body would not fit even alone, 503 while other bodies use the room.
+        Raises problem 413 if the body is larger than the whole budget, 503 while other bodies use the room.
         """
         with self._lock:
             wanted_bytes = self.size_bytes + size_bytes

@@ -1,4 +1,4 @@
-"""Reading of certificates: how long one is valid, and which names a client's certificate has."""
+"""Reading of certificates: their validity, and the names of a client's certificate."""
 
 import ssl
 import time
@@ -16,7 +16,7 @@ ALTERNATIVES = frozenset({"DNS", "URI", "email", "IP Address"})
 class ClientCertificate:
     """The names and the expiry of a client's certificate.
 
-    `all_names`: the common name, then the alternative ones. `until_s`: seconds since 1970.
+    `all_names`: the common name, then the alternative ones. `until_s`: the expiry in Unix seconds.
     """
 
     all_names: tuple[str, ...]
@@ -31,9 +31,9 @@ class ClientCertificate:
 
 
 def read_client_certificate(tls: Any) -> ClientCertificate | None:
-    """Return the certificate of a connection's client, verified by the handshake.
+    """Return the certificate of a connection's client, which the TLS handshake has verified.
 
-    Returns None without TLS, or without a certificate.
+    Returns None without TLS, or if the client sent no certificate.
     """
     peer = tls.getpeercert() if tls is not None else None
     if not peer:
@@ -44,9 +44,9 @@ def read_client_certificate(tls: Any) -> ClientCertificate | None:
 
 
 def read_certificate_validity_s(pem: str) -> tuple[float, float]:
-    """Return from when until when the first certificate of a PEM file is valid.
+    """Return the start and the end of the validity of a PEM file's first certificate, in Unix seconds.
 
-    Raises ValueError if there is none.
+    Raises ValueError if there is no certificate.
     """
     begin, end = pem.find(BEGIN), pem.find(END)
     if not 0 <= begin < end:
@@ -58,10 +58,10 @@ def read_certificate_validity_s(pem: str) -> tuple[float, float]:
 
 
 def _parse_der_validity_s(der: bytes) -> tuple[float, float]:
-    """Return the validity of a certificate in DER.
+    """Return the start and the end of the validity of a DER certificate, in Unix seconds.
 
-    A certificate and its first part are sequences: [version,] serial, algorithm, issuer, validity (RFC 5280,
-    4.1).
+    A certificate and its first part are sequences: [version,] serial, algorithm, issuer, validity (RFC
+    5280, 4.1).
     """
     _, at, _ = _parse_der_element(der, _parse_der_element(der, 0)[1])
     for _ in range(4 if der[at] == VERSION_TAG else 3):
@@ -71,7 +71,7 @@ def _parse_der_validity_s(der: bytes) -> tuple[float, float]:
 
 
 def _parse_der_element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Return (tag, index at which the content begins, index at which it ends)."""
+    """Return the tag of the element at index `at`, and the indices of its content's start and end."""
     tag, size, at = der[at], der[at + 1], at + 2
     if size & 0x80:
         bytes_of_size = size & 0x7F
@@ -80,7 +80,7 @@ def _parse_der_element(der: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _parse_der_time_s(der: bytes, at: int) -> float:
-    """Return a time in DER as Unix seconds.
+    """Return the DER time at index `at`, in Unix seconds.
 
     UTCTime has two digits of the year, from 1950 on. GeneralizedTime has four.
     """

@@ -1,17 +1,17 @@
 """The open connections of a process, over all of its listeners, and the descriptors that they may use.
 
-Every listener enters its connections here. A connection holds places, one for each descriptor that it
-costs.
+Every listener enters its connections here. A connection holds places, one for each descriptor that
+it costs.
 
-    silent    it has not yet sent a whole request   the oldest of these gives way first to a new connection
-    resting   its last request has been answered    gives way when no connection is silent
-    working   a request is under way                keeps its places
+    silent    it has not yet sent a whole request   the oldest of these is closed first for a new connection
+    resting   its last request has been answered    closed for a new one when no connection is silent
+    working   a request is under way                never closed for a new one
     refused   no place was left                     waits to be refused in its own protocol; the oldest
-                                                    gives way
+                                                    is closed for a new one
 
-No connection gives way within its first `GRACE_S`, the time to send a request. Until then, new ones wait
-in their listener's backlog. So connections that send no request keep no other client out, wherever they
-come from.
+No connection is closed in this way within its first `GRACE_S`, the time to send a request. Until
+then, new ones wait in their listener's backlog. So connections that send no request keep no other
+client out, wherever they come from.
 """
 
 import logging
@@ -37,7 +37,7 @@ Refusal = Literal["", "address", "process"]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The limits of a process's connections. An address that is `trusted` has no limit of its own."""
+    """The limits on a process's connections. `trusted` addresses have no limit per address."""
 
     max_connections: int = 1024
     header_timeout_s: float = 10.0
@@ -49,7 +49,10 @@ class ConnectionLimits:
 
 @dataclass(slots=True, eq=False)
 class ConnectionPlace:
-    """A connection's entry in the pool. `close` ends the connection at once. Its owner may replace it."""
+    """A connection's entry in the pool. `close` ends the connection at once.
+
+    Its protocol may replace `close`.
+    """
 
     address: str  # empty if the address has no limit
     files: int
@@ -60,9 +63,9 @@ class ConnectionPlace:
 
 
 class ConnectionPool:
-    """The places of one process.
+    """The pool of places for the connections of one process.
 
-    `count` receives a label for each connection that gives way to another one.
+    `count` is called with a label for each connection that is closed to make room for another one.
     """
 
     def __init__(self, limits: ConnectionLimits, count: Callable[[str], None] = lambda reason: None) -> None:
@@ -75,7 +78,10 @@ class ConnectionPool:
         self._refused: dict[ConnectionPlace, None] = {}
 
     def is_ready_for_connection(self, files: int = 1) -> bool:
-        """Return whether a new connection finds room or is refused without another one losing its grace."""
+        """Return whether a new connection can be accepted now.
+
+        It then finds room or is refused, and no other connection is closed within its grace time.
+        """
         if self.used + files <= self.limits.max_connections:
             return True
         if self._silent or self._resting:
@@ -83,7 +89,7 @@ class ConnectionPool:
         return len(self._refused) < self.limits.max_refused or _is_due(self._refused)
 
     def enter(self, host: str, close: Callable[[], None], files: int = 1) -> ConnectionPlace:
-        """Assign places to a new connection.
+        """Enter a new connection, and return its place.
 
         Without room, the returned place has a `refusal` that its protocol must send.
         """
@@ -101,12 +107,12 @@ class ConnectionPool:
         return place
 
     def work(self, place: ConnectionPlace) -> None:
-        """Record that a request is under way: the connection keeps its places."""
+        """Record that a request is under way, so that the connection keeps its places."""
         self._silent.pop(place, None)
         self._resting.pop(place, None)
 
     def rest(self, place: ConnectionPlace) -> None:
-        """Record that all requests have been answered."""
+        """Record that all requests of the connection have been answered."""
         self.work(place)
         if place.is_open and not place.refusal:
             place.since = time.monotonic()
@@ -138,7 +144,7 @@ class ConnectionPool:
         return ""
 
     def _displace_oldest(self, places: dict[ConnectionPlace, None]) -> None:
-        """Close the connection that has been longest among these."""
+        """Close the connection that has been in `places` for the longest time."""
         place = next(iter(places))
         self.leave(place)
         self._count(DISPLACED)
@@ -146,12 +152,12 @@ class ConnectionPool:
 
 
 def _is_due(places: dict[ConnectionPlace, None]) -> bool:
-    """Return whether the oldest of these has had its grace."""
+    """Return whether the grace time of the oldest connection in `places` is over."""
     return bool(places) and time.monotonic() - next(iter(places)).since >= GRACE_S
 
 
 def fit_limits_to_files(limits: ConnectionLimits, key: str = "api.max_connections") -> ConnectionLimits:
-    """Raise the soft limit of open files as far as needed and allowed, or reduce the limits.
+    """Raise the soft limit of open files as far as needed and allowed, and return limits that fit it.
 
     Raises ConfigError if the system allows too few files to serve any client.
     """

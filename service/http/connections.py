@@ -1,13 +1,15 @@
-"""The HTTP connections of a server: how long each may take, and how one without a place is refused.
+"""The HTTP connections of a server: their deadlines, and the refusal of those without a place.
 
-uvicorn's protocol with deadlines: `header_timeout_s` for a request's head, `body_timeout_s` for its body,
-and `WRITE_TIMEOUT_S` for the client to receive some of an answer (wall time). All connections are checked
-once a second, so a request needs no timer of its own. `service/http/connection_pool.py` decides which
-connections get a place.
+uvicorn's protocol with deadlines: `header_timeout_s` for a request's head, `body_timeout_s` for its
+body, and `WRITE_TIMEOUT_S` for the client to receive some of an answer (wall time). All connections
+are checked once a second, so a request needs no timer of its own. `service/http/connection_pool.py`
+decides which connections get a place.
 
-    too many connections    503 and Retry-After    a head or body that comes too slowly    408
-    too many of an address  429 and Retry-After    what is no HTTP                         400
-    a head too large        431
+    too many connections                    503 and Retry-After
+    too many connections from one address   429 and Retry-After
+    a head that is too large                431
+    a head or body that arrives too slowly  408
+    a message that is not HTTP              400
 """
 
 import asyncio
@@ -37,8 +39,9 @@ TICKS_PER_TICK = 10  # what uvicorn counts meanwhile: its own main loop ticks te
 class LimitedProtocol(HttpToolsProtocol):
     """One HTTP connection with limits.
 
-    Subclasses set `pool`, and `refused`, which is called with the status of each refusal. `turned_away` is
-    called with the request of a connection without a place, and the names on its certificate.
+    Subclasses set `pool`, `refused` and `turned_away`. `refused` is called with the status of each
+    refusal. `turned_away` is called for a connection without a place, with its request and the names on
+    its certificate.
     """
 
     pool = ConnectionPool(ConnectionLimits())
@@ -75,7 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _give_way(self) -> None:
         """Close the connection so that another one gets its place.
 
-        A client that has begun a request gets an answer.
+        A client that has begun a request is answered first.
         """
         if self._in_head and not self.is_too_many and self.scheme == "http":
             self.refuse(503, "too_many_connections", "the place was needed before the head of the request was complete")
@@ -143,7 +146,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def close_if_overdue(self, now: float) -> None:
-        """Close the connection if it is past a deadline. `now` is the monotonic clock."""
+        """Close the connection if it has passed a deadline. `now`: seconds of the monotonic clock."""
         if self.transport.is_closing():
             return
         if now > self._deadline:
@@ -166,7 +169,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.refuse(408, "too_slow", f"the {part} of the request did not arrive in time")
 
     def refuse(self, status: int, code: str, detail: str) -> None:
-        """Answer with a problem, unless another answer has begun, and close."""
+        """Answer with a problem, unless another answer has begun, and close the connection."""
         self.refused(status)
         head_is_next = self._idle() and not self.pipeline
         body_is_read = not self._in_head and not self.pipeline and self.cycle and not self.cycle.response_started
@@ -179,7 +182,7 @@ HEADERS = {503: {"retry-after": "5"}, 429: {"retry-after": "5"}}
 
 
 def _answer(problem: Problem) -> bytes:
-    """Return the bytes of an answer that also closes the connection."""
+    """Return the bytes of an HTTP answer to a problem, which also closes the connection."""
     response = problem.response("")
     head = [b"HTTP/1.1 %d %b" % (problem.status, problem.body("")["title"].encode())]
     head += [name + b": " + value for name, value in (*response.raw_headers, (b"connection", b"close"))]
@@ -191,7 +194,7 @@ def make_limited_protocol(
     refused: Callable[[int], None] = lambda status: None,
     turned_away: Callable[[RequestHead, Sequence[str]], None] = lambda head, names: None,
 ) -> type[LimitedProtocol]:
-    """Make the protocol class for `uvicorn.Config(http=…)`."""
+    """Make the protocol class for `uvicorn.Config(http=…)`. See LimitedProtocol for the arguments."""
     own = {"pool": pool, "refused": staticmethod(refused), "turned_away": staticmethod(turned_away)}
     return type("Protocol", (LimitedProtocol,), own)
 
@@ -199,8 +202,8 @@ def make_limited_protocol(
 class LimitedServer(uvicorn.Server):
     """A server of one listening socket, which also checks the deadlines of its connections.
 
-    It leaves signals to its caller: uvicorn would raise them again at its end. It calls `on_started` once it
-    can answer.
+    It leaves signals to its caller, because uvicorn would raise them again at its end. It calls
+    `on_started` once it can answer.
     """
 
     def __init__(
@@ -248,7 +251,7 @@ class LimitedServer(uvicorn.Server):
             self._exit.clear()
 
     async def main_loop(self) -> None:
-        """Run a tick once a second until `should_exit`, which ends the wait at once."""
+        """Run `on_tick` about once a second until `should_exit` is set, which ends the loop at once."""
         counter = 0
         while not await self.on_tick(counter):
             counter += TICKS_PER_TICK

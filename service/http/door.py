@@ -1,8 +1,8 @@
-"""The listening socket of a port.
+"""The listening socket of a port, which counts each connection before it accepts the next.
 
-It accepts connections, enters them in the process's pool, and hands them to a protocol. The event loop's
-own servers accept all waiting connections before any of them can be counted. Here each is counted when it
-is accepted, so the descriptors of a process are bounded.
+It enters connections in the process's pool, and hands them to a protocol. The event loop's own
+servers accept all waiting connections before any of them can be counted. Here the number of
+descriptors of a process is bounded.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ SHUTDOWN_S = 1.0  # wall; a TLS client's time to answer our goodbye
 class Listener:
     """A listening socket that accepts and counts connections.
 
-    `make` returns the protocol of a connection. `dropped` is called for each connection that failed its TLS
-    handshake. A connection in its handshake holds its places and has `header_timeout_s`. `files`: descriptors
-    of a connection.
+    `make` returns the protocol of a connection. `dropped` is called for each connection that fails its
+    TLS handshake. A connection in its handshake holds its places and has `header_timeout_s`. `files`:
+    the number of descriptors that a connection needs.
     """
 
     def __init__(

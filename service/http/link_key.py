@@ -1,7 +1,7 @@
-"""A key that only the api and the placer of one state folder know.
+"""The key that only the api and the placer of one state folder share.
 
-With it the api vouches for a caller with a certificate. The header `x-fleetcast-caller` gives the
-caller's name and scopes.
+With it the api vouches to the placer for a caller with a certificate. The header
+`x-fleetcast-caller` contains the caller's name and scopes.
 """
 
 import os
@@ -12,7 +12,7 @@ FILE = "placer.key"
 
 
 def link_key(folder: Path) -> str:
-    """Return the key in a state folder. The first call creates it. Raises OSError."""
+    """Read the key in a state folder. The first call creates it. Raises OSError."""
     path = folder / FILE
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The listening socket of a server."""
+"""Binding of a server's listening socket."""
 
 import socket
 
@@ -6,7 +6,10 @@ from fleetcast.fleet.errors import ConfigError
 
 
 def listen(host: str, port: int, keys: str) -> socket.socket:
-    """Bind the address. Raises ConfigError, which names the keys, if it is taken or not on this host."""
+    """Bind a socket to the address.
+
+    Raises ConfigError, which names the keys, if the address is unavailable.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Problem details (RFC 9457): every error of the API as application/problem+json, from the class of the error.
+"""Problem details (RFC 9457): the answer of the API to every error, as application/problem+json.
 
 {"type": "urn:fleetcast:problem:unknown_entity", "title": "Not found", "status": 404, "detail": "no node 'n9'",
  "instance": "/v1/nodes/n9", "errors": [{"field", "value", "expected"}]}
@@ -37,7 +37,7 @@ MOST_ERRORS = 50
 
 
 class FieldError(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One wrong key or parameter: its value, and what was expected."""
+    """One wrong key or parameter: its name, its value, and what was expected."""
 
     field: str
     value: Any = None
@@ -56,9 +56,9 @@ class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Problem(FleetcastError):
-    """An error with its HTTP answer.
+    """An error together with its HTTP answer.
 
-    `code` is the end of the type URN. `extra`: further members of the body.
+    `code`: the last part of the type URN. `extra`: further members of the body.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Problem(FleetcastError):
     def body(self, instance: str) -> dict[str, Any]:
         """Return the members of the body.
 
-        Long texts are cut, so that an answer never repeats all of a request.
+        Long texts are truncated, so that an answer never repeats a whole request.
         """
         body = {
             "type": TYPE_PREFIX + self.code,
@@ -145,7 +145,7 @@ def convert_to_problem(error: FleetcastError) -> Problem:
 
 
 async def answer_starlette_error(request: Request, error: Exception) -> Response:
-    """Answer errors that Starlette raises: no such path, or not with this method."""
+    """Answer an error that Starlette raises: an unknown path (404), or a method not allowed there (405)."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http")
     return Problem(error.status_code, code, error.detail, headers=error.headers).response(request.scope["path"])
@@ -157,7 +157,10 @@ def is_out_of_files(error: BaseException) -> bool:
 
 
 def answer_unexpected_error(error: Exception, path: str) -> Response:
-    """Answer an unexpected error. Call it while the exception is being handled."""
+    """Answer an unexpected error with a 500, or with a 503 if no file descriptor is left.
+
+    Call it while the exception is being handled.
+    """
     if is_out_of_files(error):
         logger.error("no file descriptor is left: raise ulimit -n (systemd: LimitNOFILE)")
         detail = "no file descriptor is left for this request: try again"
@@ -166,7 +169,7 @@ def answer_unexpected_error(error: Exception, path: str) -> Response:
 
 
 def bug(path: str) -> Response:
-    """Log the exception and return a 500 with an id to search the log for.
+    """Log the exception, and return a 500 answer with an id that finds it in the log.
 
     Call it while the exception is being handled.
     """

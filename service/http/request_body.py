@@ -1,4 +1,4 @@
-"""Request bodies: read and inflate at most the limit, whatever the headers claim.
+"""Reading of request bodies: at most a limit of bytes, also when inflated, whatever the headers claim.
 
 The bytes count in `body_budget`.
 """
@@ -27,7 +27,7 @@ GZIP, ZLIB, RAW_DEFLATE = 31, 15, -15  # window bits that tell zlib which format
 
 
 def get_body_lease(request: Request) -> Lease:
-    """Return the request's lease, an unlimited one if the server gave none."""
+    """Return the request's lease, or an unlimited one if the server gave it none."""
     lease = request.scope.get(LEASE)
     return lease if isinstance(lease, Lease) else BodyBudget().lease()
 
@@ -51,7 +51,8 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 def make_body_problem(faults: Sequence[Fault]) -> Problem:
     """Return a 422 problem for the faults of a body.
 
-    All of them are in `errors`. The sentence has the unknown keys if there are several, else the first fault.
+    All of them are in `errors`. The sentence names all unknown keys if there are several, else the
+    first fault.
     """
     unknown = [fault for fault in faults if fault.label == "unknown_key"]
     names = ", ".join(fault.field for fault in unknown)
@@ -61,7 +62,7 @@ def make_body_problem(faults: Sequence[Fault]) -> Problem:
 
 
 def _shorten_value(value: Any) -> Any:
-    """Return a value of a body as a problem may repeat it: lists, objects and huge numbers as short text."""
+    """Return a value as a problem may repeat it: lists, objects and huge numbers become short texts."""
     if value is MISSING:
         return None
     is_small = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 2**63)
@@ -69,9 +70,10 @@ def _shorten_value(value: Any) -> Any:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Return the body, inflated if it came as gzip or deflate.
+    """Return the body of a request, inflated if it was sent as gzip or deflate.
 
-    Raises problems: 413 too large, 400 broken, 415 unknown coding.
+    Raises problems: 413 if it is too large, 400 if it is broken, 415 for an unknown encoding, 503
+    without room.
     """
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
@@ -84,7 +86,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def read_raw_body(request: Request, most: int) -> bytes:
-    """Return the body as it came.
+    """Return the body of a request as it was sent.
 
     Raises problems: 413 if it has more than `most` bytes, 503 while other requests use all the room.
     """
@@ -111,7 +113,7 @@ async def read_raw_body(request: Request, most: int) -> bytes:
 
 
 async def _discard_rest_of_body(request: Request, chunks: AsyncIterator[bytes]) -> None:
-    """Discard a bounded part of the rest of a body.
+    """Read and discard the rest of a body, up to a limit.
 
     Otherwise a client that still sends would get a reset instead of the answer.
     """
@@ -129,15 +131,15 @@ async def _discard_rest_of_body(request: Request, chunks: AsyncIterator[bytes]) 
 def too_large(what: str, most: int) -> Problem:
     """Return a 413 problem that closes the connection.
 
-    The unread rest of the body must not be read as the next request.
+    The unread rest of the body must not be parsed as the next request.
     """
     return Problem(413, "too_large", f"the body has {what}, at most {most} are taken", headers=CLOSING)
 
 
 def inflate(data: bytes, coding: str, most: int, grow: Callable[[int], None] = lambda size_bytes: None) -> bytes:
-    """Inflate at most `most` bytes. Several gzip members in a row are one body.
+    """Inflate data to at most `most` bytes. Several gzip members in a row are one body.
 
-    `grow` is called with the size of each piece.
+    `grow` is called with the size of each inflated piece. Raises problem 413 or 400.
     """
     bits = GZIP if "gzip" in coding else ZLIB if data[:1] and data[0] & 0x0F == 8 else RAW_DEFLATE
     parts: list[bytes] = []

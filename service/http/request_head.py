@@ -1,4 +1,4 @@
-"""The head of an HTTP request, parsed from the first bytes of a connection that is refused."""
+"""Parsing of the head of an HTTP request, for connections that are refused."""
 
 import contextlib
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class RequestHead:
 
 
 class _Recorder:
-    """The callbacks of the parser, which record what it finds."""
+    """The callbacks of the HTTP parser, which record the parts of the head."""
 
     def __init__(self) -> None:
         self.url = b""
@@ -35,9 +35,9 @@ class _Recorder:
 
 
 def read_head(data: bytes) -> RequestHead | None:
-    """Parse the head of the first request in `data`. Returns None if it is incomplete or no HTTP.
+    r"""Parse the head of the first request in `data`. Returns None if it is incomplete or not HTTP.
 
-    >>> read_head(b"POST /v1/events?x HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n")
+    >>> read_head(b"POST /v1/events?x HTTP/1.1\r\nHost: a\r\n\r\n")
     RequestHead(method='POST', path='/v1/events', headers=[(b'host', b'a')])
     """
     recorder = _Recorder()

@@ -1,8 +1,9 @@
 """The route table, with one row for each route.
 
-The Starlette routes, the checks of queries, and OpenAPI are made from it. A handler is `async (request,
-context, query) -> Response`. The context is the api's `Context` or the `PlacerContext`. The endpoint
-counts its answers. It turns our errors into problem details, and bugs into a 500 with an id in the log.
+The Starlette routes, the checks of queries, and OpenAPI are made from it. A handler is `async
+(request, context, query) -> Response`. The context is the api's `Context` or the `PlacerContext`.
+The endpoint counts its answers. It answers our errors with problem details, and bugs with a 500 and
+an id in the log.
 """
 
 import time
@@ -39,9 +40,9 @@ class RequestCounter(Protocol):
 
 
 class Host(Protocol):
-    """The context of a process, with the attributes that an endpoint needs.
+    """The attributes of a process's context that an endpoint needs.
 
-    Problems name paths below `prefix`.
+    `prefix`: added to the paths in problem details.
     """
 
     prefix: str
@@ -68,7 +69,10 @@ class Param:
     most: float | None = None
 
     def read(self, text: str) -> Any:
-        """Return the value. Raises a 422 problem that names the parameter and the allowed values."""
+        """Parse a value of the parameter.
+
+        Raises a 422 problem that names the parameter and the allowed values.
+        """
         try:
             value = self.kind(text)
         except ValueError:
@@ -94,7 +98,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One route of the table."""
+    """One route: its handler, its query and body, its answer, and who may call it."""
 
     method: str
     path: str
@@ -122,15 +126,15 @@ class Row:
 
 
 def caller_of(request: Request) -> str:
-    """Return the name under which to count a request: that of its token, else its address."""
+    """Return the name under which a request is counted: the name of its token, or else its address."""
     named: str = request.scope.get(CALLER, "")
     return named or (request.client.host if request.client else "")
 
 
 def read_query(request: Request, params: Sequence[Param] | None) -> Query:
-    """Return the query by name, with defaults filled in.
+    """Return parameter -> value for a request's query, with defaults filled in.
 
-    Raises 422 problems for unknown keys and bad values.
+    Raises a 422 problem for an unknown or repeated key, or a bad value.
     """
     if params is None:
         return {}
@@ -152,7 +156,7 @@ def read_query(request: Request, params: Sequence[Param] | None) -> Query:
 
 
 class Endpoint:
-    """One path as an ASGI application, with its rows by method."""
+    """One path of the route table as an ASGI application, with one row for each method."""
 
     def __init__(self, path: str, rows: Mapping[str, Row], context: Host) -> None:
         self.path = path

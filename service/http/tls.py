@@ -1,4 +1,7 @@
-"""Our own TLS. New connections get the newest context, which is made once changed files fit together."""
+"""Our own TLS. New connections use the newest context.
+
+Changed files replace it once they fit together.
+"""
 
 import asyncio
 import contextlib
@@ -22,9 +25,9 @@ CHECK_INTERVAL_S = 2.0  # wall
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A TLS context made from files.
+    """A TLS context that was made from files.
 
-    until_s: when its certificate expires (seconds since 1970). stamp: the stamp of the files then.
+    until_s: the expiry of its certificate, in Unix seconds. stamp: the stamp that the files had.
     """
 
     context: ssl.SSLContext
@@ -33,7 +36,7 @@ class Made:
 
 
 class TlsKeys(Protocol):
-    """The TLS keys of a section of the configuration: paths of PEM files."""
+    """The TLS keys of a configuration section. Their values are paths of PEM files."""
 
     @property
     def tls_cert(self) -> str: ...
@@ -48,9 +51,9 @@ class TlsKeys(Protocol):
 class Tls:
     """The TLS context of a listener, replaced when its files change.
 
-    Raises ConfigError if the files cannot be used at the start. Later it keeps the context that it has.
-    must_show: a client without a certificate of `client_ca` is dropped in the handshake. protocol: its ALPN
-    name.
+    Raises ConfigError if the files cannot be used at the start. Later it keeps the present context
+    instead. must_show: refuse clients without a certificate of `client_ca` in the handshake. protocol:
+    the ALPN name.
     """
 
     def __init__(
@@ -66,16 +69,19 @@ class Tls:
 
     @property
     def stamp(self) -> tuple[Any, ...]:
-        """A stamp of the files that the context was made from. It changes with them."""
+        """A stamp of the files that the present context was made from."""
         return self._made.stamp
 
     @property
     def until_s(self) -> float:
-        """The time at which the present certificate expires, in seconds since 1970."""
+        """The expiry of the present certificate, in Unix seconds."""
         return self._made.until_s
 
     def look(self) -> None:
-        """Load the files if they are new and can be used."""
+        """Load the files if they have changed.
+
+        If they cannot be used, log the error and keep the present context.
+        """
         try:
             if make_file_stamp(self._keys) == self._made.stamp:
                 return
@@ -104,7 +110,7 @@ class Tls:
 
 
 def make(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1") -> Made:
-    """Make the context from the files. Raises ConfigError that names the key, the file and the fix."""
+    """Make the TLS context from the files. Raises ConfigError that names the key, the file and the fix."""
     stamp = make_file_stamp(keys)
     cert, key = f"{section}.tls_cert = {keys.tls_cert}", f"{section}.tls_key = {keys.tls_key}"
     until_s = _check_dates(cert, keys.tls_cert)
@@ -130,9 +136,9 @@ def make(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1
 
 
 def _ask_for_certificates(context: ssl.SSLContext, label: str, path: str) -> None:
-    """Ask clients for certificates, which are optional. Those of other authorities are refused.
+    """Let the context request client certificates, and refuse those of other authorities.
 
-    `label`, here and below: key and path.
+    A client may send none. `label`, here and below: key and path.
     """
     _read(label, path)
     try:
@@ -144,7 +150,7 @@ def _ask_for_certificates(context: ssl.SSLContext, label: str, path: str) -> Non
 
 
 def _check_dates(label: str, path: str) -> float:
-    """Return until when the certificate is valid. Raises ConfigError if it has expired."""
+    """Return the expiry of the certificate in Unix seconds. Raises ConfigError if it has expired."""
     try:
         from_s, until_s = read_certificate_validity_s(_read(label, path))
     except ValueError as error:
@@ -178,7 +184,7 @@ def _refuse_passphrase(label: str) -> NoReturn:
 def make_file_stamp(keys: TlsKeys) -> tuple[Any, ...]:
     """Return a stamp that changes with any of the files.
 
-    A link that now leads elsewhere counts as another file.
+    A symbolic link that leads to another file changes it, too.
     """
     stamps: list[Any] = []
     for path in (keys.tls_cert, keys.tls_key, keys.client_ca):

@@ -1,8 +1,8 @@
 """Limits on wrong tokens by address.
 
-An address may send `BURST` wrong tokens, and one more every `REFILL_S`. After that, refusals are delayed.
-Right tokens never wait, even at the same address. The table is bounded: the address with the oldest last
-attempt makes room.
+An address may send `BURST` wrong tokens, and one more every `REFILL_S`. After that, refusals are
+delayed. Right tokens never wait, even at the same address. The table is bounded: a new address
+replaces the one whose last attempt is oldest.
 """
 
 import math
@@ -19,7 +19,7 @@ MOST_ADDRESSES = 4096
 
 
 class WrongTokens:
-    """The wrong tokens of each address. `now_s`: a clock that is never set back."""
+    """The counts of wrong tokens by address. `now_s`: a clock that is never set back."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -29,9 +29,10 @@ class WrongTokens:
         return len(self._buckets)
 
     def count(self, host: str) -> int | None:
-        """Count a wrong token.
+        """Count a wrong token from an address.
 
-        Returns None while such tokens are forgiven, else the seconds until the next one will be.
+        Returns None if the address may still send wrong tokens, else the seconds until it may send the next
+        one.
         """
         address, now_s = normalise_client_address(host), self._now_s()
         left, then_s = self._buckets.pop(address, (BURST, now_s))

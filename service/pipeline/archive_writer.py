@@ -1,13 +1,13 @@
-"""The writer of the archive, alongside a running pipeline. It works in threads, one flush at a time.
+"""The writer of the archive in a running pipeline. It works in threads, one flush at a time.
 
-    every snapshot     the waiting rows are handed over at the moment of the positions.
+    every snapshot     the writer takes the waiting rows at the moment when the positions are read.
                        They are on disk before the snapshot is
     in between         a flush begins when a quarter of `archive.buffer_bytes` waits
     full               sources wait until a flush has succeeded, so nothing is lost and nothing grows
     now and then       closed hours are compacted, and days beyond `archive.keep_days` are deleted
 
-Flushes continue while a snapshot is written and while hours are merged, because a large fleet fills the
-buffer within seconds.
+Flushes continue while a snapshot is written and while hours are merged, because a large fleet fills
+the buffer within seconds.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ RECENT_DAYS = 3  # of those, hours are compacted
 
 
 class ArchiveWriter:
-    """The owner of one pipeline's archive, if the archive is enabled.
+    """The background writer of one pipeline's archive. It does nothing if the archive is disabled.
 
     `saved_ms`: as in `Archive`.
     """
@@ -62,11 +62,11 @@ class ArchiveWriter:
 
     @property
     def delays_sources(self) -> bool:
-        """Return whether a source waits for room in the archive, or would have to."""
+        """Whether the archive's buffer is full, or a source still waits for room in it."""
         return self.full or self._held > 0
 
     async def room(self) -> None:
-        """Wait until there is room for another batch."""
+        """Wait until the archive's buffer has room for another batch."""
         if self.full:
             await self._wait()
 
@@ -83,13 +83,16 @@ class ArchiveWriter:
         logger.info("the archive has room again after %.1f s", time.monotonic() - began)
 
     def hand_over(self) -> Callable[[], None]:
-        """Return work for a thread that writes the rows waiting now. The caller holds `still`."""
+        """Take the waiting rows, and return a function that writes them in a thread.
+
+        The caller holds the lock `still`.
+        """
         if self.archive is None:
             return _nothing
         return self.archive.hand_over(self._state.topology, self._clock.now_ms())
 
     def health(self) -> ArchiveHealth | None:
-        """Return the archive's part of the ingestion document. Returns None if the archive is off."""
+        """Return the archive's part of `/v1/ingestion`, or None if the archive is off."""
         return None if self.archive is None else self.archive.health()
 
     def close(self) -> None:
@@ -97,12 +100,15 @@ class ArchiveWriter:
             self.archive.close()
 
     async def flush(self) -> None:
-        """Write the waiting rows. After an OSError they still wait."""
+        """Write the waiting rows. If this raises OSError, the rows are still waiting."""
         async with self.still:
             await self.write(self.hand_over())
 
     async def write(self, flush: Callable[[], None]) -> None:
-        """Run what `hand_over` returned, in a thread, and wake what waits for its end. The caller holds `still`."""
+        """Run a flush that `hand_over` returned in a thread, and wake the sources that wait for it.
+
+        The caller holds the lock `still`.
+        """
         try:
             await run_in_thread(flush)
         finally:
@@ -138,9 +144,9 @@ class ArchiveWriter:
                 logger.error("cannot tidy the archive: %s; all rows stay as they are", error)
 
     async def tidy(self, archive: Archive) -> None:
-        """Compact the closed hours of the last days, and delete old days.
+        """Compact the closed hours of the last days, and delete days beyond `archive.keep_days`.
 
-        Does nothing until this pipeline owns the files. Raises OSError.
+        Does nothing until this pipeline owns the archive's files. Raises OSError.
         """
         if not archive.claimed:
             return
@@ -169,4 +175,4 @@ def _describe_size(archive: Archive | None) -> str:
 
 
 def _nothing() -> None:
-    """Do nothing: the archive is off."""
+    """Do nothing. This is the flush of a disabled archive."""

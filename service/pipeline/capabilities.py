@@ -1,6 +1,6 @@
-"""CAPABILITIES: everything that a pipeline adds to its ticks, in order.
+"""The list CAPABILITIES: everything that a pipeline adds to its ticks, in order.
 
-Each line may use the Setting and the capabilities before it.
+Each entry may use the Setting and the capabilities before it.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ C = TypeVar("C", bound=Capability)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The objects that capabilities are built from."""
+    """The objects of a pipeline from which its capabilities are built."""
 
     config: Config
     clock: Clock
@@ -102,7 +102,7 @@ class Capabilities:
         return iter(self._made.values())
 
     def sections(self, tick: Tick) -> list[Section]:
-        """Return the sections of all capabilities, and the section with the metrics of the fleet."""
+        """Return the board sections of all capabilities, and the section with the fleet's metrics."""
         sections = [section for each in self for section in each.sections(tick)]
         return [*sections, Section("metrics.fleet", self.page(tick), tick.now_ms)]
 
@@ -111,7 +111,7 @@ class Capabilities:
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
-        """Keep threads from changing what a snapshot saves of the capabilities, while the context is open."""
+        """Keep threads from changing the capabilities' saved state while the context is open."""
         async with contextlib.AsyncExitStack() as stack:
             for each in self:
                 await stack.enter_async_context(each.still())

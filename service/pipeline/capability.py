@@ -1,4 +1,4 @@
-"""Capability: a pipeline's tasks other than ingesting batches and scoring nodes.
+"""The base class of capabilities: a pipeline's tasks beyond ingesting batches and scoring nodes.
 
 `fleetcast.service.pipeline.capabilities` lists them.
 """
@@ -18,7 +18,7 @@ class Capability:
     """
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        """Return sections for the board. The pipeline calls this once a tick, in the thread that scores."""
+        """Return board sections. The pipeline calls this once a tick, in the thread that scores."""
         return ()
 
     def page(self, tick: Tick) -> bytes:
@@ -29,12 +29,12 @@ class Capability:
         return b""
 
     async def work(self, state: FleetState) -> None:
-        """Run in the event loop alongside the ticks until cancelled.
+        """Run in the event loop, concurrently with the ticks, until cancelled.
 
         A capability without such work returns at once.
         """
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
-        """Keep threads from changing what a snapshot saves of this capability, while the context is open."""
+        """Keep threads from changing this capability's saved state while the context is open."""
         yield

@@ -1,6 +1,6 @@
 """The conversion of scores into the JSON rows that the API serves.
 
-Numbers are rounded to the digits that are known. All functions are pure.
+Numbers are rounded to their significant digits. All functions are pure.
 """
 
 import math
@@ -34,9 +34,9 @@ STATES: tuple[StateName, ...] = get_args(StateName)  # stale: stopped answering;
 
 
 def no_telemetry(ingestion: Ingestion) -> str | None:
-    """Return a sentence if no exporter can be read, with the reason of the first.
+    """Describe why there is no telemetry, or return None if there is some.
 
-    Also return one if no sample ever arrived and the records have unread names. Returns None otherwise.
+    Either no exporter can be read, or no sample ever arrived and some records have unread names.
     """
     up, down = (ingestion.targets.get(state, 0) for state in ("up", "down"))
     if down and not up:
@@ -51,7 +51,7 @@ def no_telemetry(ingestion: Ingestion) -> str | None:
 
 
 def number(value: float, digits: int = 3) -> float | None:
-    """Return a value as a rounded float for JSON. Returns None if it is unknown."""
+    """Round a value to `digits` digits for JSON. Returns None if it is unknown."""
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
@@ -64,7 +64,7 @@ def probability(value: float) -> float | None:
 
 
 def flagged(risk: RiskScores, n: int) -> NDArray[np.bool_]:
-    """Return (n,) whether each node's action asks for more than watching."""
+    """Return (n,) bool whether each node's recommended action is more than watching it."""
     mask = np.zeros(n, bool)
     rows = [row for row, action in risk.actions.items() if action.code not in UNFLAGGED]
     mask[rows] = True
@@ -72,7 +72,7 @@ def flagged(risk: RiskScores, n: int) -> NDArray[np.bool_]:
 
 
 def answering(node: FeatureFrame, gpu: FeatureFrame, rows: NDArray[np.int32], n: int) -> NDArray[np.float64]:
-    """Return (n,) 1 if the exporters of a node answer, 0 if they do not, NaN if none ever did.
+    """Return (n,) float64: 1 if a node's exporters answer, 0 if they do not, NaN if none ever did.
 
     rows: (n, g) rows of `gpu`.
     """
@@ -89,9 +89,10 @@ def answering(node: FeatureFrame, gpu: FeatureFrame, rows: NDArray[np.int32], n:
 
 
 def state_codes(node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDArray[np.float64]) -> NDArray[np.int8]:
-    """Return (n,) the index of each node's state in STATES.
+    """Return (n,) int8 the index of each node's state in STATES.
 
-    node_state: (n,) NodeState. up: the answer of `answering`.
+    node_state: (n,) NodeState. flags: (n,) flagged nodes. up: (n,) whether exporters answer, by
+    `answering`.
     """
     found = {
         "drained": node_state == NodeState.DRAINED,
@@ -105,7 +106,7 @@ def state_codes(node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDAr
 
 
 def make_risk_rows(values: NDArray[np.float64]) -> list[NodeRisk]:
-    """Return the risk rows of one node. values: (kind, horizon)."""
+    """Return the risk rows of one node. values: (kind, horizon) fault probabilities."""
     return [
         NodeRisk(cast(RiskKind, kind), horizon_s, probability(values[k, h]))
         for k, kind in enumerate(RISK_KINDS)
@@ -114,9 +115,9 @@ def make_risk_rows(values: NDArray[np.float64]) -> list[NodeRisk]:
 
 
 def encode_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
-    """Return the JSON of every node's `make_risk_rows`.
+    """Return the encoded risk rows of every node, as `make_risk_rows` makes them.
 
-    Most nodes have the same rows, so each set of rows is rendered once.
+    Most nodes have the same rows, so each distinct set is encoded once.
     """
     made: dict[bytes, Sequence[NodeRisk]] = {}
     answer = []
@@ -146,7 +147,7 @@ def make_gpu_answers(
     jobs: Sequence[str],
     use: NDArray[np.int8],
 ) -> list[list[GpuAnswer]]:
-    """Return the GPUs of each node.
+    """Return the list of GPUs of each node, as the API shows them.
 
     rows: (n, g) rows of `gpu`, -1 if telemetry never reported the GPU. gpus: (n,) number of GPUs.
     holder: (n, g) index into `jobs`. use: (n, g) Occupant.
@@ -195,7 +196,10 @@ MOST_SHARE = 1.05  # a little above 1 by the clocks; further above only when a C
 
 
 def make_host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | None]:
-    """Return (n,) each node's host, None if nothing is known. Values have four significant digits."""
+    """Return one entry for each of n nodes: its host's readings, or None if nothing is known.
+
+    Values have four significant digits.
+    """
     answers: list[HostAnswer | None] = [None] * n
     if node is None:
         return answers
@@ -209,9 +213,9 @@ def make_host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | No
 
 
 def encode_ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[StateName]) -> list[bytes]:
-    """Return the row of each node in `/v1/risk/nodes`, encoded, without its probabilities.
+    """Return the encoded row of each node in `/v1/risk/nodes`, without its probabilities.
 
-    The API adds the probabilities when it ranks.
+    The API adds the probabilities when it ranks the nodes.
     """
     racks = list_node_domains(topology, Level.RACK)
     rows = []
@@ -276,7 +280,7 @@ def left_s(
 
 
 def make_job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobDetail:
-    """Return the fields that `/v1/jobs/{id}` adds to the row.
+    """Return the fields that `/v1/jobs/{id}` adds to a job's row.
 
     They are the placement, the phase, the forecast at submission and the last events.
     """
@@ -295,7 +299,7 @@ def make_job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) ->
 
 
 def read_asked_resources(attempt: JobAttempt) -> Asks:
-    """Return the resources that the job's submission asks for. Returns empty Asks without a submission."""
+    """Return the resources that the job's submission asks for, or empty Asks without a submission."""
     spec = attempt.submission
     if spec is None:
         return Asks()
@@ -307,10 +311,10 @@ def read_asked_resources(attempt: JobAttempt) -> Asks:
 
 
 def remaining_s(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> RemainingTime | None:
-    """Return p50 and p90 of the run times of finished jobs of this size, less the time run so far.
+    """Return p50 and p90 of the remaining seconds, by the run times of finished jobs of this size.
 
-    A job that has run longer than a quantile gets as much time again as it has run.
-    Returns None if nothing is known.
+    A job that has run longer than a quantile gets as much time again as it has run. Returns None if no
+    such job has finished, or if this one has not started.
     """
     by_gpus = durations.get("by_gpus")
     known = (by_gpus.get(str(attempt.gpus)) if by_gpus else None) or durations.get("all")

@@ -37,7 +37,7 @@ FLAGS = tuple(code for code in ACTIONS if code not in documents.UNFLAGGED)
 
 
 def make_fleet_page(tick: Tick) -> bytes:
-    """Make the metrics of nodes, GPUs, jobs and queues at a tick."""
+    """Make the metrics page of nodes, GPUs, jobs and queues at a tick."""
     page = Page()
     gpus = gpu_states(tick)
     _add_fleet_metrics(page, tick, gpus)
@@ -101,7 +101,7 @@ def _add_fleet_metrics(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.boo
 
 
 def _add_usage_metrics(page: Page, tick: Tick, running: NDArray[np.bool_]) -> None:
-    """Add the power and the utilization of the GPUs with fresh readings."""
+    """Add the power and the utilisation of the GPUs with fresh readings."""
     busy = tick.read_gpu_feature("gpu_util")
     page.number("power_watts", "Power of all GPUs.", _total(tick.read_gpu_feature("power_w")))
     page.gauge(
@@ -112,7 +112,7 @@ def _add_usage_metrics(page: Page, tick: Tick, running: NDArray[np.bool_]) -> No
 
 
 def choose_shown_nodes(tick: Tick) -> NDArray[np.intp]:
-    """Return the rows of the nodes that have series of their own, the most pressing first."""
+    """Return (k,) the rows of nodes with their own series: flagged ones first, then the riskiest."""
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     return np.lexsort((-worst, ~tick.flagged))[:NODES_SHOWN]
 
@@ -163,7 +163,7 @@ def _add_node_metrics(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
 
 
 def _group_holders_by_node(held_by_node: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
-    """Return node → numbers of the running attempts that hold GPUs there."""
+    """Return node → indices of the running attempts that hold GPUs there."""
     found: dict[str, list[int]] = defaultdict(list)
     for number, held in enumerate(held_by_node):
         for node in held:
@@ -172,9 +172,9 @@ def _group_holders_by_node(held_by_node: Sequence[Mapping[str, int]]) -> dict[st
 
 
 def _flag(tick: Tick, row: int, name: str) -> dict[str, str]:
-    """Return the labels of a flag.
+    """Return the labels of a flagged node.
 
-    They name the oldest hard reason, so that a second reason begins no second alert.
+    They name the oldest hard reason, so that a second reason does not start a second alert.
     """
     reasons = tick.fleet.risk.reasons.get(row, ())
     hard = [reason for reason in reasons if isinstance(reason, HardReason)]
@@ -211,7 +211,7 @@ def _add_gpu_metrics(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mapp
 
 
 def _add_queues(page: Page, tick: Tick) -> int:
-    """Add the queues, and return how many are folded into "other"."""
+    """Add the metrics of queues, and return how many queues are summed as "other"."""
     loads = {"running": _compute_running_loads(tick)}
     for state, attempts in (("promised", tick.open.promised), ("queued", tick.open.waiting)):
         loads[state] = _loads(attempts, [count_wanted_milli(row, tick.node_gpus) for row in attempts])
@@ -271,7 +271,7 @@ def _compute_running_loads(tick: Tick) -> dict[str, QueueLoad]:
 
 
 def _loads(attempts: Sequence[JobAttempt], milli: Sequence[int]) -> dict[str, QueueLoad]:
-    """Return the load of each queue. milli: (attempt,) thousandths of GPUs."""
+    """Return queue → its number of jobs and its GPUs. milli: (attempt,) thousandths of GPUs."""
     found: dict[str, QueueLoad] = {}
     for attempt, own in zip(attempts, milli, strict=True):
         for queue in attempt.queues:

@@ -1,4 +1,4 @@
-"""The scores of the fleet as a whole.
+"""The published scores of the whole fleet.
 
 They are risk, occupancy, jobs, the topology, and the pipeline's report on itself.
 """
@@ -50,7 +50,7 @@ class FleetScores(Capability):
 class FleetScorer:
     """The scorer of the fleet.
 
-    It writes the state of the risk rules, which nothing else may change while it runs.
+    It writes the state of the risk rules, which no other code may change while it runs.
     """
 
     def __init__(self, config: Config, saved: SavedState, share: Share) -> None:
@@ -63,12 +63,12 @@ class FleetScorer:
             self._watch.memory.faults.prior = load_history(Path(config.pipeline.models))
 
     def local(self, inputs: TickInputs) -> Local:
-        """Return the evidence of this pipeline's own nodes."""
+        """Return the evidence about this pipeline's own nodes."""
         found = self._watch.local(inputs.frames, inputs.topology, inputs.now_ms)
         return found if self._share.instances == 1 else replace(found, own=self._own_rows.own()[: len(found.nodes)])
 
     def tick(self, inputs: TickInputs, local: Local, others: OtherPipelines) -> Tick:
-        """Return the scored tick, from the evidence and the readings of all pipelines."""
+        """Score a tick from the evidence and the readings of all pipelines."""
         self._risk.refresh()
         inputs, evidence = others.join(inputs, local)
         moment = FleetMoment(inputs.now_ms, inputs.topology, evidence, inputs.events)

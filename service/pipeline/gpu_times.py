@@ -1,4 +1,4 @@
-"""GPU time of running attempts, measured by telemetry: how long their GPUs were watched and busy."""
+"""GPU time of running attempts: for how many GPU-seconds telemetry saw their GPUs, and saw them busy."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -25,7 +25,7 @@ Key = tuple[str, int]
 class GpuTimes(Capability, Stateful):
     """The GPU time of attempts that run or ended lately, summed over the ticks.
 
-    `sections`, `dump` and `move` are never called at the same time.
+    `sections`, `dump` and `move` must not run at the same time.
     """
 
     def __init__(self) -> None:
@@ -57,11 +57,11 @@ class GpuTimes(Capability, Stateful):
         busy: NDArray[np.float64],
         places: RunningPlaces | None = None,
     ) -> None:
-        """Add the time since the last tick.
+        """Add the GPU time since the last tick to each running attempt.
 
         A GPU at 30 % for one second adds 0.3 GPU-seconds to USED and 1 to SEEN.
-        holder: (n, g) index into `running`, -1 if none. busy: (n, g) 0 to 1, NaN if unknown. places: those of
-        `running`, one object until an attempt starts, ends or moves.
+        holder: (n, g) index into `running`, -1 if none. busy: (n, g) 0 to 1, NaN if unknown. places: those
+        of `running`, the same object until an attempt starts, ends or moves.
         """
         before, self._last_ms = self._last_ms, now_ms
         if before is None or not 0 < now_ms - before <= LONGEST_GAP_MS:
@@ -91,7 +91,7 @@ class GpuTimes(Capability, Stateful):
         return np.array(rows, np.intp)
 
     def _forget(self, shown: Set[Key]) -> None:
-        """Forget all attempts that are not in `shown`.
+        """Drop all attempts that are not in `shown`.
 
         shown: the caller passes the same object as long as these attempts stay the same.
         """
@@ -114,19 +114,22 @@ class GpuTimes(Capability, Stateful):
         return [(*key, placed_ms, *gpu_s) for key, placed_ms, gpu_s in rows], {}
 
     def load(self, about: Sequence[Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the result of `dump` into an empty object. Raises msgspec.ValidationError."""
+        """Restore the result of `dump` into an empty object.
+
+        Raises msgspec.ValidationError if it is not valid.
+        """
         rows = msgspec.convert(about, list[tuple[str, int, int | None, float, float]])
         self._rows = {(job, attempt): row for row, (job, attempt, *_) in enumerate(rows)}
         self._placed_ms = [placed_ms for _, _, placed_ms, *_ in rows]
         self._gpu_s = np.array([gpu_s for *_, used, seen in rows for gpu_s in (used, seen)]).reshape(-1, 2)
 
     def move(self, by_ms: int) -> None:
-        """Forget the time of the last tick: after the clock was set, the time until the next is unknown."""
+        """Discard the time of the last tick, because the clock was set and the time since then is unknown."""
         self._last_ms = None
 
 
 def rounded(values: NDArray[np.float64]) -> list[float]:
-    """Round each value to two digits, as `round` does one by one, in a third of the time.
+    """Round each value to two digits with the result of `round`, in a third of the time.
 
     >>> rounded(np.array([2.675, 0.125, 1e17]))
     [2.67, 0.12, 1e+17]

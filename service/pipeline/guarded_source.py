@@ -1,9 +1,9 @@
-"""A guard around each source of a pipeline: it counts and logs errors, and starts the source again.
+"""A guard around each source of a pipeline. It counts and logs errors, and restarts the source.
 
     next() raises a forbidden error ── counted, logged once ── wait 1 s, 2 s, … 60 s ── make it again ── seek ── next()
 
-The new source continues at the last recorded position. Batches after that position arrive twice, which
-changes nothing.
+The new source continues at the last recorded position. Batches after that position arrive twice,
+which changes nothing.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ Makers = Callable[[Entities], Sequence[Source]]
 
 
 def guarded(make_all: Makers, entities: Entities) -> "list[GuardedSource]":
-    """Return the sources, each with a way to make it again.
+    """Make all sources and return them guarded. A failed source is made again.
 
-    An error of the first making is an error of the configuration, so it is raised here.
+    An error while they are first made is a configuration error, so this function raises it.
     """
 
     def again(number: int) -> Source:
@@ -51,9 +51,9 @@ def guarded(make_all: Makers, entities: Entities) -> "list[GuardedSource]":
 
 
 async def batches(source: "GuardedSource", room: Callable[[], Awaitable[None]]) -> AsyncIterator[Batch]:
-    """Yield all batches of a source until its end, waiting for `room` before each.
+    """Yield all batches of a source until its end, awaiting `room` before each.
 
-    If the source is away, poll it again. This is logged once.
+    While the source cannot be reached, this retries and logs each new reason once.
     """
     trouble = ""
     while True:
@@ -76,14 +76,14 @@ async def batches(source: "GuardedSource", room: Callable[[], Awaitable[None]]) 
 
 
 def gpu_models(sources: "Sequence[GuardedSource]") -> dict[str, str]:
-    """Return node → GPU model, for nodes that only telemetry knows."""
+    """Return node → GPU model as the sources report it."""
     return {node: model for source in sources for node, model in source.models().items()}
 
 
 def merge_source_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec]:
     """Return node → NodeSpec as the sources report it.
 
-    For each fact, the first source that reports it counts.
+    For each fact, the first source that reports it wins.
     """
     found: dict[str, NodeSpec] = {}
     for source in sources:
@@ -93,9 +93,9 @@ def merge_source_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec
 
 
 def bound_gpus(sources: "Sequence[GuardedSource]") -> dict[str, Mapping[str, int]]:
-    """Return job → node → GPUs that it holds before it starts.
+    """Return job → node → number of GPUs that the job holds before it starts.
 
-    If several sources know the job, the first one counts.
+    If several sources know the job, the first one wins.
     """
     return {job: on_nodes for source in reversed(sources) for job, on_nodes in source.bound().items()}
 
@@ -103,8 +103,8 @@ def bound_gpus(sources: "Sequence[GuardedSource]") -> dict[str, Mapping[str, int
 async def caught_up(sources: "Sequence[GuardedSource]", held_up: Callable[[], bool]) -> None:
     """Wait until the records on disk are folded. Otherwise GPUs of their jobs would look free at first.
 
-    Gives up if the backlog no longer shrinks (a torn tail, fast senders), unless the archive holds up the
-    sources.
+    Gives up if the backlog no longer shrinks (a torn tail, fast senders). It waits on while the archive
+    delays the sources. held_up: returns whether the archive does.
     """
     left, polls = _sum_backlog_bytes(sources), 0  # not seconds: a process that was stopped has read nothing meanwhile
     while left and polls < CATCH_UP_POLLS:
@@ -120,19 +120,22 @@ def _sum_backlog_bytes(sources: "Sequence[GuardedSource]") -> int:
 
 
 def describe_unreadable_inbox(sources: "Sequence[GuardedSource]") -> str:
-    """Return a sentence while the inbox is unreadable, because unknown jobs may run. Otherwise return ""."""
+    """Describe why the inbox is unreadable. Return "" if it is readable.
+
+    While it is unreadable, unknown jobs may run.
+    """
     troubles = (source.trouble() for source in sources if source.name == InboxSource.name)
     return next((f"what runs where is not known: {trouble}" for trouble in troubles if trouble), "")
 
 
 class GuardedSource:
-    """A source wrapped so that its only error is SourceError, after which the pipeline waits and retries."""
+    """A source whose only error is SourceError, after which the pipeline waits and retries."""
 
     def __init__(self, source: Source, make: Callable[[], Source], now_s: Callable[[], float] = time.monotonic) -> None:
         """Wrap a source.
 
-        `make` makes the source again, in its state before its first `next`. `now_s` is a wall clock that never goes
-        back.
+        `make` makes the source again, in its state before its first `next`. `now_s` is a monotonic wall
+        clock.
         """
         self.name = source.name
         self.errors = 0
@@ -162,7 +165,7 @@ class GuardedSource:
     async def next(self) -> Batch:
         """Return the next batch.
 
-        Raises SourceError while the source is away or broken, StopAsyncIteration at its end.
+        Raises SourceError while the source is unreachable or broken, StopAsyncIteration at its end.
         """
         try:
             if self._broken:
@@ -184,7 +187,7 @@ class GuardedSource:
         return batch
 
     def trouble(self) -> str:
-        """Return a sentence while the source is broken, or was a moment ago. Otherwise return ""."""
+        """Describe what is wrong while the source is broken, and shortly afterwards. Otherwise return ""."""
         if not self._broken and self._now_s() >= self._started_s + SETTLES_S:
             return ""
         return f"the source {self.name} fails ({self.last_error}), {self.errors} errors so far; it is started again"
@@ -206,7 +209,7 @@ class GuardedSource:
     def health(self) -> list[SourceHealth]:
         """Return the source's rows for the ingestion document.
 
-        The first row also has `errors` and `records` (since the start), `last_error` and `failing`.
+        The first row also has `errors` and `records` since the start, `last_error` and `failing`.
         """
         self._health = self._ask("health()", lambda: _rows(self.name, self._source.health())) or self._health
         rows: list[SourceHealth] = self._health or [{"name": self.name}]
@@ -248,7 +251,7 @@ class GuardedSource:
         await self._close(self._source)
 
     def _ask(self, where: str, ask: Callable[[], Answer]) -> Answer | None:
-        """Return the source's answer. If the source fails, count the error and return None."""
+        """Return the source's answer. If the call fails, count the error and return None."""
         try:
             return ask()
         except Exception as error:
@@ -271,7 +274,7 @@ class GuardedSource:
             self._record("close()", error)
 
     def _fail(self, error: BaseException) -> SourceError:
-        """Mark the source as broken, and return the error to raise.
+        """Mark the source as broken, and return the SourceError to raise.
 
         A minute without an error resets the back-off.
         """
@@ -285,7 +288,7 @@ class GuardedSource:
     def _record(self, where: str, error: BaseException) -> None:
         """Count an error. Log the traceback if the error differs from the last one.
 
-        Every client may read `last_error` at `/readyz`.
+        Every client may read `last_error` at `/readyz`, so secrets are redacted.
         """
         self.errors += 1
         said = redact_secrets(f"{where}: {type(error).__name__}: {error}")[:ERROR_CHARACTERS]
@@ -295,7 +298,7 @@ class GuardedSource:
 
 
 def _is_task_cancelled() -> bool:
-    """Return whether this task is being cancelled, rather than one that the source waits for."""
+    """Return whether this task itself is being cancelled, rather than a task that the source awaits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -313,13 +316,13 @@ def _encoded(position: Any) -> bytes:
 
 
 def _check_nodes(answer: Any) -> Mapping[str, NodeSpec]:
-    """Return the table of nodes. Raises TypeError if the answer is not such a table."""
+    """Return a source's answer if it maps names to NodeSpec. Raises TypeError otherwise."""
     if not isinstance(answer, Mapping) or not all(isinstance(spec, NodeSpec) for spec in answer.values()):
         raise TypeError(f"nodes() gave {type(answer).__name__}, expected a mapping of names to NodeSpec")
     return answer
 
 
 def _rows(name: str, answer: Any) -> list[SourceHealth]:
-    """Return the answer as rows that the ingestion document can hold. Raises TypeError and ValueError."""
+    """Convert a source's health answer to rows of the ingestion document. Raises TypeError or ValueError."""
     rows = [{"name": name, **row} for row in (answer if isinstance(answer, list) else [answer])]
     return list(msgspec.json.decode(msgspec.json.encode(rows)))

@@ -1,4 +1,4 @@
-"""The topology of the fleet, from files, from schedulers, and from the boards that exporters count."""
+"""The topology of the fleet, made from files, from schedulers, and from the GPUs that exporters count."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,8 +15,8 @@ from fleetcast.ingest.topology.load import merged
 class FleetInventory:
     """The maker of each generation of the topology.
 
-    Files win over schedulers, and the number of boards that exporters count wins if it is larger.
-    faults: nodes for which there was no room, until the caller takes them out.
+    Files win over schedulers. The number of GPUs that exporters count wins if it is larger.
+    faults: errors for nodes that did not fit, until the caller removes them.
     """
 
     def __init__(self, entities: Entities, files: Topology) -> None:
@@ -35,8 +35,8 @@ class FleetInventory:
     ) -> Topology:
         """Return the next generation of the topology, or `before` if nothing has changed.
 
-        Registers nodes with GPUs that schedulers report. models: node → GPU model. gpus: node → boards that other
-        pipelines counted. stated: node → NodeSpec from the schedulers.
+        Registers nodes with GPUs that schedulers report. models: node → GPU model. gpus: node → GPUs that
+        other pipelines counted. stated: node → NodeSpec from the schedulers.
         """
         stated, gpus = stated or {}, gpus or {}
         if stated != self._stated:
@@ -62,11 +62,11 @@ class FleetInventory:
         return before if found.nodes == before.nodes and placed == before.placed.tolist() else found
 
     def _register_other_names(self) -> None:
-        """Register the host names and addresses that schedulers report as other names of the same node.
+        """Register the host names and addresses that schedulers report as aliases of their nodes.
 
-        A topology file decides the name of the node. Otherwise the scheduler decides in whose pods the other one
-        runs, and otherwise the first source. Nodes of two sources that share a name are one machine. A name that
-        two nodes of one source have stands for neither.
+        A topology file decides the name of the node. Without one, the scheduler that hosts the other one in
+        its pods decides, and otherwise the first source. Nodes of two sources that share a name are one
+        machine. A name that two nodes of one source have stands for neither.
         """
         found: dict[str, str] = {}
         claims: dict[str, tuple[str, str]] = {}  # name → the fleet's name of the node that has it, and its source
@@ -82,14 +82,17 @@ class FleetInventory:
         self._entities[EntityKind.NODE].alias({other: name for other, name in found.items() if other not in shared})
 
     def _may_be_other_name(self, name: str, spec: NodeSpec) -> bool:
-        """Return whether a name may be another name of this node.
+        """Return whether a name may be an alias of this node.
 
         It must not be a loopback name, and no other node of the same source may have it.
         """
         return not is_local_name(name) and (name not in self._stated or self._stated[name].source != spec.source)
 
     def _register(self) -> None:
-        """Register the nodes with GPUs that schedulers report. The limit for senders does not apply to them."""
+        """Register the nodes with GPUs that schedulers report.
+
+        The limit on unknown nodes does not apply to them.
+        """
         for name, spec in self._stated.items():
             if spec.gpus:
                 try:
@@ -99,21 +102,25 @@ class FleetInventory:
 
 
 def merge_node_specs(one: NodeSpec, other: NodeSpec) -> NodeSpec:
-    """Merge two schedulers' facts about a machine.
+    """Merge two schedulers' facts about one machine.
 
-    No GPU counts as lent: if one scheduler runs in pods of the other, it reports the jobs in them.
+    The merged node lends no GPUs. If one scheduler runs in pods of the other, it reports the jobs in
+    them.
     """
     return replace(merged(one, other), lent_gpus=0)
 
 
 def _spec(name: str, file: NodeSpec | None, stated: NodeSpec | None) -> NodeSpec:
-    """Merge the facts of a file and of the schedulers about a node, under the fleet's name for it."""
+    """Merge the facts about a node from a topology file and from schedulers.
+
+    name: the fleet's name for it.
+    """
     found = NodeSpec(name) if stated is None else replace(stated, name=name)
     return found if file is None else merged(file, found)
 
 
 def count_gpus_by_node(names: Iterable[str]) -> dict[str, int]:
-    """Return node → number of its GPUs. names: NODE/GPU."""
+    """Return node → number of its GPUs. names: GPUs as NODE/GPU."""
     counts: dict[str, int] = {}
     for name in names:
         node, _, index = name.rpartition("/")

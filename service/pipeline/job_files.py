@@ -3,8 +3,8 @@
     000001.jobs …   magic, crc32 and length of the rest, then msgpack rows (job, at rest, its attempts).
                     The newest row of a job wins
 
-So a save costs the jobs of a minute, not of 35 days. After SEGMENTS files, or after a failed save, one file
-has every job.
+So a save writes only the jobs of the last minute, not those of 35 days. After SEGMENTS files, or
+after a failed save, one file has every job.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class _Row(msgspec.Struct, array_like=True):
     """One job in a file.
 
-    `attempts`: encoded by `encode_job`. For a job at rest, these are the bytes that the table holds.
+    `attempts`: the result of `encode_job`. For a job at rest, these are the bytes that the table holds.
     """
 
     job: str
@@ -46,10 +46,10 @@ class JobFiles:
         self._files: list[Path] = []  # of the last save; empty: the next one writes everything
 
     def saving(self, jobs: JobTable, folder: Path, becomes: Path) -> Callable[[], list[str]]:
-        """Copy the changes for the next save. Returns work that writes them and returns the file names.
+        """Copy the changes for the next save. Return a function that writes them and returns the file names.
 
-        The work may run in any thread. If it raises OSError, the next save writes everything. `becomes`: where the
-        caller will move the folder to.
+        The function may run in any thread. If it raises OSError, the next save writes everything.
+        `becomes`: the path to which the caller will move the folder.
         """
         earlier = self._files
         earlier = earlier if len(earlier) < SEGMENTS and all(path.exists() for path in earlier) else []
@@ -78,9 +78,9 @@ class JobFiles:
 
 
 def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
-    """Write encoded rows as one msgpack array while they arrive, then fsync.
+    """Write encoded rows to a file as one msgpack array, one after another, then fsync.
 
-    The head in front of the array reveals a torn file.
+    The header before the array reveals a torn file.
     """
     with contextlib.closing(files.create(path, AREA)) as file:
         file.write(_HEAD.pack(b"", 0, 0))
@@ -97,7 +97,7 @@ def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
 def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable) -> None:
     """Load saved jobs into an empty table.
 
-    Raises ValueError for a torn file, OSError, and msgspec's errors.
+    Raises ValueError for a torn file, OSError, or one of msgspec's errors.
     """
     awake: dict[str, bytes] = {}
     for name in names:

@@ -1,8 +1,8 @@
-"""Prometheus metrics of jobs: gang risk, checkpoints, load peaks, and jobs that do nothing.
+"""Prometheus metrics of jobs: gang risk, checkpoints, load peaks, and idle jobs.
 
-The page is made once in MADE_EVERY_MS. In each tick, at most RENEWED jobs get a new checkpoint interval, in turn.
-The gravest rows of each kind have series (GANGS_SHOWN, ROWS_SHOWN). `fleetcast_job_metrics_left_out`
-counts the others.
+The page is made once in MADE_EVERY_MS. Each tick renews the checkpoint intervals of at most RENEWED
+jobs, in turn. The worst rows of each kind have series (GANGS_SHOWN, ROWS_SHOWN).
+`fleetcast_job_metrics_left_out` counts the others.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,8 +40,8 @@ PrintOf = Callable[[JobAttempt], Fingerprint | None]
 class CheckpointInterval(NamedTuple):
     """The interval between a job's checkpoints, compared with the best one.
 
-    ratio: the interval divided by the best one. lost: share of the job's time that it loses against the best
-    one.
+    ratio: the interval divided by the best one. lost: the share of the job's time that is lost by not
+    using the best one.
     """
 
     ratio: float
@@ -49,7 +49,7 @@ class CheckpointInterval(NamedTuple):
 
 
 class JobMetrics:
-    """The maker of the page of job metrics, which it renews once in MADE_EVERY_MS."""
+    """The maker of the page of job metrics. It renews the page once in MADE_EVERY_MS."""
 
     def __init__(self) -> None:
         self._made_ms: int | None = None
@@ -57,9 +57,10 @@ class JobMetrics:
         self._intervals = Intervals()
 
     def page(self, tick: Tick, sections: Iterable[Section], print_of: PrintOf) -> bytes:
-        """Return the page of job metrics.
+        """Renew the page of job metrics if that is due, and return it.
 
-        sections: the latest sections of the fingerprints. print_of: returns the fingerprint of a job, or None.
+        sections: the latest sections of the fingerprints. print_of: returns the fingerprint of a job, or
+        None.
         """
         self._intervals.renew(tick, print_of)
         if self._made_ms is None or not 0 <= tick.now_ms - self._made_ms < MADE_EVERY_MS:
@@ -70,9 +71,9 @@ class JobMetrics:
 
 
 class Intervals:
-    """The checkpoint intervals of the running jobs.
+    """The checkpoint intervals of the running jobs, renewed in turn.
 
-    `of`: attempt -> its interval compared with the best one, when its turn last came.
+    `of`: attempt -> its interval compared with the best one, as of the last renewal.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class Intervals:
     def renew(self, tick: Tick, print_of: PrintOf) -> None:
         """Renew the next RENEWED jobs whose fingerprints have a checkpoint interval and cost.
 
-        It examines at most EXAMINED jobs.
+        Each call examines at most EXAMINED jobs.
         """
         left, examined = RENEWED, 0
         for attempt in islice(self._turn, EXAMINED):
@@ -96,7 +97,7 @@ class Intervals:
         self._turn = iter(tick.events.running)
 
     def _renew_interval(self, attempt: JobAttempt, tick: Tick, seen: Fingerprint | None) -> bool:
-        """Renew the interval of one attempt. Returns whether a gang risk was computed.
+        """Renew the interval of one attempt. Return whether a gang risk was computed.
 
         Without a fingerprint, the last interval stays.
         """
@@ -119,7 +120,7 @@ class Intervals:
 def make_job_page(tick: Tick, documents: Mapping[str, Any], intervals: Mapping[Attempt, CheckpointInterval]) -> bytes:
     """Make the page of job metrics.
 
-    documents: the decoded documents named in READ. Any of them may be missing.
+    documents: the decoded documents, by the names in READ. Any of them may be missing.
     """
     page = Page()
     left = {
@@ -134,7 +135,7 @@ def make_job_page(tick: Tick, documents: Mapping[str, Any], intervals: Mapping[A
 
 
 def _add_gang_metrics(page: Page, tick: Tick) -> int:
-    """Add the gangs, and return how many are left out."""
+    """Add the metrics of gangs, and return how many gangs are left out."""
     gangs = [attempt for attempt in tick.events.running if len(attempt.hosts) > 1]
     shown = _sort_by_risk(gangs, tick)[:GANGS_SHOWN]
     found = [(attempt, *_find_interruption_risk(attempt, tick)) for attempt in shown]
@@ -149,7 +150,7 @@ def _add_gang_metrics(page: Page, tick: Tick) -> int:
 def _sort_by_risk(gangs: Sequence[JobAttempt], tick: Tick) -> list[JobAttempt]:
     """Sort gangs by the sum of their members' hazards within an hour, the highest first.
 
-    If the sums are equal, the larger gang comes first.
+    Of gangs with equal sums, the larger one comes first.
     """
     values = tick.fleet.risk.values
     hazard = interpolate_hazard(
@@ -188,10 +189,7 @@ def _compute_gang_risk(members: Sequence[str], tick: Tick, duration_s: float) ->
 
 
 def _add_checkpoint_metrics(page: Page, tick: Tick, intervals: Mapping[Attempt, CheckpointInterval]) -> int:
-    """Add each job's interval compared with its best one, if both are known.
-
-    Returns how many are left out.
-    """
+    """Add each known checkpoint interval compared with the best one, and return how many are left out."""
     known = [(attempt.job, intervals.get((attempt.job, attempt.attempt))) for attempt in tick.events.running]
     found = [(interval.lost, interval.ratio, job) for job, interval in known if interval is not None]
     shown = sorted(found, reverse=True)[:ROWS_SHOWN]
@@ -209,7 +207,7 @@ def _add_checkpoint_metrics(page: Page, tick: Tick, intervals: Mapping[Attempt, 
 
 
 def _add_idle_jobs(page: Page, uses: Rows) -> int:
-    """Add idle jobs, and return how many are left out."""
+    """Add the metrics of idle jobs, and return how many jobs are left out."""
     gpus = dict.fromkeys(VERDICTS, 0)
     for row in uses:
         gpus[row["verdict"] if row["verdict"] in gpus else "unknown"] += row["gpus"]
@@ -234,7 +232,10 @@ def _add_idle_jobs(page: Page, uses: Rows) -> int:
 
 
 def _add_load_peaks(page: Page, spikes: Rows) -> int:
-    """Add load peaks, and return how many are left out. A peak without a known capacity has no ratio."""
+    """Add the metrics of load peaks, and return how many peaks are left out.
+
+    A peak without a known capacity has no ratio.
+    """
     known = [row for row in spikes if row.get("capacity")]
     shown = sorted(known, key=lambda row: -row["p90"] / row["capacity"])[:ROWS_SHOWN]
     page.gauge(

@@ -20,9 +20,10 @@ from fleetcast.service.pipeline.tick import Tick
 
 
 class PipelineMetrics:
-    """Times of ticks, rates, and the lag of a pipeline.
+    """The times of ticks, the rates, and the lag of a pipeline.
 
-    The lag is the wall milliseconds from a batch's arrival until a board with that batch is published.
+    The lag is the wall-clock time from a batch's arrival until a board with that batch is published, in
+    ms.
     """
 
     def __init__(self) -> None:
@@ -36,21 +37,24 @@ class PipelineMetrics:
         self._arrived.append(time.monotonic())
 
     def arrivals(self) -> list[float]:
-        """Return the times of arrivals since the last call.
+        """Return the arrival times of batches since the last call, and clear them.
 
-        The tick that folds them passes them to `record_tick`.
+        The tick that folds these batches passes them to `record_tick`.
         """
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def record_tick(self, took_ms: float, arrived: Sequence[float]) -> None:
-        """Record that a board was published. arrived: the times of the arrivals that are on it."""
+        """Record that a board was published.
+
+        took_ms: duration of the tick. arrived: monotonic arrival times of the batches on the board.
+        """
         self.ticks += 1
         self._tick_ms.append(took_ms)
         self._lag_ms.extend((time.monotonic() - moment) * 1000 for moment in arrived)
 
     def ingestion(self, now_ms: int, counts: Counts, sources: Sequence[GuardedSource]) -> Ingestion:
-        """Return the ingestion document."""
+        """Return the document of `/v1/ingestion`."""
         health = [row for source in sources for row in source.health()]
         return Ingestion(
             as_of_ms=now_ms,
@@ -74,7 +78,7 @@ class PipelineMetrics:
 
 
 class Rates:
-    """Samples and events per fleet second, over about the last minute."""
+    """The rates of samples and events per fleet second, over about the last minute."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[int, int, int]] = deque()
@@ -95,7 +99,7 @@ class Rates:
 
 
 class PipelinePage(Capability):
-    """Metrics of the pipeline's process: CPU and memory, its backlog in the inbox, and its disk."""
+    """The metrics page of the pipeline's process: CPU and memory, its backlog in the inbox, and its disk."""
 
     def __init__(self, folder: Path, sources: Sequence[GuardedSource]) -> None:
         self._folder, self._sources = folder, sources
@@ -115,7 +119,7 @@ class PipelinePage(Capability):
         return page.encode() + generate_latest(self._registry)
 
     def _find_newest_snapshot_s(self) -> float | None:
-        """Return when the newest snapshot was finished, in wall time. Returns None without a snapshot.
+        """Return when the newest snapshot was finished, in Unix seconds, or None without a snapshot.
 
         A thread may write and delete snapshots at the same time.
         """
@@ -135,9 +139,9 @@ def compute_percentiles(values: Sequence[float] | deque[float]) -> Quantiles:
 
 
 def _targets(rows: Sequence[Mapping[str, object]], key: str) -> int:
-    """Return the sum of one count of targets over all rows.
+    """Return the sum of one count of targets over all rows. key: the name of the count.
 
-    A source that is a plugin may put anything there, so values that are no numbers are skipped.
+    A source that is a plugin may put anything there, so values that are not numbers are skipped.
     """
     counts = [row.get(key) for row in rows]
     return sum(int(count) for count in counts if isinstance(count, int | float))

@@ -1,6 +1,6 @@
-"""The comparison of the serving models with their cards.
+"""The comparison of the serving models' recent accuracy with their cards.
 
-It reports which models need a new fit (`fleetcast train demand --if-drift`).
+It reports which models should be fitted again (`fleetcast train demand --if-drift`).
 """
 
 import logging
@@ -33,7 +33,7 @@ BANDED = ("demand", "duration")
 class ModelMonitor:
     """A monitor of the serving models' drift.
 
-    It polls the registry at each review. It reads a card again when another version serves.
+    It polls the registry at each review, and reads a card when another version serves.
     """
 
     def __init__(self, registry: Registry, limits: DriftLimits) -> None:
@@ -57,11 +57,11 @@ class ModelMonitor:
         risk_shadow: ShadowModel | None = None,
         loaded: Mapping[str, str] | None = None,
     ) -> FittedModels:
-        """Return the answer of `GET /v1/models`: a row for each kind that has a serving version.
+        """Return the answer of `GET /v1/models`: a row for each kind of model with a serving version.
 
-        demand: rows of `/v1/demand`. runs, risk: recent outcomes of run times and of risk. loaded: kind -> the
-        model that really forecasts, such as `demand-0003`. It differs from the registry's version if that one is
-        damaged.
+        demand: rows of `/v1/demand`. runs, risk: recent outcomes of run times and of risk. loaded: kind ->
+        the model that really forecasts, such as `demand-0003`. It differs from the registry's version if
+        that one is damaged.
         """
         recent = {
             "demand": merge_records(row.record for row in demand),
@@ -93,7 +93,7 @@ class ModelMonitor:
 
 
 class ServingModels(Capability):
-    """The serving versions, with the outcomes of the pipeline's own forecasts."""
+    """The capability that publishes the serving versions, with the outcomes of their own forecasts."""
 
     def __init__(
         self, config: Config, demand: DemandForecasts, runs: RunForecasts, watch: FleetWatch, sharing: Sharing
@@ -143,7 +143,7 @@ def _round_or_none(value: float | None) -> float | None:
 
 
 def make_drift_page(drifts: Sequence[Drift], shadows: Sequence[ShadowModel]) -> bytes:
-    """Return the drifts as metrics."""
+    """Make the metrics page of drifts and shadows."""
     page = Page()
     rows = [({"kind": drift.kind}, drift) for drift in drifts]
     page.gauge(

@@ -1,4 +1,4 @@
-"""NodeLoads: the load of every node over the next minutes, for schedulers that ask how busy a node will be."""
+"""Forecasts of every node's load over the next minutes, for schedulers that use such forecasts."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ class NodeLoads(Capability):
 
 
 def held_s(tick: Tick) -> NDArray[np.float64]:
-    """Return (n, g) the seconds that each GPU's holder has held it, NaN if the GPU is free.
+    """Return (n, g) float64, for how many seconds each GPU's holder has held it. NaN if the GPU is free.
 
     Work without a known job counts as infinitely old. A promised GPU counts as held from now on.
     """

@@ -1,12 +1,12 @@
 """The timeline of each node. It has changes only, so that hours of many nodes take little space.
 
-    scores    a step where a probability moved by more than a person would notice
+    scores    a step where a probability changed noticeably
     signals   a spell of ticks with the same reason, with its values
     actions   advice, with its begin and end      states   the same for ok, degraded, drained, …
     stays     attempts of jobs, from their start to their end
 
-Node events are in the node table. Each list is bounded. Older scores and values are thinned out, and in
-the other lists the oldest entries are dropped.
+Node events are in the node table. Each list is bounded. Older scores and values are thinned out,
+and in the other lists the oldest entries are dropped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,9 +43,9 @@ Item = TypeVar("Item")
 
 
 class Spell(msgspec.Struct, gc=False):
-    """A reason, for as long as it holds.
+    """A reason of a node's risk, over the time in which it holds.
 
-    points: [Unix ms, value] where the value moved. share: as of the last such point.
+    points: [Unix ms, value] where the value changed. share: as of the last such point.
     """
 
     feature: str
@@ -70,7 +70,10 @@ class PastSpan(msgspec.Struct, gc=False):
 
 
 class Stay(msgspec.Struct, gc=False):
-    """An attempt of a job on a node. gpus: how many it held there, None if no event named them."""
+    """The time that an attempt of a job spent on a node.
+
+    gpus: how many GPUs it held there, None if no event named them.
+    """
 
     job: str
     attempt: int
@@ -83,8 +86,8 @@ class Stay(msgspec.Struct, gc=False):
 class NodePast(msgspec.Struct):
     """The timeline of one node.
 
-    steps: [Unix ms, probability at each of HORIZONS_S]. The probability is that of the likeliest kind of
-    risk. It is None if unknown.
+    steps: [Unix ms, probability at each of HORIZONS_S]. The probability is that of the likeliest kind
+    of risk, None if unknown.
     """
 
     began_ms: int
@@ -96,7 +99,7 @@ class NodePast(msgspec.Struct):
 
 
 class Shown(NodePast):
-    """The timeline of one node as the board has it, with its events."""
+    """The timeline of one node as the board publishes it, with the node's events."""
 
     node: str = ""
     events: Sequence[NodeEvent] = ()
@@ -109,7 +112,7 @@ Placed = tuple[tuple[RankPlacement, ...], tuple[str, ...]]
 class NodePasts(Capability, Stateful):
     """The timelines of all nodes of a fleet.
 
-    `sections`, `dump` and `move` are never called at the same time.
+    `sections`, `dump` and `move` must not run at the same time.
     """
 
     def __init__(self) -> None:
@@ -126,11 +129,14 @@ class NodePasts(Capability, Stateful):
         self._names: tuple[str, ...] = ()
 
     def dump(self) -> Dump:
-        """Return all timelines, packed at once, because a copy of so many objects would take longer."""
+        """Return all timelines packed as one array, because copying so many objects would take longer."""
         return None, {"pasts": np.frombuffer(msgspec.msgpack.encode(self.of), np.uint8)}
 
     def load(self, about: None, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the result of `dump` into an empty object. Raises msgspec.MsgspecError."""
+        """Restore the result of `dump` into an empty object.
+
+        Raises msgspec.MsgspecError if it is not valid.
+        """
         self.of = msgspec.msgpack.decode(arrays["pasts"].tobytes(), type=dict[str, NodePast])
         for name, past in self.of.items():
             open_ones = [row for row in past.signals if row.ended_ms is None]
@@ -168,7 +174,7 @@ class NodePasts(Capability, Stateful):
         self._pieces = {}
 
     def sections(self, tick: Tick) -> list[Section]:
-        """Fold a tick. Returns the sections, or nothing if no timeline changed."""
+        """Add a tick to the timelines. Return their sections, or an empty list if no timeline changed."""
         changed = self._observe(tick)
         names = tick.topology.names
         missing = [name for name in names if name not in self._pieces]
@@ -188,7 +194,7 @@ class NodePasts(Capability, Stateful):
         return encode(Shown(**fields, node=name, events=record.events if record else ()))
 
     def _observe(self, tick: Tick) -> set[str]:
-        """Fold a tick, and return the names of the nodes whose timelines changed."""
+        """Add a tick to all timelines, and return the names of the nodes whose timelines changed."""
         for name in tick.topology.names:
             if name not in self.of:
                 self.of[name] = NodePast(tick.now_ms)
@@ -253,7 +259,10 @@ class NodePasts(Capability, Stateful):
         return changed
 
     def _update_stays(self, tick: Tick, ended: Mapping[Attempt, JobAttempt]) -> set[str]:
-        """Begin and end the stays of attempts that started, moved or ended since the last tick."""
+        """Begin and end the stays of attempts that started, moved or ended since the last tick.
+
+        Return the names of the nodes whose timelines changed.
+        """
         changed: set[str] = set()
         running = {(row.job, row.attempt): row for row in tick.events.running}
         for key, row in running.items():
@@ -270,7 +279,10 @@ class NodePasts(Capability, Stateful):
         return changed
 
     def _stay(self, attempt: JobAttempt, now_ms: int) -> set[str]:
-        """Begin stays on the nodes where an attempt runs now, and end those that it left."""
+        """Begin stays on the nodes where an attempt runs now, and end those on nodes that it left.
+
+        Return the names of these nodes.
+        """
         key, gpus = (attempt.job, attempt.attempt), _count_attempt_gpus(attempt)
         before = self._on.get(key, set())
         new = {name for name in gpus.keys() - before if name in self.of}
@@ -282,7 +294,7 @@ class NodePasts(Capability, Stateful):
         return new | gone
 
     def _add_past_stays(self, attempt: JobAttempt) -> set[str]:
-        """Add the stays of an ended attempt to the nodes that have no record of it."""
+        """Add the stays of an ended attempt to the nodes that have no record of it, and return their names."""
         key, began_ms, over_ms = (attempt.job, attempt.attempt), attempt.started_ms, attempt.over_ms
         if began_ms is None or over_ms is None:
             return set()
@@ -315,7 +327,7 @@ def _keep(stays: list[Stay], stay: Stay) -> None:
 
 
 def _count_attempt_gpus(attempt: JobAttempt) -> dict[str, int | None]:
-    """Return node -> GPUs of an attempt there, None if no event named them."""
+    """Return node -> number of GPUs that an attempt holds there, None if no event named them."""
     if not attempt.ranks:
         return dict.fromkeys(attempt.nodes)
     counts: dict[str, int | None] = {}
@@ -350,23 +362,23 @@ def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> boo
 
 
 def _is_new_signal(spell: Spell, reason: Reason) -> bool:
-    """Return whether a reason of the same metric is a new signal.
+    """Return whether a reason of the same metric begins a new signal.
 
-    It is new if it has another code, or if it is hard and the old one was not.
+    It does if it has another code, or if it is hard and the old one was not.
     """
     is_code = reason.unit == "code" and spell.points[-1][1] != reason.value
     return is_code or (isinstance(reason, HardReason) and not spell.fault)
 
 
 def _spell(reason: Reason, now_ms: int, after_ms: int | None) -> Spell:
-    """Return a new spell. after_ms: the end of the spell that it replaces."""
+    """Begin a spell. after_ms: the end of the spell that it replaces, None if it replaces none."""
     began_ms = max(min(reason.since_ms or now_ms, now_ms), after_ms or 0)
     said = (reason.feature, reason.entity, reason.unit, reason.sentence, reason.usual, reason.share)
     return Spell(*said, isinstance(reason, HardReason), began_ms, None, [(now_ms, reason.value)])
 
 
 def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:
-    """Continue a spell. Return whether it had ended before, or its value moved."""
+    """Continue a spell. Return whether it had ended before, or its value changed noticeably."""
     was_over, last = spell.ended_ms is not None, spell.points[-1][1]
     spell.ended_ms = None
     scale = max(abs(last), abs(reason.value), abs(reason.usual or 0.0))
@@ -378,7 +390,10 @@ def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:
 
 
 def _begin_span(spans: list[PastSpan], code: str, sentence: str, now_ms: int) -> bool:
-    """End the last span and begin another, if the code differs. Return whether anything changed."""
+    """End the last span and begin another, if the code differs. Return whether anything changed.
+
+    The code of "no action" ends the last span and begins none.
+    """
     last = spans[-1] if spans else None
     if last is not None and last.ended_ms is None:
         if last.code == code:
@@ -393,7 +408,7 @@ def _begin_span(spans: list[PastSpan], code: str, sentence: str, now_ms: int) ->
 
 
 def _add(rows: list[Item], row: Item, most: int) -> None:
-    """Append a row. Beyond `most`, drop every second row of the older half, but not the first row."""
+    """Append a row. Beyond `most` rows, drop every second row of the older half, except the first row."""
     rows.append(row)
     if len(rows) > most:
         half = len(rows) // 2
@@ -401,7 +416,7 @@ def _add(rows: list[Item], row: Item, most: int) -> None:
 
 
 def _forget(past: NodePast, before_ms: int) -> None:
-    """Drop everything that had ended by then."""
+    """Drop everything that had ended before `before_ms`."""
     tables: tuple[list[Any], ...] = (past.signals, past.actions, past.states, past.stays)
     for rows in tables:
         rows[:] = [row for row in rows if row.ended_ms is None or row.ended_ms >= before_ms]

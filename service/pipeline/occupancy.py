@@ -1,6 +1,6 @@
-"""Occupancy of GPUs as arrays. It is observed from job events, never assumed from decisions.
+"""The occupancy of GPUs as arrays. It is observed from job events, never assumed from decisions.
 
-If the events and the snapshots that had folded them are lost, the occupancy comes from the last board.
+If the events are lost, and the snapshots with them, the occupancy comes from the last board.
 Without that board, nothing may be placed.
 """
 
@@ -34,15 +34,15 @@ class Occupancy:
     """The attempts that hold the GPUs of a fleet.
 
     holder: (n, g) int32 index into `jobs` of the attempt that holds a GPU, -1 if free.
-    parts: (k, 4) int32 job, node, GPU, thousandths, for GPUs that jobs hold only in part. The first such job is
-    the GPU's holder.
-    sizes: index into `jobs` → GPUs held. It lists attempts on nodes of the fleet whose number of GPUs differs
-    from the number that their events state. This happens if the events name no GPUs, GPUs that the node lacks,
-    one GPU for several members, or GPUs that a later attempt names. Every count of such an attempt's GPUs uses
-    this number.
+    parts: (k, 4) int32 job, node, GPU, thousandths, for GPUs that jobs hold only in part. The first
+    such job is the GPU's holder.
+    sizes: index into `jobs` → GPUs held. It lists the attempts that hold another number of GPUs than
+    their events state. This happens if the events name no GPUs, GPUs that the node lacks, one GPU for
+    several members, or GPUs that a later attempt names. Every count of such an attempt's GPUs uses this
+    number.
     guessed_on: rows of the nodes on which telemetry decided which GPUs an attempt holds.
-    displaced: indices into `jobs` of the attempts that hold fewer GPUs than they state, because other attempts
-    hold their GPUs.
+    displaced: indices into `jobs` of the attempts that hold fewer GPUs than they state, because other
+    attempts hold their GPUs.
     """
 
     holder: NDArray[np.int32]
@@ -63,15 +63,15 @@ def observe(
     at_work: NDArray[np.bool_] | None = None,
     given: Mapping[tuple[str, int], Sequence[RankPlacement]] = NOTHING_GIVEN,
 ) -> Occupancy:
-    """Fold the running attempts onto the GPUs that the topology knows. `index`: node name -> row.
+    """Assign the GPUs of the topology to the running attempts. `index`: node name -> row.
 
-    An attempt that names nodes but no GPUs gets as many GPUs there as `count_unnamed_gpus` states. It gets GPUs
-    that no attempt names, first those that telemetry shows `at_work`, (n, g). The same holds for an attempt
-    that names GPUs that the node lacks: it runs there, and a launcher may number GPUs in its own way. A part
-    of a GPU shares the fullest GPU that has room for it.
+    Some attempts name nodes but no GPUs, or GPUs that the node lacks, because launchers number GPUs in
+    their own way. They get GPUs that no attempt names, first those that telemetry shows `at_work`, (n,
+    g) bool. `_count_unnamed_gpus` decides how many. A part of a GPU shares the fullest GPU that has
+    room for it.
 
-    `given`: the GPUs that our placer gave to attempts that name wrong GPUs or none. These attempts hold those
-    GPUs.
+    `given`: the GPUs that our placer gave to attempts that name wrong GPUs or none. These attempts hold
+    those GPUs.
     """
     stated = _stated(running, topology, index, given)
     folded = _Holders(running, topology, stated)
@@ -98,8 +98,8 @@ class _Stated:
 
     named: (row, GPU, number) of whole GPUs. The last attempt that names a GPU holds it.
     parts: (number, row, GPU, thousandths).
-    unnamed: (number, row, thousandths, GPUs) to guess after all named GPUs. If GPUs is 0, the usual number is
-    guessed.
+    unnamed: (number, row, thousandths, GPUs) to guess after all named GPUs. If GPUs is 0, the usual
+    number is guessed. A number is the index of an attempt.
     """
 
     named: list[tuple[int, int, int]] = field(default_factory=list)
@@ -134,7 +134,7 @@ def _stated(
 def _hosts(
     running: Sequence[JobAttempt], topology: Topology, index: Mapping[str, int]
 ) -> tuple[dict[int, list[str]], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the jobs on each row, and (n,) CPUs and GiB of host memory that they use there."""
+    """Return row → jobs on that node, and (n,) CPUs and (n,) GiB of host memory that they use there."""
     jobs: dict[int, list[str]] = {}
     cpus, memory_gib = np.zeros(len(topology)), np.zeros(len(topology))
     for attempt in running:
@@ -148,7 +148,7 @@ def _hosts(
 
 
 class _Holders:
-    """The holders of GPUs while attempts are folded: first the stated GPUs, then guesses for the others."""
+    """The holders of GPUs while they are assigned: first the stated GPUs, then guesses for the others."""
 
     def __init__(self, running: Sequence[JobAttempt], topology: Topology, stated: _Stated) -> None:
         self.running, self.names, self.counts = running, topology.names, topology.gpus.tolist()
@@ -164,7 +164,10 @@ class _Holders:
             self._share(*part)
 
     def guess_shared_gpus(self, number: int, row: int, milli: int, gpus: int, works: NDArray[np.bool_]) -> None:
-        """Let an attempt share GPUs of a node that have room for a part. works: (g,) whether each is at work."""
+        """Let an attempt share GPUs of a node that have room for a part.
+
+        milli: the part in thousandths of a GPU. works: (g,) bool, whether each GPU is at work.
+        """
         for _ in range(gpus or count_unnamed_gpus(self.running[number], self.names[row])):
             gpu = _find_gpu_with_room(self.holder[row], self.used.get(row, {}), milli, self.counts[row], works)
             if gpu >= 0:
@@ -173,7 +176,7 @@ class _Holders:
                 self.displaced.add(number)
 
     def guess_whole_gpus(self, number: int, row: int, gpus: int, works: NDArray[np.bool_]) -> None:
-        """Let an attempt hold free GPUs of a node. works: (g,) whether each is at work."""
+        """Let an attempt hold free GPUs of a node. works: (g,) bool, whether each GPU is at work."""
         free = _sort_free_gpus(self.holder[row], self.counts[row], works)
         wanted = gpus or _count_unnamed_gpus(self.running[number], works[free])
         self.holder[row, free[:wanted]] = number
@@ -181,7 +184,7 @@ class _Holders:
             self.displaced.add(number)
 
     def _share(self, number: int, row: int, gpu: int, milli: int) -> None:
-        """Record a part of a GPU. The first attempt that shares a GPU is its holder."""
+        """Record a part of a GPU. The first attempt that shares a GPU becomes its holder."""
         self.parts.append((number, row, gpu, milli))
         of_node = self.used.setdefault(row, {})
         of_node[gpu] = of_node.get(gpu, 0) + milli
@@ -198,7 +201,7 @@ class OccupancyMemory:
         self._works = np.zeros((0, 0), bool)  # (k, g) of the nodes in `guessed_on`
 
     def given_back(self, running: Container[str]) -> NDArray[np.bool_] | None:
-        """Return (n, g) the GPUs that were held at the last tick by jobs that no longer run.
+        """Return (n, g) bool, the GPUs that were held at the last tick by jobs that no longer run.
 
         Returns None if all those jobs still run.
         """
@@ -215,7 +218,10 @@ class OccupancyMemory:
         at_work: NDArray[np.bool_],
         given: Mapping[tuple[str, int], Sequence[RankPlacement]],
     ) -> Occupancy:
-        """Return the result of `observe`, from the cache if nothing changed. placements: those of `running`."""
+        """Return the result of the function `observe`, from the cache if no argument has changed.
+
+        placements: those of `running`.
+        """
         found, of = self._found, self._of
         if (
             found is None
@@ -257,14 +263,14 @@ def _choose_ranks(
 ) -> Sequence[RankPlacement]:
     """Return the ranks that our placer gave an attempt, if it runs on exactly those nodes.
 
-    Otherwise return the ranks of its events.
+    Otherwise return the ranks that its events name.
     """
     ranks = given.get((attempt.job, attempt.attempt), ())
     return ranks if ranks and {rank.node for rank in ranks} == set(attempt.hosts) else attempt.ranks
 
 
 def names_wrong_gpus(attempt: JobAttempt, node_gpus: Mapping[str, int]) -> bool:
-    """Return whether an attempt's events leave GPUs unnamed, or name some that a node of the fleet lacks."""
+    """Return whether an attempt's events leave GPUs unnamed, or name GPUs that a node of the fleet lacks."""
     return not attempt.ranks or any(
         not rank.gpus or max(rank.gpus) >= node_gpus.get(rank.node, MAX_COUNT) for rank in attempt.ranks
     )
@@ -275,8 +281,8 @@ def _sizes(
 ) -> dict[int, int]:
     """Return number → GPUs held, for attempts that hold another number of GPUs than their events state.
 
-    sharing: numbers of attempts that hold parts of GPUs. These attempts are left out, as are attempts on
-    nodes without a known number of GPUs. For them, the events count.
+    sharing: numbers of attempts that hold parts of GPUs. They are left out, as are attempts on nodes
+    without a known number of GPUs. For both, the events count.
     """
     counts = np.bincount(holder[holder >= 0], minlength=len(running)).tolist()
     known = {node.name for node in topology.nodes if node.gpus}
@@ -294,7 +300,7 @@ def _sizes(
 def _find_gpu_with_room(
     holder: NDArray[np.int32], used: Mapping[int, int], milli: int, gpus: int, works: NDArray[np.bool_]
 ) -> int:
-    """Return the fullest shared GPU of a node that has room for a part, else a free one, else -1."""
+    """Return the fullest shared GPU of a node that has room for a part, else a free GPU, else -1."""
     with_room = [gpu for gpu, total in used.items() if total + milli <= WHOLE_GPU]
     if with_room:
         return max(with_room, key=lambda gpu: (used[gpu], -gpu))
@@ -303,15 +309,15 @@ def _find_gpu_with_room(
 
 
 def _sort_free_gpus(row: NDArray[np.int32], gpus: int, works: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return the free GPUs of a node, those at work first."""
+    """Return the indices of the free GPUs of a node, those at work first."""
     free = np.flatnonzero(row[:gpus] < 0)
     return free[np.argsort(~works[free], kind="stable")]
 
 
 def _count_unnamed_gpus(attempt: JobAttempt, works: NDArray[np.bool_]) -> int:
-    """Return how many of a node's free GPUs a member holds if its events name none.
+    """Return how many of a node's free GPUs an attempt holds there if its events name none.
 
-    works: which of these GPUs are at work.
+    works: (free GPU,) bool, whether each is at work.
     """
     if attempt.source == "sdk":  # it says nothing of how many
         return max(1, int(np.count_nonzero(works)))
@@ -322,7 +328,7 @@ decode_running = msgspec.json.Decoder(list[RunningJobRow]).decode
 
 
 def read_running_attempts(board: Board) -> list[JobAttempt] | None:
-    """Return the attempts that ran when a board was made. Returns None if the board does not say.
+    """Return the attempts that ran when a board was made, or None if the board does not list them.
 
     They have sequence 0, so that any event is newer.
     """
@@ -348,7 +354,7 @@ def read_running_attempts(board: Board) -> list[JobAttempt] | None:
 
 
 def read_gpu_parts(board: Board) -> NDArray[np.int32]:
-    """Return (k, 4) as `Occupancy.parts`. It is empty on a board of a version without parts."""
+    """Return (k, 4) int32 as `Occupancy.parts`. It is empty on a board of an older version."""
     return board.array("gpu.parts") if "gpu.parts" in board else np.zeros((0, 4), np.int32)
 
 

@@ -1,7 +1,7 @@
-"""Open requests of the placer's ledger, as attempts that join those of job events.
+"""The open requests of the placer's ledger, as attempts that join those of job events.
 
-A job waits once. Its request in our own queue represents it, even if events say that it waits. A job
-whose GPUs are promised does not wait. Once events say that the job runs or has ended, its request no
+A job waits once. Its request in our own queue represents it, even if events say that it waits. A
+job with promised GPUs does not wait. Once events say that the job runs or has ended, its request no
 longer counts.
 """
 
@@ -27,8 +27,9 @@ Key = tuple[str, int]  # job, attempt
 class OpenView:
     """The waiting and promised requests, each once.
 
-    waiting: attempts in order of arrival, requests first. promised: attempts with the ranks of their promise.
-    requests: those promises, in the same order. requested: all attempts that have an open request.
+    waiting: attempts in order of arrival, those with requests first. promised: attempts with the ranks
+    of their promise. requests: those promises, in the same order. requested: all attempts that have an
+    open request.
     """
 
     waiting: Sequence[JobAttempt]
@@ -38,7 +39,7 @@ class OpenView:
 
     @classmethod
     def of(cls, open_requests: Sequence[OpenRequest], events: EventView) -> "OpenView":
-        """Combine the open requests with the attempts that wait by events."""
+        """Combine the open requests with the attempts that wait according to job events."""
         if not open_requests:
             return cls(events.queued)
         over = {(row.job, row.attempt) for row in (*events.running, *events.ended)}
@@ -55,10 +56,10 @@ class OpenView:
 def drop_held_promises(
     requests: Sequence[OpenRequest], held: NDArray[np.bool_], rows: Mapping[str, int]
 ) -> Sequence[OpenRequest]:
-    """Return the requests, with only those promised GPUs that no job holds.
+    """Return the requests without the promised GPUs that a job already holds.
 
-    Another job may have started on a promised GPU, and each GPU must count once. Parts of GPUs stay, because
-    jobs share them. held: (n, g) whether a job holds the GPU. rows: node name → row.
+    Another job may have started on a promised GPU, and each GPU must count once. Parts of GPUs stay,
+    because jobs share them. held: (n, g) bool, whether a job holds the GPU. rows: node name → row.
     """
     if not any(request.is_promised for request in requests):
         return requests
@@ -68,9 +69,9 @@ def drop_held_promises(
 def _left(
     ranks: tuple[RankPlacement, ...], held: NDArray[np.bool_], rows: Mapping[str, int]
 ) -> tuple[RankPlacement, ...]:
-    """Return the ranks that have GPUs left, with only those GPUs.
+    """Return the ranks without the GPUs that jobs hold, and without ranks that have no GPU left.
 
-    If no rank has any left, return all ranks without GPUs.
+    If no rank has a GPU left, return all ranks without GPUs.
     """
     found = []
     for rank in ranks:

@@ -3,7 +3,7 @@
     pipeline-1/board/board ── at its ticks ──> evidence and readings of its nodes, joined by names into the fleet's
     pipeline-1/board/urgent ── at once ──────> its hard signals, on the fleet's board within a tenth of a second
 
-If a pipeline is away, its last report stays and ages. After `stale_after_s` its nodes are stale.
+If a pipeline is down, its last report stays and ages. After `stale_after_s` its nodes are stale.
 """
 
 import asyncio
@@ -49,7 +49,10 @@ SUMMED = ("samples_per_s", "events_per_s", "bad_total", "samples_total", "late_t
 
 @dataclass(slots=True)
 class OtherPipeline:
-    """One other pipeline. urgent: its hard signals that its own report does not cover yet."""
+    """One other pipeline, with its last report.
+
+    urgent: its hard signals that its own report does not cover yet.
+    """
 
     instance: int
     reader: BoardReader
@@ -60,7 +63,7 @@ class OtherPipeline:
     _observed: list[HardSignal] = field(default_factory=list)  # hard signals as of the last poll
 
     def poll(self) -> list[HardSignal]:
-        """Read the board if it was replaced. Return the hard signals that have arrived since the last poll."""
+        """Read the board if it was replaced, and return the hard signals that are new since the last poll."""
         board = self.reader.latest()
         if board is None or board is self._board:
             return []
@@ -87,7 +90,7 @@ class OtherPipeline:
 
 
 def _read_hard_signals(board: Board) -> list[HardSignal]:
-    """Return the hard signals of a board. Raises the errors of decoding."""
+    """Return the hard signals on a board. Raises the errors of decoding."""
     try:
         raw = board.raw("doc.urgent")
     except KeyError:
@@ -96,9 +99,9 @@ def _read_hard_signals(board: Board) -> list[HardSignal]:
 
 
 def _check(report: Report) -> None:
-    """Check that the columns of a report fit each other. Raises ValueError.
+    """Check that the columns of a report have matching shapes. Raises ValueError if they do not.
 
-    This way no tick fails halfway through a report.
+    Otherwise a tick could fail halfway through a report.
     """
     local = report.local
     nodes = len(local.nodes)
@@ -125,14 +128,15 @@ def _check(report: Report) -> None:
 
 
 class OtherPipelines(Capability):
-    """All other pipelines. It is empty if there is only one pipeline."""
+    """All pipelines except the first. There are none if the service runs only one."""
 
     def __init__(
         self, config: Config, clock: Clock, publish: Callable[[Sequence[HardSignal]], None], wake: asyncio.Event
     ) -> None:
         """Prepare to read the boards of the other pipelines.
 
-        publish: publishes hard signals at once. wake: set when scores cover signals that were published.
+        publish: publishes hard signals at once. wake: an event that is set when reports cover published
+        signals.
         """
         self._publish, self._wake = publish, wake
         self.stale_after_ms = round(config.stale_after_s(clock) * 1000)
@@ -148,7 +152,7 @@ class OtherPipelines(Capability):
         return (other.report for other in self.each if other.report is not None)
 
     async def work(self, state: FleetState) -> None:
-        """Poll the boards of the others as soon as they change, so that no hard signal waits for a tick."""
+        """Poll the other pipelines' boards as soon as they change, so that no hard signal waits for a tick."""
         changes = FileChanges({other.reader.folder: REPLACED for other in self.each}, POLL_WALL_S)
         with contextlib.closing(changes):
             while self.each:
@@ -157,9 +161,9 @@ class OtherPipelines(Capability):
                     self._wake.set()
 
     def poll(self) -> bool:
-        """Publish the hard signals that have arrived since the last poll.
+        """Publish the hard signals that are new since the last poll.
 
-        Return whether a pipeline's scores now cover all the signals that were urgent before.
+        Return whether a pipeline's report now covers all of its signals that were urgent before.
         """
         waiting = [other for other in self.each if other.urgent]
         if rows := [row for other in self.each for row in other.poll()]:
@@ -172,13 +176,13 @@ class OtherPipelines(Capability):
             self._publish(rows)
 
     def nodes(self) -> Iterator[str]:
-        """Yield the names of the nodes from which the others have received samples."""
+        """Yield the names of the nodes from which the other pipelines have received samples."""
         for report in self.reports():
             known = report.local.known.tolist()
             yield from (name for name, heard in zip(report.local.nodes, known, strict=True) if heard)
 
     def gpus(self) -> dict[str, int]:
-        """Return node -> number of GPUs that the others have observed there."""
+        """Return node -> number of GPUs that the other pipelines have observed there."""
         counts: dict[str, int] = {}
         for other in self.each:
             for node, count in other.gpus.items():
@@ -186,7 +190,7 @@ class OtherPipelines(Capability):
         return counts
 
     def labelled(self) -> Iterator[LabelHold]:
-        """Return the holders of the others' GPUs, as labels of their samples name them."""
+        """Yield the holders of GPUs that labels name, as the other pipelines report them."""
         return (hold for report in self.reports() for hold in report.about.labelled)
 
     def models(self) -> dict[str, str]:
@@ -195,7 +199,7 @@ class OtherPipelines(Capability):
     def join(self, inputs: TickInputs, local: Local) -> tuple[TickInputs, list[Local]]:
         """Join the readings of all pipelines by rows of the fleet's topology.
 
-        Also return the evidence of each.
+        Also return the evidence of each pipeline.
         """
         reports = [self._update_ages(report, inputs.now_ms) for report in self.reports()]
         if not reports:
@@ -211,9 +215,9 @@ class OtherPipelines(Capability):
         ]
 
     def _update_ages(self, report: Report, now_ms: int) -> Report:
-        """Return a report with the ages that its readings have now.
+        """Return a copy of a report in which the readings have their present ages.
 
-        If the pipeline has been away for too long, its nodes are down.
+        If the report is older than `stale_after_ms`, its nodes count as down.
         """
         for_ms = max(0, now_ms - report.local.time_ms)
         gpu, node = report.gpu.copy(), report.node.copy()
@@ -225,7 +229,7 @@ class OtherPipelines(Capability):
         return replace(report, gpu=gpu, node=node)
 
     def ingestion(self, own: Ingestion) -> Ingestion:
-        """Return the document of the first pipeline, with the counts of the others added to it."""
+        """Add the other pipelines' counts to the first pipeline's ingestion document, and return it."""
         for report in self.reports():
             other = report.about.ingestion
             if other is None:
@@ -246,7 +250,7 @@ class OtherPipelines(Capability):
         return own
 
     def page(self, tick: Tick) -> bytes:
-        """Return the metrics of the reports' ages, one for each other pipeline."""
+        """Return the metrics of the reports' ages, one series for each other pipeline."""
         if not self.each:
             return b""
         page = Page()
@@ -260,7 +264,7 @@ def _age_s(report: Report | None, now_ms: int) -> float | None:
 
 
 def _merge_archive_health(first: ArchiveHealth, second: ArchiveHealth) -> ArchiveHealth:
-    """Combine the archive health of two pipelines. Counts are summed, and the worse state counts."""
+    """Merge the archive health of two pipelines. Counts are summed, and the worse state wins."""
     summed = {name: getattr(first, name) + getattr(second, name) for name in ARCHIVE_COUNTS}
     return replace(first, **summed, full=first.full or second.full, failing=first.failing or second.failing)
 
@@ -274,7 +278,7 @@ def _merge_gpu_readings(
 ) -> tuple[FeatureFrame, NDArray[np.int32]]:
     """Return the readings of all pipelines' GPUs, and (n, g) the row of each node's GPUs in them.
 
-    If several pipelines report a GPU, its row is that of the youngest reading.
+    If several pipelines report a GPU, the youngest reading wins.
     """
     values, nodes = [shown(inputs.frames.gpu)], [inputs.frames.gpu.node]
     at, offset = inputs.gpu_rows.copy(), len(inputs.frames.gpu.values)
@@ -297,7 +301,7 @@ def _merge_gpu_readings(
 
 
 def _merge_node_readings(inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]) -> FeatureFrame:
-    """Return the readings of all nodes by rows of the topology. The youngest reading of each node counts."""
+    """Return the readings of all nodes by rows of the topology. The youngest reading of each node wins."""
     values = np.full((len(rows), len(SHOWN[NODE])), np.nan, np.float32)
     own = shown(inputs.frames.node)[: len(rows)]
     values[: len(own)] = own
@@ -310,7 +314,7 @@ def _merge_node_readings(inputs: TickInputs, reports: list[Report], rows: Mappin
 
 
 def _places(report: Report, rows: Mapping[str, int]) -> NDArray[np.int32]:
-    """Return each reported node's row in the topology, or -1 for a node that the topology does not contain."""
+    """Return (reported node,) int32 row in the topology, or -1 for a node that is not in it."""
     return np.array([rows.get(name, -1) for name in report.local.nodes], np.int32)
 
 

@@ -5,13 +5,13 @@ Everything that writes state runs in one event loop with no await in between, so
     pump (one task a source)   next batch ─ apply ─ (a hard signal is published at once, and wakes the tick, as do the
                                first samples of a node)
     tick (every tick_s)        extract; score and publish the board, in a thread on copies
-    capabilities               add to every tick, and work alongside it (fleetcast.service.pipeline.capabilities)
+    capabilities               add to every tick, and work between ticks (fleetcast.service.pipeline.capabilities)
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
     archive                    ingested rows are in files before a snapshot covers them (archive_writer.py)
 
-If there are several pipelines, each ingests a share of the nodes (fleetcast.ingest.shares). The first pipeline
-folds the events, joins the boards of the others (`reports.py`, `other_pipelines.py`) with its own
-evidence, and scores the fleet.
+If there are several pipelines, each ingests a share of the nodes (fleetcast.ingest.shares). The
+first pipeline folds the events, joins the boards of the others (`reports.py`, `other_pipelines.py`)
+with its own evidence, and scores the fleet.
 """
 
 import asyncio
@@ -49,7 +49,10 @@ from fleetcast.service.thread_work import run_in_thread
 
 
 class Pipeline:
-    """One pipeline process. `sources` makes its sources once the entities of the snapshot are known."""
+    """One pipeline process.
+
+    `sources`: a function that makes the sources, given the entities of the snapshot.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class Pipeline:
         self.capabilities = Capabilities(setting, makes)
 
     async def run(self) -> None:
-        """Run until cancelled. A bug ends the process, except a bug in a source.
+        """Run until cancelled. A bug outside the sources ends the process.
 
         After a restart, the process reads its sources again from the last snapshot on.
         """
@@ -147,14 +150,17 @@ class Pipeline:
         self.metrics.record_tick((time.perf_counter() - began) * 1000, arrived)
 
     def _score(self, inputs: TickInputs) -> list[Section]:
-        """Run the slow part of a tick in a thread. The loop publishes hard signals that arrive meanwhile."""
+        """Run the slow part of a tick in a thread. Meanwhile, the loop publishes hard signals that arrive."""
         local = self._scorer.local(inputs)
         if self.others is None:
             return make_report_sections(local, inputs, self.share)
         return self.capabilities.sections(self._scorer.tick(inputs, local, self.others))
 
     def _publish(self, sections: Sequence[Section], inputs: TickInputs) -> None:
-        """Publish the board, in a thread. Only the first pipeline folds events, so only its board has a standing."""
+        """Publish the board, in a thread.
+
+        Only the first pipeline folds events, so only its board has a standing.
+        """
         standing = None
         if self.state_monitor is not None:
             newest = max(self.snapshot.whole, default=0)

@@ -2,7 +2,7 @@
 
 set back            rings and signals move with the clock, so they keep their ages and new samples are newer
 set ahead           that much silence does not count, because nothing could have been received
-stood still         the same: this process was stopped, or its machine suspended
+stood still         the same, because this process was stopped, or its machine suspended
 started again       the same, from the snapshot on, for sources that cannot go back
 """
 
@@ -19,16 +19,18 @@ BEAT_WALL_S, STILL_WALL_S = 1.0, 10.0
 
 
 class PipelineClock:
-    """The clock of a pipeline. Ask it for `now_ms` before anything is written.
+    """The clock of a pipeline, which adapts the state when the clock is set.
 
-    `changed` is set when a board should follow at once.
+    The pipeline reads it before every write.
+
+    `changed`: an event that is set when a new board should be published at once.
     """
 
     def __init__(self, clock: Clock, saved: SavedState, step_ms: int, changed: asyncio.Event) -> None:
-        """Watch a clock.
+        """Follow a clock.
 
-        `step_ms`: smaller steps are ignored. A step within a scrape interval delays no series by more than a
-        sample.
+        `step_ms`: smaller steps are ignored. A step within a scrape interval delays no series by more than
+        a sample.
         """
         self.clock = clock
         self._saved = saved
@@ -39,7 +41,7 @@ class PipelineClock:
         self._owed_ms = 0  # to the stateful parts, which a thread may be writing
 
     def now_ms(self) -> int:
-        """Return the time. If the clock was set since the last call, adapt the state first."""
+        """Return the time in Unix ms. If the clock was set since the last call, adapt the state first."""
         now_ms, by_ms = self.clock.now_ms(), self._watch.pop_clock_step_ms()
         if by_ms <= -self._step_ms:
             self._handle_clock_set_back(now_ms, -by_ms)
@@ -48,7 +50,7 @@ class PipelineClock:
         return now_ms
 
     def start(self, *, misses: bool) -> None:
-        """Adapt the state after a restore. `misses`: some sources cannot go back."""
+        """Adapt the state after a snapshot is restored. `misses`: whether some sources cannot go back."""
         saved, now_ms = self._saved, self.clock.now_ms()
         newest_ms = max(saved.saved_ms, saved.state.counts.newest_sample_ms)
         if saved.saved_ms > now_ms + self._step_ms or newest_ms > now_ms + saved.state.store.span.future_ms:
@@ -62,9 +64,9 @@ class PipelineClock:
             self.beat()
 
     def beat(self) -> None:
-        """Detect that this process stood still.
+        """Record downtime if this process stood still since the last call.
 
-        The caller calls this about every second, and before anything is judged.
+        The pipeline calls this about every second, and before anything is judged.
         """
         wall_s, now_ms = time.monotonic(), self.now_ms()
         still_s = wall_s - self._beaten[0]
@@ -73,7 +75,7 @@ class PipelineClock:
         self._beaten = wall_s, now_ms
 
     def shift_part_times(self) -> None:
-        """Move the stateful parts along with the clock. The caller makes sure that no thread writes them."""
+        """Shift the times of the stateful parts with the clock. The caller ensures that no thread writes them."""
         if self._owed_ms:
             self._saved.parts.move(self._owed_ms)
             self._owed_ms = 0

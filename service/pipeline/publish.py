@@ -1,6 +1,6 @@
 """The results of one tick as board sections.
 
-`make_topology_sections` and `make_score_sections` list what a reader may rely on.
+`make_topology_sections` and `make_score_sections` list the sections that readers may rely on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ AnyJobRow = TypeVar("AnyJobRow", JobRow, RunningJobRow)
 
 
 def find_highest_gpu_temperature(tick: Tick) -> NDArray[np.float32]:
-    """Return (n,) the temperature of each node's hottest GPU, NaN if unknown."""
+    """Return (n,) float32 the temperature of each node's hottest GPU, NaN if unknown."""
     hottest: NDArray[np.float64] = np.fmax.reduce(tick.read_gpu_feature("gpu_temp_c"), axis=1, initial=np.nan)
     return hottest.astype(np.float32)
 
@@ -77,7 +77,7 @@ def make_topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
 
 
 def make_score_sections(tick: Tick) -> list[Section]:
-    """Return the sections for risk, occupancy and jobs, and the prebuilt answers of one tick."""
+    """Return the sections of risk, occupancy and jobs, and the prebuilt answers of one tick."""
     risk, topology, events = tick.fleet.risk, tick.topology, tick.events
     free_cpus, free_memory = _compute_free_host_resources(tick)
     running_names = tick.memory.recall("running names", (events.placements,), lambda: _names(events.running))
@@ -122,9 +122,9 @@ def make_score_sections(tick: Tick) -> list[Section]:
 
 
 def pieces(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]:
-    """Return pieces of JSON joined into one section, and a section of (n + 1,) offsets.
+    """Return two sections: the joined JSON pieces as `name`, and their offsets as `name.offsets`.
 
-    With the offsets, a reader reads one piece without the others.
+    With the (n + 1,) int64 offsets, a reader reads one piece without the others.
     """
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])
@@ -132,7 +132,7 @@ def pieces(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]
 
 
 def node_answers(tick: Tick) -> list[bytes]:
-    """Return the body of `GET /v1/nodes/{node}` for each node."""
+    """Return the encoded body of `GET /v1/nodes/{node}` for each node."""
     parts = []
     occupancy, topology, score = tick.occupancy, tick.topology, tick.fleet.risk
     gpus = documents.make_gpu_answers(
@@ -174,7 +174,7 @@ def _compute_free_host_resources(tick: Tick) -> tuple[NDArray[np.float32], NDArr
 
 
 def _index_actions(tick: Tick) -> NDArray[np.int8]:
-    """Return (n,) the index of each node's action in ACTIONS."""
+    """Return (n,) int8 the index of each node's action in ACTIONS."""
     codes = np.zeros(len(tick.topology), np.int8)
     for row, action in tick.fleet.risk.actions.items():
         codes[row] = ACTIONS.index(action.code)
@@ -195,14 +195,14 @@ def _occupancy(tick: Tick) -> KnownAttempts:
 
 
 def _names(attempts: Sequence[JobAttempt]) -> list[str]:
-    """Return a name "ATTEMPT JOB" for each attempt. The api treats these names as known."""
+    """Return a name "ATTEMPT JOB" for each attempt. The api knows the attempts by these names."""
     return [f"{row.attempt} {row.job}" for row in attempts]
 
 
 def _running_rows(tick: Tick) -> list[msgspec.Raw]:
-    """Return the JSON of a row for each running attempt.
+    """Return the encoded row of each running attempt.
 
-    A row is rendered again only if the attempt or the GPUs that it holds have changed.
+    A row is encoded again only if the attempt or the GPUs that it holds have changed.
     """
     keys = ((attempt.job, attempt.attempt) for attempt in tick.events.running)
     held = tick.memory.recall(
@@ -240,14 +240,14 @@ def _make_running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRo
 def _make_ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> EndedJobRow:
     """Return the row of an ended attempt.
 
-    The occupancy lacks it, so the GPUs that it held come from its events.
+    The occupancy lacks such attempts, so the GPUs that it held come from its events.
     """
     running = structs.asdict(_make_running_row(attempt, held_milli(attempt, node_gpus)))
     return EndedJobRow(**running, ended_ms=attempt.over_ms or 0, outcome=attempt.outcome)
 
 
 def make_queued_job(attempt: JobAttempt) -> QueuedJob:
-    """Return a waiting job as a placement request, with the time since when it is eligible."""
+    """Return a waiting job as a placement request, with the time since which it is eligible."""
     asks = {**structs.asdict(documents.read_asked_resources(attempt)), "request_id": attempt.job}
     request = QueuedRequest(
         **asks,
@@ -260,7 +260,7 @@ def make_queued_job(attempt: JobAttempt) -> QueuedJob:
 
 
 def _left_s(tick: Tick) -> NDArray[np.float32]:
-    """Return (running, LEVELS) the remaining seconds of each running attempt, NaN without a forecast."""
+    """Return (running, LEVELS) float32 remaining seconds of each running attempt, NaN without a forecast."""
     running, run_times = tick.events.running, tick.run_times
     found = np.full((len(running), len(LEVELS)), np.nan, np.float32)
     issued = [run_times.get((row.job, row.attempt)) for row in running] if run_times else []
@@ -293,7 +293,7 @@ def job_rows(tick: Tick) -> list[JobRow]:
 
 
 def _sized(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
-    """Set the number of GPUs in rows of attempts whose events state another number than the occupancy.
+    """Replace the number of GPUs in rows where the occupancy states another number than the events.
 
     Returns the rows.
     """
@@ -303,9 +303,9 @@ def _sized(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
 
 
 def encode_job_details(tick: Tick) -> dict[str, msgspec.Raw]:
-    """Return the JSON that `/v1/jobs/{id}` adds to the row of each job's latest attempt.
+    """Return job → the encoded fields that `/v1/jobs/{id}` adds to the row of its latest attempt.
 
-    It has the placement, the phase and the last events.
+    They are the placement, the phase and the last events.
     """
     events = tick.events
     rows = (*events.ended[-100:], *tick.open.requested, *events.blocked, *events.queued, *events.running)
@@ -320,10 +320,7 @@ def encode_job_details(tick: Tick) -> dict[str, msgspec.Raw]:
 
 
 def make_fleet_document(tick: Tick) -> FleetAnswer:
-    """Return the document of the console's start page.
-
-    It has the numbers of the header, and a row for each node of the map.
-    """
+    """Make the document of the console's start page: the header's numbers, and a row for each node."""
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     domains = {
         level: documents.list_node_domains(tick.topology, level)

@@ -1,4 +1,4 @@
-"""The evidence of one pipeline as board sections, and its reader in the first pipeline.
+"""One pipeline's evidence as board sections, and the reader of these sections in the first pipeline.
 
 Rows are matched by name.
 """
@@ -36,7 +36,7 @@ SHOWN: dict[EntityKind, tuple[str, ...]] = {  # features that answers and metric
 
 
 class About(msgspec.Struct):
-    """The section `doc.local`: facts about the pipeline rather than about its nodes.
+    """The board section `doc.local`: facts about the pipeline rather than about its nodes.
 
     models: node -> GPU model.
     """
@@ -52,9 +52,10 @@ class About(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of one other pipeline.
+    """The report of one other pipeline, as its board has it.
 
-    gpu, node: (entity, SHOWN) readings. GPU rows are as in `local.gpu`, and node rows are the pipeline's own.
+    gpu, node: (entity, SHOWN) readings. GPU rows are as in `local.gpu`, and node rows are the
+    pipeline's own.
     """
 
     about: About
@@ -65,13 +66,13 @@ class Report:
 
 
 def shown(frame: FeatureFrame) -> NDArray[np.float32]:
-    """Return (entity, SHOWN) the readings of a frame."""
+    """Return (entity, SHOWN) float32, the readings of a frame that a report includes."""
     columns = [frame.column(name) for name in SHOWN[frame.kind]]
     return np.stack(columns, axis=1) if columns else np.zeros((len(frame.values), 0), np.float32)
 
 
 def make_report_sections(local: Local, inputs: TickInputs, share: Share) -> list[Section]:
-    """Return the sections with everything that the first pipeline needs from this one."""
+    """Return the board sections with everything that the first pipeline needs from this one."""
     own = dict(inputs.gpu_models), inputs.ingestion, list(inputs.served), inputs.mig, list(inputs.labelled)
     about = About(share.instance, share.instances, *own)
     data: dict[str, NDArray[Any] | bytes] = {
@@ -98,10 +99,10 @@ def make_report_sections(local: Local, inputs: TickInputs, share: Share) -> list
 
 
 def read_pipeline_report(board: Board, before: Report | None = None) -> Report:
-    """Read the report of another pipeline's board.
+    """Read the report of another pipeline from its board.
 
-    Raises KeyError, ValueError or msgspec.MsgspecError for a board of another version. before: the previous
-    report, whose names are reused if they are equal.
+    Raises KeyError, ValueError or msgspec.MsgspecError for a board of another version. before: the
+    previous report, whose names are reused if they are equal.
     """
     names = _Names(board, before.names if before else {})
     rows = _find_rule_rows(names("names.rule"))
@@ -125,7 +126,7 @@ def read_pipeline_report(board: Board, before: Report | None = None) -> Report:
 
 
 class _Names:
-    """A reader of sections of names. Equal bytes give the same tuple as last time."""
+    """A reader of the sections of names. Equal bytes give the same tuple as last time."""
 
     def __init__(self, board: Board, known: Mapping[str, tuple[str, ...]]) -> None:
         self._board = board
@@ -141,7 +142,7 @@ class _Names:
 
 
 def _find_rule_rows(names: Sequence[str]) -> NDArray[np.int16]:
-    """Return the row here of each rule of the other pipeline, -1 if there is no rule of that name here."""
+    """Return (rule,) int16 our row of each rule of the other pipeline, -1 if we have no rule of that name."""
     return np.array([ROW.get(name, -1) for name in names], np.int16)
 
 

@@ -1,6 +1,6 @@
-"""The start of a pipeline from the snapshot, the sources' positions and the last board.
+"""The start of a pipeline from its snapshot, the sources' positions and the last board.
 
-It also compares the parts of the state.
+It also checks that the parts of the state belong together.
 """
 
 import logging
@@ -45,9 +45,9 @@ logger = logging.getLogger(__name__)
 
 
 class StateMonitor:
-    """The comparison of the parts of the state, at the start and at every board.
+    """A monitor that compares the parts of the state, at the start and at every board.
 
-    A loss lasts until an operator accepts it.
+    A lost part stays lost until an operator accepts the loss.
     """
 
     def __init__(self, config: Config, saved: SavedState, now_ms: int) -> None:
@@ -91,7 +91,7 @@ class StateMonitor:
             logger.error("%s; nothing is placed until it is put back, or accepted: fleetcast state show", doubt.what)
 
     def record_unknown_occupancy(self) -> None:
-        """Record a loss of the state if the running jobs are unknown."""
+        """Record the snapshot as lost if the running jobs are unknown."""
         if not self._saved.occupancy_known and self._saved.lost is None:
             self._saved.lost = Doubt(SNAPSHOT, UNKNOWN, self.seen.time_ms)
 
@@ -101,9 +101,9 @@ class StateMonitor:
         self._saved.occupancy_known = True
 
     def check(self, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> Standing:
-        """Return the standing of a board that folds `inbox`.
+        """Compare the parts of the state, and return the standing of a board that has folded `inbox`.
 
-        `board`, `snapshot`: the last numbers. Only one thread may call this at a time.
+        `board`, `snapshot`: the last numbers of each. Only one thread may call this at a time.
         """
         self._follow(read_identity(self._config.inbox), now_ms)
         parts = StateParts(
@@ -135,7 +135,10 @@ class StateMonitor:
         self.seen = PartView(self.identity, now_ms, line, board, snapshot, folded)
 
     def record_seen_parts(self, seen: PartView) -> None:
-        """Write into the inbox which parts a snapshot has seen. On a full disk, only this record is lost."""
+        """Write into the inbox which parts of the state a snapshot has seen.
+
+        If the disk is full, only this record is lost.
+        """
         with log_disk_errors("note in the inbox what the snapshot has seen", "the next one does"):
             write_seen(self._config.inbox, seen)
 
@@ -143,7 +146,8 @@ class StateMonitor:
 def _was_accepted(file: StateFile, saved: SavedState, views: Sequence[PartView]) -> bool:
     """Return whether an operator has accepted the restored snapshot.
 
-    If there is no snapshot, return whether the operator accepted that, and none was written since.
+    If there is no snapshot, return whether the operator accepted its absence, and none was written
+    since.
     """
     if file.accepted is None or saved.identity == file.identity:
         return False
@@ -157,8 +161,8 @@ def _was_accepted(file: StateFile, saved: SavedState, views: Sequence[PartView])
 class Resumed:
     """The restored parts of a pipeline.
 
-    state_monitor, board: only in the first pipeline, which folds the events. board: the last one, if there is
-    one.
+    state_monitor, board: only in the first pipeline, which folds the events. board: the last one, None
+    if there is none.
     """
 
     snapshot: Snapshot
@@ -175,9 +179,9 @@ def resume(
     make_sources: Callable[[Entities], Sequence[Source]],
     share: Share,
 ) -> Resumed:
-    """Restore the state.
+    """Restore a pipeline's state from its snapshot and, in the first pipeline, from the last board.
 
-    The sources are made once the entities of the snapshot are known, and continue from its positions.
+    The sources are made after the snapshot's entities are known, and continue from its positions.
     """
     snapshot = Snapshot(config.home(share.instance) / "snapshot")
     saved = snapshot.restore(config, topology, clock.now_ms())
@@ -197,7 +201,7 @@ def resume(
 def _continue_from_board(
     board: Board | None, saved: SavedState, sources: Sequence[GuardedSource], state_monitor: StateMonitor, now_ms: int
 ) -> None:
-    """Continue the topology generations of the last board.
+    """Continue the numbering of topology generations from the last board.
 
     If the events are lost, also restore the attempts that ran on that board.
     """

@@ -1,6 +1,6 @@
 """The calibration record of node risk (fleetcast.models.risk.record).
 
-It is published each tick, and the hazard of past faults is refitted when due.
+Each tick publishes it. The hazard of nodes with past faults is fitted again when due.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ CHECK_INTERVAL_S = 3600.0  # of fleet time
 
 
 class RiskCalibration(Capability):
-    """The capability that publishes the calibration record and refits the history hazard when it is due."""
+    """The capability that publishes the calibration record, and fits the hazard of past faults when due."""
 
     def __init__(self, memory: RiskState, free: asyncio.Lock, clock: Clock) -> None:
-        """Start without a record. free: held while the state of the risk rules is read or written."""
+        """Start without a record. free: the lock that is held while the state of the risk rules is used."""
         self._memory, self._free, self._clock = memory, free, clock
         self._rows: Sequence[Calibration] = ()
 
@@ -48,7 +48,7 @@ class RiskCalibration(Capability):
 
 
 def make_calibration_document(memory: RiskState) -> CalibrationRecord:
-    """Return `doc.risk_calibration`: a row for each horizon, and the data of the history hazard's fit."""
+    """Return `doc.risk_calibration`: a row for each horizon, and notes on the hazard's fit."""
     faults = memory.faults
     times = fault_rate(memory)
     notes = (faults.fit or faults.prior).notes
@@ -56,7 +56,7 @@ def make_calibration_document(memory: RiskState) -> CalibrationRecord:
 
 
 def fault_rate(memory: RiskState) -> float | None:
-    """Return the multiple of the published fault rate.
+    """Return the site's fault rate as a multiple of the published one.
 
     Returns None if the site's own fit replaces that rate.
     """
@@ -64,7 +64,10 @@ def fault_rate(memory: RiskState) -> float | None:
 
 
 def make_calibration_page(rows: Sequence[Calibration], times: float | None = None) -> bytes:
-    """Return the record as metrics. A horizon without a matured forecast has only the count."""
+    """Make the metrics page of the record. A horizon without a matured forecast has only the count.
+
+    times: the site's fault rate as a multiple of the published one.
+    """
     page = Page()
 
     def gauge(name: str, text: str, value: Callable[[Calibration], float | None]) -> None:
@@ -80,7 +83,7 @@ def make_calibration_page(rows: Sequence[Calibration], times: float | None = Non
 
 
 async def refit(memory: RiskState, free: asyncio.Lock, names: Sequence[str], now_ms: int) -> bool:
-    """Fit the hazard again if it is due, and return whether it was."""
+    """Fit the hazard of past faults if that is due, and return whether it was fitted."""
     async with free:
         if not memory.faults.is_fit_due(now_ms):
             return False

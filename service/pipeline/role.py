@@ -1,4 +1,4 @@
-"""The pipeline as a process: it opens its sources, and saves a last snapshot on SIGTERM."""
+"""The pipeline as a process. It opens its sources, and saves a last snapshot on SIGTERM."""
 
 import asyncio
 import contextlib
@@ -73,7 +73,7 @@ def open_sources(config: Config, clock: Clock, entities: Entities, share: Share 
 
 
 def _open_source(row: PluginConfig, clock: Clock, entities: Entities, share: Share) -> Iterator[Source]:
-    """Yield the source of a row, unless another pipeline runs it."""
+    """Yield the source of a configuration row, or nothing if another pipeline runs it."""
     found = load(f"pipeline.sources.use (built in: {', '.join(BUILT_IN)})", BUILT_IN.get(row.use, row.use))
     kind = check_source_class(found, f"pipeline.sources.use = {row.use!r}") if isinstance(found, type) else found
     if getattr(kind, "divides", False) and share.instances > 1:
@@ -97,9 +97,10 @@ def _made(use: str, kind: Any, entities: Entities, clock: Clock, options: Mappin
 
 
 def _check_names(sources: Sequence[Source]) -> None:
-    """Check that the names of the sources differ. Raises ConfigError.
+    """Check that the names of the sources differ. Raises ConfigError if two are equal.
 
-    A snapshot stores positions by name, so a source would otherwise continue at the position of another one.
+    A snapshot stores positions by name. With equal names, a source could continue at another one's
+    position.
     """
     for name, count in Counter([ARCHIVE, *(source.name for source in sources)]).items():
         if count > 1:
@@ -114,7 +115,7 @@ def _make_write_decoder(config: Config, entities: Entities) -> WriteDecoder:
 
 
 def raise_open_file_limit() -> None:
-    """Raise the limit of open files. The system's soft limit is 1,024.
+    """Raise the process's limit of open files from the system's soft limit, often 1,024.
 
     A large fleet has thousands of followed logs and connections to targets.
     """
@@ -127,7 +128,7 @@ def raise_open_file_limit() -> None:
 def reduce_garbage_collection() -> None:
     """Freeze all present objects, and make garbage collection rare.
 
-    The many objects of a tick are hardly ever garbage. By default, collections took a sixth of a tick at
+    The many objects of a tick are rarely garbage. By default, collections took a sixth of a tick at
     10,000 GPUs, and most of the time in which a save copies tables.
     """
     gc.collect()
@@ -142,7 +143,7 @@ async def _announce(pipeline: Pipeline, folder: Path, name: str) -> None:
 
 
 async def serve(config: Config, instance: int = 0) -> None:
-    """Run one of the pipelines until SIGTERM or SIGINT, then take a last snapshot."""
+    """Run a pipeline until SIGTERM or SIGINT, then save a last snapshot. instance: the pipeline's number."""
     raise_open_file_limit()
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])

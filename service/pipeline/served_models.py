@@ -1,6 +1,7 @@
-"""Sums of served instances for each model.
+"""The load of served models, summed over their instances.
 
-Rates and histograms are added up. The KV cache is a mean, shown with the fullest instance.
+Rates and histograms are added up. The use of the KV cache is a mean, shown with that of the fullest
+instance.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class ServedInstances(Capability):
 
 
 def make_served_document(instances: Sequence[ServedInstance], now_ms: int) -> ServedModels:
-    """Return the document of `GET /v1/served-models`: a row for each pool and model, in order of names."""
+    """Make the document of `GET /v1/served-models`: a row for each pool and model, in order of names."""
     models: dict[tuple[str, str], list[ServedInstance]] = {}
     for instance in instances:
         models.setdefault((instance.pool, instance.model), []).append(instance)
@@ -69,13 +70,16 @@ def _row(pool: str, model: str, instances: list[ServedInstance]) -> ServedModel:
 
 
 def _total(instances: Sequence[ServedInstance], name: str) -> float | None:
-    """Return the sum over the instances that report this value. Returns None if no instance does."""
+    """Return the sum of a value over the instances that report it, or None if no instance does.
+
+    name: the attribute of ServedInstance.
+    """
     reported = [value for one in instances if (value := getattr(one, name)) is not None]
     return number(sum(reported)) if reported else None
 
 
 def compute_ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
-    """Return the mean and quantiles of the time to first token of the window's requests, in seconds.
+    """Compute the mean and quantiles of the window's times to first token, in seconds.
 
     Only histogram edges that all instances have are used.
     """
@@ -95,7 +99,7 @@ def compute_ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
 def quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> float | None:
     """Return the value at which a cumulative histogram reaches `rank`.
 
-    Returns None beyond its last edge, and if there are no requests.
+    Returns None beyond its last edge, and if there are no requests. counts: requests up to each edge.
 
     >>> quantile([0.1, 1.0], [10.0, 20.0], 15.0), quantile([0.1, 1.0], [10.0, 20.0], 30.0)
     (0.55, None)
@@ -111,7 +115,7 @@ def quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> fl
 
 
 def make_served_page(document: ServedModels) -> bytes:
-    """Return the served models as Prometheus metrics."""
+    """Make the metrics page of the served models."""
     page = Page()
     labelled = [({"pool": row.pool, "model": row.model}, row) for row in document.rows]
     for name, text in (

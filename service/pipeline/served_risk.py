@@ -1,4 +1,4 @@
-"""The site's own risk fits: the registry's serving version, and the challenger that is scored with it."""
+"""The site's own risk fits: the registry's serving version, and the challenger scored next to it."""
 
 import logging
 from collections.abc import Callable
@@ -32,9 +32,9 @@ class ServedRisk:
         self._challenger: str | None = None
 
     def refresh(self) -> None:
-        """Load the versions that were promoted, rolled back or chosen since the last call.
+        """Load the versions that were promoted, rolled back or chosen as challenger since the last call.
 
-        Reads two small files.
+        Each call reads two small files.
         """
         self._serving = self._judge(self._registry.current_version, self._serving, self._serve)
         self._challenger = self._judge(self._registry.challenger, self._challenger, self._load_shadow)
@@ -72,13 +72,13 @@ class ServedRisk:
 
 
 def summarise_recent_risk(memory: RiskState) -> Recent:
-    """Return the outcomes of risk within a day: its Brier score divided by that of the base rate."""
+    """Return the recent outcomes of one-day risk: its Brier score divided by that of the base rate."""
     loss, n = _loss(memory.record)
     return Recent(None, loss, n)
 
 
 def make_risk_shadow(memory: RiskState, challenger: SiteRisk | None) -> ShadowModel | None:
-    """Return the challenger's record and that of the serving version. Returns None without a challenger."""
+    """Return the challenger's record and that of the serving version, or None without a challenger."""
     if challenger is None or memory.shadow.model != challenger.name:
         return None
     loss, n = _loss(memory.shadow)

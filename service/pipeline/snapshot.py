@@ -1,13 +1,14 @@
-"""State on disk: rings, jobs, nodes, the stateful parts, and the positions of the sources.
+"""Snapshots of the state on disk: rings, jobs, nodes, the stateful parts, and the sources' positions.
 
     snapshot/<n>/   store/ (fleetcast.features.store_files)   jobs/ (fleetcast.service.pipeline.job_files)
                     NAME.arrays of each part (fleetcast.service.pipeline.stateful)
                     state.arrays: the header, nodes, and other small parts
 
-A snapshot is written under a temporary name and renamed when complete, so a crash leaves the older ones
-intact. Positions and tables belong to one moment. The rings are copied in slices after it, which is safe
-because a repeated record changes nothing. The last two snapshots stay, with the inbox from the older
-one's position on. If the newest cannot be read, the other one leads to the same state.
+A snapshot is written under a temporary name and renamed when complete, so a crash leaves the older
+ones intact. Positions and tables belong to one moment. The rings are copied in slices after it,
+which is safe because a repeated record changes nothing. The last two snapshots stay, with the inbox
+from the older one's position on. If the newest cannot be read, the other one leads to the same
+state.
 """
 
 import logging
@@ -44,7 +45,7 @@ Work = Callable[[], object]
 
 
 class OtherVersionError(ValueError):
-    """The error for a snapshot that another version of this program wrote."""
+    """The error for a snapshot that another version of Fleetcast wrote."""
 
     def __init__(self, version: object) -> None:
         super().__init__(
@@ -57,7 +58,7 @@ class OtherVersionError(ValueError):
 class SavedState(SnapshotHeader):
     """All state that outlives a process.
 
-    number: that of the snapshot from which it was restored, 0 for none.
+    number: the number of the snapshot from which it was restored, 0 for none.
     """
 
     state: FleetState
@@ -66,7 +67,7 @@ class SavedState(SnapshotHeader):
 
 
 class Snapshot:
-    """The snapshots of one pipeline in one folder. `kinds`: the parts that they hold."""
+    """The snapshots of one pipeline in one folder. `kinds`: the kinds of parts that they hold."""
 
     def __init__(self, folder: Path, kinds: Sequence[PartKind] = STATEFUL) -> None:
         self.folder = folder
@@ -80,7 +81,7 @@ class Snapshot:
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isascii() and path.name.isdigit())
 
     def restore(self, config: Config, topology: Topology, now_ms: int) -> SavedState:
-        """Return the newest readable snapshot, or an empty state."""
+        """Restore the newest readable snapshot. Return its state, or an empty state if there is none."""
         for number in reversed(self.numbers()):
             try:
                 saved = self._load(self.folder / str(number), config, topology)
@@ -117,9 +118,10 @@ class Snapshot:
     def save(self, saved: SavedState, forecaster: Dump | None = None) -> Coroutine[None, None, Positions | None]:
         """Copy the tables at once, and return a coroutine that writes them. The coroutine raises OSError.
 
-        The state may change while the coroutine runs. It returns the positions up to which a source may delete
-        records: those of the older of two snapshots, or None before there are two. forecaster: a dump of the
-        DemandForecaster that a thread made, if the forecaster has not changed since.
+        The state may change while the coroutine runs. It returns the positions up to which a source may
+        delete records. They are those of the older of two snapshots, or None before there are two.
+        forecaster: a dump of the DemandForecaster that a thread made, if the forecaster has not changed
+        since.
         """
         number = max([0, *self.numbers()]) + 1
         dumps = saved.parts.dump({} if forecaster is None else {DemandForecaster: forecaster})
@@ -137,9 +139,9 @@ class Snapshot:
         return next(iter(self.whole.values())) if len(self.whole) == MAX_SNAPSHOTS else None
 
     def _works(self, saved: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
-        """Yield steps of the save.
+        """Yield the steps of a save as functions.
 
-        Fetching the next step copies data. Calling it writes, in any thread.
+        Fetching the next step copies data. Calling it writes that data, in any thread.
         """
         beside = folder.with_name(f".{folder.name}.tmp")
         yield self._tables(saved, dumps, beside, folder)
@@ -167,7 +169,7 @@ class Snapshot:
         return write
 
     def _remove_old_folders(self) -> None:
-        """Remove every folder except the snapshots that stay."""
+        """Remove every folder except the last complete snapshots."""
         names = {str(number) for number in self.whole}
         for path in self.folder.iterdir():
             if path.is_dir() and path.name not in names:
@@ -178,7 +180,7 @@ _Nodes = list[tuple[NodeRecord, dict[str, SeenSequences]]]
 
 
 def _become(beside: Path, folder: Path) -> None:
-    """Sync the folders, and make them a snapshot by a rename."""
+    """Sync the temporary folders to disk, and rename them to a snapshot."""
     for path in (beside / "store", beside / "jobs", beside):
         files.sync_folder(path, AREA)
     files.rename(beside, folder, AREA)
@@ -186,7 +188,10 @@ def _become(beside: Path, folder: Path) -> None:
 
 
 def _store(folder: Path, config: Config) -> WindowStore:
-    """Return the saved store. If the interval has changed, return an empty one with the same entities."""
+    """Load the saved store. After a change of the scrape interval, return an empty one.
+
+    The empty store has the same entities.
+    """
     interval_s, future_limit_s = config.scrape.interval_s, config.pipeline.future_limit_s
     try:
         return WindowStore.load(folder, interval_s=interval_s, future_limit_s=future_limit_s)

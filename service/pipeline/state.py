@@ -51,7 +51,7 @@ MAX_REASONS = 200  # senders may tell reasons of their own; the rest are "other"
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of the records that have arrived since the process began."""
+    """Counts of the records that have arrived since the process started."""
 
     samples: int = 0
     late: int = 0
@@ -67,7 +67,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventView(FoldedEvents):
-    """The state of jobs and nodes up to `position`.
+    """The state of jobs and nodes, with all events up to `position`.
 
     It consists of copies, which do not change when more events arrive.
     """
@@ -79,7 +79,7 @@ class EventView(FoldedEvents):
 
 
 class FleetState:
-    """The state of one pipeline. One task owns it, and nothing else writes to it."""
+    """The state of one pipeline. One task owns it, and no other task writes to it."""
 
     def __init__(
         self, entities: Entities, store: WindowStore, topology: Topology, limits: LimitsConfig | None = None
@@ -109,7 +109,7 @@ class FleetState:
         self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
 
     def apply(self, batch: Batch, now_ms: int) -> list[NodeEvent]:
-        """Apply a batch. Returns the node events that were new, hard signals among them."""
+        """Apply a batch, and return its new node events, hard signals among them."""
         counts = self.counts
         for samples in batch.samples:
             written = self.store.write(samples, now_ms)
@@ -161,13 +161,16 @@ class FleetState:
         return self._apply_node_events(batch.node_events)
 
     def _has_room(self, event: JobEvent, is_acknowledged: bool) -> bool:
-        """Return whether an event may be folded. An event that the api has acknowledged is within its limits."""
+        """Return whether there is room for the event's job. There always is for an acknowledged event.
+
+        The api acknowledges only events within its own limits.
+        """
         return is_acknowledged or self.jobs.has_room(event, self.limits.live_jobs)
 
     def _is_placed(self, event: JobEvent) -> bool:
-        """Return whether the placer has placed this attempt.
+        """Return whether the placer has placed the event's attempt.
 
-        This is checked at the attempt's first event, and at a start.
+        This is checked at the attempt's first event, and at a start. For other events it returns False.
         """
         attempt = self.jobs.attempts.get((event.job, event.attempt))
         if self.promises is None or (attempt is not None and (attempt.is_exempt or not isinstance(event, Started))):
@@ -175,7 +178,10 @@ class FleetState:
         return self.promises.admits(event.job, event.attempt)
 
     def follow_jobs(self, others: Iterable[LabelHold], now_ms: int) -> None:
-        """Fold the jobs that labels name, here and in other pipelines, and end jobs that have fallen silent."""
+        """Apply events for the jobs that GPU labels name, and fail attempts that have been silent for long.
+
+        others: the holders of GPUs that the labels of other pipelines name.
+        """
         holds = [*self.labelled.holds(now_ms), *others]
         events = [*self.label_jobs.events(holds, self.jobs, now_ms), *self._fail_silent_attempts(now_ms)]
         if events:
@@ -184,8 +190,8 @@ class FleetState:
     def _fail_silent_attempts(self, now_ms: int) -> list[Failed]:
         """Return ends of attempts that only their own steps reported and that have been silent for long.
 
-        A later step revives the attempt. Only silence while this process listens counts. The sequences are below
-        0, so that every reported end overrides these.
+        A later step revives the attempt. Only silence while this process runs counts. The sequences are
+        below 0, so that every reported end overrides these.
         """
         if self._listens_ms is None:
             self._listens_ms = now_ms
@@ -208,7 +214,7 @@ class FleetState:
         ]
 
     def _apply_node_events(self, events: Sequence[NodeEvent]) -> list[NodeEvent]:
-        """Apply node events, and return the new ones, under the names by which the fleet knows the nodes."""
+        """Apply node events under the fleet's names of the nodes, and return the new ones."""
         fresh = []
         for stated in events:
             try:
@@ -237,7 +243,7 @@ class FleetState:
         return event if gpu is None else msgspec.structs.replace(event, gpu=gpu)
 
     def _add_gpus_to_events(self) -> None:
-        """Add GPUs to earlier events whose devices exporters have named since."""
+        """Add GPUs to earlier node events whose devices exporters have named since."""
         devices = self.entities.devices
         if devices.learnt == self._devices_learnt:
             return
@@ -249,7 +255,7 @@ class FleetState:
                 self._node_copies.pop(name, None)
 
     def event_view(self, now_ms: int) -> EventView:
-        """Return copies for a thread to work on while more events arrive."""
+        """Return copies of jobs and nodes for a thread to use while more events arrive."""
         copies: dict[tuple[str, int], JobAttempt] = {}
 
         def copy(attempts: Iterable[JobAttempt]) -> list[JobAttempt]:
@@ -280,16 +286,16 @@ class FleetState:
         )
 
     def rest(self, now_ms: int, history_days: int) -> None:
-        """Pack jobs that ended long ago, and forget those older than `history_days`.
+        """Pack jobs that ended long ago, and drop those older than `history_days`.
 
-        Both tables stay in bounds.
+        This bounds both job tables.
         """
         self.fold.rest(now_ms - RESTS_AFTER_MS, now_ms - history_days * 86_400_000, MOST_ENDED)
         if forgotten := self.jobs.drop_oldest_jobs(MOST_RESTING):
             logger.warning("forgot %d jobs at rest before their time: at most %d are kept", forgotten, MOST_RESTING)
 
     def used(self) -> dict[str, dict[str, int]]:
-        """Return bound -> how much of it is used, and its maximum."""
+        """Return limit -> how much of it is in use (`used`), and its maximum (`most`)."""
         unknown = len(self.entities[EntityKind.NODE]) - self._named - len(self.entities.listed)
         return {
             "live_jobs": {"used": self.jobs.live, "most": self.limits.live_jobs},
@@ -309,7 +315,7 @@ class FleetState:
             counts.bad_examples[error.reason] = error.detail[:200]
 
     def _apply_fleet_names(self, event: JobEvent) -> JobEvent:
-        """Return the event with the fleet's names for its nodes, because a launcher may spell them otherwise."""
+        """Return the event with the fleet's names of its nodes, because a launcher may spell them differently."""
         match event:
             case Started() | Resized():
                 named = {*event.nodes, *(rank.node for rank in event.ranks)}
@@ -334,7 +340,7 @@ class FleetState:
     def learn_nodes(self, names: Iterable[str]) -> None:
         """Register nodes that other pipelines have observed, as long as there is room.
 
-        The other pipelines count their own nodes.
+        Each of the other pipelines applies its own limit on nodes.
         """
         nodes = self.entities[EntityKind.NODE]
         for name in names:
@@ -360,7 +366,7 @@ class FleetState:
                 self._copies.pop((attempt.job, attempt.attempt), None)
 
     def gpu_rows(self) -> NDArray[np.int32]:
-        """Return (n, g) the row in Entities[GPU] of each node's GPUs, -1 if a GPU never appeared."""
+        """Return (n, g) int32 the row in Entities[GPU] of each node's GPUs, -1 if a GPU never appeared."""
         table = self.entities[EntityKind.GPU]
         key = (len(table) + table.moves, self.topology.generation)
         if self._gpu_rows[0] == key:
@@ -376,9 +382,9 @@ class FleetState:
 
 
 def _make_end_order_error(attempt: JobAttempt) -> RecordError:
-    """Return the error of an attempt whose end lies before its start.
+    """Return the error for an attempt that ended before it started.
 
-    The end counts, but its run time is not learnt.
+    The end counts, but nothing is learnt from its run time.
     """
     seconds = ((attempt.started_ms or 0) - (attempt.ended_ms or 0)) / 1000
     where = f"job {attempt.job[:80]!r}, attempt {attempt.attempt}"
@@ -394,7 +400,7 @@ def _rename_node(event: Named, node: str) -> Named:
 def align(topology: Topology, entities: Entities) -> Topology:
     """Return the topology in the order of the node table.
 
-    Known rows come first, because a snapshot fixed them. New nodes follow.
+    The rows of known nodes come first, because a snapshot fixed them. New nodes follow.
     """
     specs = dict(zip(topology.names, topology.nodes, strict=True))
     for name in topology.names:

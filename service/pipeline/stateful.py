@@ -1,4 +1,4 @@
-"""STATEFUL: the state of a pipeline other than samples, jobs and nodes.
+"""The list STATEFUL: the parts of a pipeline's state other than samples, jobs and nodes.
 
 A snapshot has a file `NAME.arrays` for each part.
 """
@@ -39,10 +39,10 @@ S = TypeVar("S", bound=Stateful)
 
 @dataclass(frozen=True, slots=True)
 class PartKind:
-    """A kind of part.
+    """A kind of stateful part: its name, and how to make an empty one.
 
-    begins_anew: if the file of this part is damaged, the part starts empty. For any other part, a damaged
-    file makes the whole snapshot unusable.
+    starts_empty: if the file of this part is damaged, the part starts empty. For any other part, a
+    damaged file makes the whole snapshot unusable.
     """
 
     name: str  # of its file
@@ -68,7 +68,7 @@ STATEFUL: tuple[PartKind, ...] = (
 
 
 class Parts:
-    """The parts of one pipeline. `parts[CoRuns]` returns the one of that class."""
+    """The stateful parts of one pipeline. `parts[CoRuns]` returns the one of that class."""
 
     def __init__(self, kinds: Sequence[PartKind], config: Config, state: FleetState) -> None:
         self._kinds = {kind.name: kind for kind in kinds}
@@ -82,14 +82,14 @@ class Parts:
         return iter(self._made.values())
 
     def dump(self, early: Mapping[type[Any], Dump]) -> dict[str, Dump]:
-        """Return copies of the parts by name.
+        """Return part name → its dump.
 
         early: dumps of parts that were made before, if the parts have not changed since.
         """
         return {name: early.get(type(part)) or part.dump() for name, part in self._made.items()}
 
     def load(self, folder: Path) -> None:
-        """Load the files of `write_parts` into new parts. Raises one of UNREADABLE."""
+        """Load the files that `write_parts` wrote into new parts. Raises one of UNREADABLE."""
         for name, part in self._made.items():
             try:
                 part.load(*_read(folder / f"{name}.arrays"))
@@ -100,7 +100,7 @@ class Parts:
                 self._made[name] = self._kinds[name].make(*self._made_of)
 
     def move(self, by_ms: int) -> None:
-        """Move the times in all parts along with a clock that was set."""
+        """Shift the times in all parts after the clock was set."""
         for part in self:
             part.move(by_ms)
 
@@ -118,7 +118,7 @@ def _read(path: Path) -> Dump:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a number of numpy's to one of Python's. Raises TypeError for other values."""
+    """Convert a NumPy number to a Python number. Raises TypeError for other values."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a snapshot cannot hold {type(value).__name__}")

@@ -1,6 +1,6 @@
 """A tick: its inputs (TickInputs), and the inputs with the scored fleet (Tick).
 
-All answers are made from a Tick.
+All answers of the API are made from a Tick.
 """
 
 from collections import Counter, defaultdict
@@ -46,7 +46,7 @@ RECENT_MS = 3_600_000
 
 
 def find_whole_job(job: str, jobs: Container[str]) -> str:
-    """Return the job in `jobs` that this name is, or is a part of by its prefix.
+    """Return the job in `jobs` that has this name, or whose name is a prefix of it.
 
     Returns "" if there is none. `ml/set-workers` is a part of `ml/set`.
 
@@ -59,7 +59,10 @@ def find_whole_job(job: str, jobs: Container[str]) -> str:
 
 @dataclass(frozen=True)
 class TickInputs:
-    """All inputs of a tick at one moment. A thread may work on them, because only `entities` may grow."""
+    """All inputs of a tick at one moment. A thread may use them, because none changes except `entities`.
+
+    `entities` only grows.
+    """
 
     now_ms: int
     topology: Topology
@@ -89,7 +92,7 @@ class TickInputs:
 class Tick(TickInputs):
     """The inputs of one tick, and the scores computed from them.
 
-    Values that several readers need are computed once, at first use.
+    Values with several readers are computed once, at their first use.
     """
 
     fleet: ScoredFleet = field(kw_only=True)
@@ -114,7 +117,7 @@ class Tick(TickInputs):
 
     @cached_property
     def node_state(self) -> NDArray[np.int8]:
-        """NodeState of each node by its node events, (n,) int8."""
+        """(n,) int8 NodeState of each node by its node events."""
         state = np.full(len(self.topology), NodeState.IN_SERVICE, np.int8)
         for name, record in self.events.nodes.items():
             if name in self.rows:
@@ -123,23 +126,23 @@ class Tick(TickInputs):
 
     @cached_property
     def usual_risk(self) -> NDArray[np.float64]:
-        """(kind, horizon) probabilities of an ordinary node of this fleet, at least the published ones."""
+        """(kind, horizon) fault probabilities of an ordinary node of this fleet, at least the published ones."""
         return np.maximum(compute_published_risk(), usual_risk(self.fleet.risk.values))
 
     @cached_property
     def flagged(self) -> NDArray[np.bool_]:
-        """(n,) nodes whose action asks for more than watching."""
+        """(n,) bool, nodes whose recommended action is more than watching."""
         return documents.flagged(self.fleet.risk, len(self.topology))
 
     @cached_property
     def state_codes(self) -> NDArray[np.int8]:
-        """(n,) index into `documents.STATES`."""
+        """(n,) int8 index of each node's state in `documents.STATES`."""
         up = documents.answering(self.frames.node, self.frames.gpu, self.gpu_rows, len(self.topology))
         return documents.state_codes(self.node_state, self.flagged, up)
 
     @cached_property
     def hearing(self) -> NDArray[np.int8]:
-        """(n,) Hearing: whether telemetry confirms what runs on the GPUs of each node."""
+        """(n,) int8 Hearing of each node: how current its GPU telemetry is."""
         age_s = np.nan_to_num(self.read_gpu_feature("age_s"), nan=np.inf)
         youngest_s = np.where(self.exists, age_s, np.inf).min(axis=1, initial=np.inf)
         has_reported = np.isfinite(youngest_s)
@@ -155,12 +158,12 @@ class Tick(TickInputs):
 
     @cached_property
     def serving(self) -> NDArray[np.bool_]:
-        """Return whether something may be placed on each node, (n,) bool."""
+        """(n,) bool, whether anything may be placed on the node."""
         return may_place(self.node_state, None if self.places_unheard else self.hearing)
 
     @cached_property
     def states(self) -> list[StateName]:
-        """Name of each node's state in answers, (n,)."""
+        """(n,) the state of each node as answers name it."""
         return [documents.STATES[code] for code in self.state_codes.tolist()]
 
     @cached_property
@@ -179,7 +182,7 @@ class Tick(TickInputs):
 
     @cached_property
     def held_milli(self) -> dict[tuple[str, int], int]:
-        """Attempt → thousandths of GPUs that it holds, for running attempts that state another amount."""
+        """Attempt → thousandths of GPUs that it holds, for running attempts whose events state another amount."""
         of = self.events.placements, self.occupancy, self.held_by_node
         return self.memory.recall("held milli", of, self._compute_held_milli)
 
@@ -193,32 +196,34 @@ class Tick(TickInputs):
 
     @cached_property
     def displaced(self) -> Set[tuple[str, int]]:
-        """The running attempts that hold less than they state, because others hold their GPUs."""
+        """The running attempts that hold fewer GPUs than they state, because other attempts hold their GPUs."""
         return {(row.job, row.attempt) for row in map(self.events.running.__getitem__, self.occupancy.displaced)}
 
     @cached_property
     def held_by_node(self) -> list[dict[str, int]]:
-        """For each running attempt, node → thousandths of GPUs that it holds there."""
+        """One mapping for each running attempt: node → thousandths of GPUs that it holds there."""
         of = self.occupancy, self.topology
         return self.memory.recall("held", of, lambda: held_by_node(of[0], self.events.running, of[1]))
 
     @cached_property
     def held(self) -> NDArray[np.bool_]:
-        """Return whether a job holds each GPU, (n, g) bool."""
+        """(n, g) bool, whether a job holds the GPU."""
         return self.occupancy.holder >= 0
 
     @cached_property
     def unknown_use(self) -> NDArray[np.bool_]:
-        """Return whether each GPU is in use without a known job, (n, g) bool.
+        """(n, g) bool, whether the GPU is in use without a known job.
 
-        Telemetry shows the GPU at work, or its node lends it to another scheduler, or pods hold it before their
-        job starts.
+        Telemetry shows the GPU at work, or its node lends it to another scheduler, or pods hold it before
+        their job starts.
         """
         found = self.use.update(self.topology.names, self.frames.gpu, self.gpu_rows, self.held, self.now_ms)
         return (found & self.exists) | self._lent(found)
 
     def _lent(self, at_work: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return (n, g) whether each GPU is lent to another scheduler or held by pods whose job has not begun.
+        """Return (n, g) bool, whether each GPU is lent or bound.
+
+        A lent GPU belongs to another scheduler, and pods of a job that has not started hold a bound one.
 
         Only their number is known. GPUs at work are chosen first, then others without a job.
         """
@@ -231,7 +236,7 @@ class Tick(TickInputs):
 
     @cached_property
     def bound_gpus(self) -> NDArray[np.int64]:
-        """Number of GPUs on each node that parts of jobs hold before the job starts, (n,).
+        """(n,) int64, the number of GPUs on each node that parts of a job hold before the job starts.
 
         GPUs that the job already holds are not counted. It may hold some by a promise, by its own steps, or
         because exporters' labels name the job after one of its parts.
@@ -253,12 +258,12 @@ class Tick(TickInputs):
 
     @property
     def are_jobs_known(self) -> bool:
-        """Return whether every source of jobs has answered once. Before that, GPUs at work may belong to jobs."""
+        """Whether every source of jobs has answered once. Before that, GPUs at work may belong to jobs."""
         return all(stated.until_ms > 0 for stated in self.listening.values())
 
     @cached_property
     def open(self) -> OpenView:
-        """The waiting and promised requests, by events and in our own queue, each once."""
+        """The waiting and promised requests, from events and from our own queue, each once."""
         return OpenView.of(drop_held_promises(self.open_requests, self.held, self.rows), self.events)
 
     @cached_property
@@ -272,18 +277,18 @@ class Tick(TickInputs):
 
     @property
     def queued_gpus(self) -> int:
-        """The GPUs that waiting jobs ask for, each job once. Parts of GPUs add up."""
+        """The number of GPUs that waiting jobs ask for, each job once. Parts of GPUs add up."""
         return ceil(sum(map(count_wanted_milli, self.open.waiting)) / WHOLE_GPU)
 
     @cached_property
     def blocked(self) -> list[JobAttempt]:
-        """Attempts without an open request that may not start yet, even if GPUs are free."""
+        """The attempts without an open request that may not start yet, even if GPUs are free."""
         open_jobs = {row.job for row in self.open.requested}
         return [row for row in self.events.blocked if row.job not in open_jobs]
 
     @cached_property
     def promise(self) -> NDArray[np.int32]:
-        """Index in `open.requests` of the request to which each GPU is promised, or NO_HOLDER, (n, g) int32."""
+        """(n, g) int32 index in `open.requests` of the request that the GPU is promised to, or NO_HOLDER."""
         found, width = np.full(self.gpu_rows.shape, NO_HOLDER, np.int32), self.gpu_rows.shape[1]
         for number, request in enumerate(self.open.requests):
             for rank in request.ranks:
@@ -298,23 +303,23 @@ class Tick(TickInputs):
 
     @cached_property
     def gpu_use(self) -> NDArray[np.int8]:
-        """Occupant of each GPU, (n, g) int8."""
+        """(n, g) int8 Occupant of each GPU."""
         use = gpu_use(self.occupancy.holder, self.promise, self.unknown_use, self.kept.use)
         return np.where(self.exists, use, np.int8(Occupant.NOTHING))
 
     @cached_property
     def exists(self) -> NDArray[np.bool_]:
-        """Return whether the node has that GPU, (n, g) bool."""
+        """(n, g) bool, whether the node has that GPU."""
         return np.arange(self.gpu_rows.shape[1])[None, :] < self.topology.gpus[:, None]
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
-        """Return whether the GPU exists and has not vanished from its exporter's page, (n, g) bool."""
+        """(n, g) bool, whether the GPU exists and has not vanished from its exporter's page."""
         silent = np.nan_to_num(self.read_gpu_feature("silent_s")) > SILENT_INTERVALS * self.interval_s
         return self.exists & ~silent
 
     def read_gpu_feature(self, feature: str, nodes: "slice | NDArray[np.intp]" = slice(None)) -> NDArray[np.float64]:
-        """Return (nodes, g) the last fresh value of a feature of each GPU, NaN if unknown.
+        """Return (nodes, g) float64, the last fresh value of a feature of each GPU, NaN if unknown.
 
         Raises KeyError if there is no such feature.
         """

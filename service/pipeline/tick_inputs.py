@@ -1,4 +1,4 @@
-"""InputCollector: gathers the inputs of the next tick in the event loop, without a break."""
+"""InputCollector: collects the inputs of the next tick in the event loop, without awaiting in between."""
 
 from collections.abc import Mapping, Sequence
 
@@ -33,7 +33,10 @@ WARM_S = 1800
 
 
 class InputCollector:
-    """The collector of a tick's inputs. others: the other pipelines, set only in the first of several."""
+    """The collector of a tick's inputs.
+
+    others: the other pipelines, None except in the first pipeline.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class InputCollector:
         self._memory = TickMemory()
 
     def refresh_topology(self) -> None:
-        """Register nodes, GPUs and models that telemetry and schedulers report, here or in another pipeline."""
+        """Register the nodes, GPUs and models that telemetry and schedulers report, in all pipelines."""
         state, gpus = self._saved.state, dict[str, int]()
         self._gpu_models = gpu_models(self._sources)
         if self._others:
@@ -63,7 +66,10 @@ class InputCollector:
         state.refresh_topology(self._gpu_models, gpus, merge_source_nodes(self._sources))
 
     def follow_jobs(self, now_ms: int) -> None:
-        """Fold the jobs that labels name, and end silent ones. Only the first pipeline folds events."""
+        """Apply events for the jobs that GPU labels name, and fail silent attempts.
+
+        Only the first pipeline folds events, so the others do nothing here.
+        """
         if self._others is not None:
             self._saved.state.follow_jobs(self._others.labelled(), now_ms)
 
@@ -97,9 +103,9 @@ class InputCollector:
         )
 
     def _given(self, events: EventView) -> Mapping[Attempt, Sequence[RankPlacement]]:
-        """Return the GPUs that our placer gave to attempts whose events name wrong GPUs or none.
+        """Return attempt → the GPUs that our placer gave it, if its events name wrong GPUs or none.
 
-        Each attempt is looked up once while it runs.
+        The ledger is read once for each such attempt.
         """
         state = self._saved.state
         if state.promises is None:
@@ -141,6 +147,6 @@ class InputCollector:
 
 
 def _wrong(running: Sequence[JobAttempt], topology: Topology) -> list[Attempt]:
-    """Return the attempts whose events name wrong GPUs or none."""
+    """Return the running attempts whose events name wrong GPUs or none."""
     node_gpus = {node.name: node.gpus for node in topology.nodes}
     return [(row.job, row.attempt) for row in running if names_wrong_gpus(row, node_gpus)]

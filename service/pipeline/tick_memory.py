@@ -1,4 +1,4 @@
-"""The memory of a tick: results of the previous tick, with the objects that they were made from."""
+"""The cache of a tick: results of the previous tick, with the objects that they were made from."""
 
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
@@ -12,10 +12,10 @@ NOTHING_BESIDE: Mapping[tuple[str, int], object] = {}
 
 
 class AttemptRows(Generic[T]):
-    """Rows of attempts, made again only if something new about the attempt has arrived.
+    """A cache of one row for each attempt. A row is made again only if the attempt has changed.
 
-    The attempts of a tick are copies that never change. An attempt without news is the same object as in the
-    last tick.
+    The attempts of a tick are copies that never change. An unchanged attempt is the same object as in
+    the last tick.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class AttemptRows(Generic[T]):
     ) -> list[T]:
         """Return the rows of these attempts, in order.
 
-        of: other objects that all rows depend on. beside: by attempt, the object that its row depends on.
+        of: other objects that all rows depend on. beside: attempt → another object that its row depends on.
         """
         attempts, is_valid = tuple(attempts), _are_same(self._of, of)
         others = tuple([beside.get((row.job, row.attempt)) for row in attempts]) if beside else (None,) * len(attempts)
@@ -53,7 +53,10 @@ def _are_same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
 
 
 class TickMemory:
-    """Results that depend only on a few objects, such as the topology and the placements, not on the time."""
+    """A cache of results that depend only on a few objects, not on the time.
+
+    Such objects are the topology and the placements.
+    """
 
     def __init__(self) -> None:
         self.occupancy = OccupancyMemory()
@@ -61,10 +64,10 @@ class TickMemory:
         self._made: dict[str, tuple[tuple[object, ...], object]] = {}
 
     def recall(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
-        """Return the result of `make`, from memory if all objects in `of` are the same as at the last call.
+        """Return the cached result of `make` if all objects in `of` are those of the last call, else call it.
 
-        name: identifies the result, and only one caller uses it. The caller changes neither the result nor the
-        objects.
+        name: identifies the result, and only one caller uses it. The caller changes neither the result nor
+        the objects.
         """
         before = self._made.get(name)
         if before is None or not _are_same(before[0], of):
@@ -72,5 +75,5 @@ class TickMemory:
         return cast(T, before[1])
 
     def rows(self, name: str) -> AttemptRows[Any]:
-        """Return the rows of attempts that one caller remembers under this name."""
+        """Return the row cache of one caller, which `name` identifies."""
         return self._rows.setdefault(name, AttemptRows())

@@ -1,8 +1,9 @@
 """TickRest: how long the pipeline rests between ticks, and what wakes it.
 
-A hard signal wakes the tick at once. So do the first samples of a node, so that a new node has its score
-within seconds. But a fleet that starts to send shows new nodes for minutes, and the tick must not run all
-that time. So nodes that appear soon after a tick wait until the tick has rested for a while.
+A hard signal wakes the tick at once. So do the first samples of a node, so that a new node has its
+score within seconds. A fleet that starts to send shows new nodes for minutes, and the tick must not
+run all that time. So nodes that appear soon after a tick wait until the tick has rested for a
+while.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ NEW_NODES_REST = 4  # times as long as a tick took: so long new nodes do not wak
 
 
 class TickRest:
-    """The rest between two ticks, which ends early when something sets `wake`."""
+    """The rest between two ticks, which ends early when the event `wake` is set."""
 
     def __init__(self, entities: Entities, wake: asyncio.Event) -> None:
         self._entities, self._wake = entities, wake
@@ -30,7 +31,7 @@ class TickRest:
         self._began = time.monotonic()
 
     def record(self, batches: Sequence[SampleBatch]) -> None:
-        """Record which nodes have sent samples. Wakes the tick for a new node, unless the tick must rest."""
+        """Record which nodes have sent samples. Wake the tick for a new node, unless the tick must rest."""
         nodes = len(self._entities[EntityKind.NODE])
         if len(self._has_reported) < nodes:
             self._has_reported = np.concatenate(
@@ -48,13 +49,13 @@ class TickRest:
             self._wake.set()
 
     def begin_tick(self) -> None:
-        """Begin a tick. It covers all nodes so far, and new nodes wait from now on."""
+        """Begin a tick, which covers all nodes so far. Nodes that appear from now on wait for the next one."""
         self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
         self._waits = self._may_wake = False
         self._began = time.monotonic()
 
     async def rest(self, tick_s: float) -> None:
-        """Rest until tick_s wall seconds after the tick began, or until something wakes the next one."""
+        """Rest until `tick_s` wall seconds after the tick began, or until the next tick is woken."""
         took_s = time.monotonic() - self._began
         await asyncio.sleep(SHORTEST_WALL_S)  # a flood of hard signals leaves time for everything else
         await self._wait_for_wake(min(tick_s, (1 + NEW_NODES_REST) * took_s))
@@ -62,13 +63,13 @@ class TickRest:
         await self._wait_for_wake(tick_s)
 
     def enable_new_node_wake(self) -> None:
-        """Let new nodes wake the tick from now on, including those that are waiting already."""
+        """Let new nodes wake the tick from now on. If a new node waits already, wake it now."""
         self._may_wake = True
         if self._waits:
             self._wake.set()
 
     async def _wait_for_wake(self, after_s: float) -> None:
-        """Wait until something wakes the tick, or until `after_s` seconds after it began."""
+        """Wait until the tick is woken, or until `after_s` seconds after it began."""
         rest_s = self._began + after_s - time.monotonic()
         if rest_s > 0:
             await wait_for_event(self._wake, rest_s)

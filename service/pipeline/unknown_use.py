@@ -1,12 +1,12 @@
-"""UnknownUse: GPUs that are at work although no job holds them, as exporters show.
+"""UnknownUse: finds GPUs that are at work although no job holds them, by their exporters' readings.
 
     at work   something runs on the GPU, memory is in use, or it takes more power than an idle GPU with a context open
-    verdict   it turns when the readings of a minute, and at least two of them, disagree. The first reading of a
+    verdict   it changes when the readings of a minute, and at least two of them, disagree. The first reading of a
               GPU decides at once, because a GPU that is at work when we begin to listen was so before
     held      a job event wins at once, and after the job's end a new minute begins. Stale readings decide nothing
 
-A GPU counts as at work lately until the readings of a whole minute show it idle. A job holds its GPUs
-through its pauses.
+A GPU counts as at work lately until the readings of a whole minute show it idle. So a job holds its
+GPUs through its pauses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ Mask = NDArray[np.bool_]
 
 
 def at_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
-    """Return (n, g) 1 if a GPU is at work, 0 if it is not, -1 without a fresh reading.
+    """Return (n, g) int8: 1 if a GPU is at work, 0 if it is not, -1 without a fresh reading.
 
     rows: (n, g) rows of `frame`.
     """
@@ -43,14 +43,14 @@ def at_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
 
 
 def _find_last_reading_ms(frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int) -> NDArray[np.int64]:
-    """Return (n, g) the time of each GPU's last reading, Unix ms."""
+    """Return (n, g) int64 the time of each GPU's last reading, in Unix ms."""
     age_ms = np.nan_to_num(frame.column("age_s").astype(np.float64)) * 1000
     found: NDArray[np.int64] = now_ms - _placed(age_ms.astype(np.int64), rows, 0)
     return found
 
 
 def _placed(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -> NDArray[Any]:
-    """Return (n, g) the values of a column by row, `fill` if there is no row."""
+    """Return (n, g) the values of a column by row, `fill` if a GPU has no row."""
     has_row = (rows >= 0) & (rows < len(column))
     if not len(column):
         return np.full(rows.shape, fill, column.dtype)
@@ -58,7 +58,7 @@ def _placed(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -> NDArray
 
 
 class UnknownUse(Stateful):
-    """The verdicts on all GPUs, by rows of the node table, which only grows."""
+    """The verdicts on the use of all GPUs, by rows of the node table, which only grows."""
 
     def __init__(self) -> None:
         self._names: Sequence[str] = ()
@@ -76,9 +76,10 @@ class UnknownUse(Stateful):
         now_ms: int,
         given_back: Mask | None = None,
     ) -> Mask:
-        """Return (n, g) whether each GPU was at work lately. The arguments are those of `update`.
+        """Return (n, g) bool, whether each GPU was at work lately.
 
-        given_back: (n, g) GPUs of jobs that have ended. Their past work says nothing about the next job.
+        names: (n,) nodes. rows: (n, g) rows of `frame`. given_back: (n, g) GPUs of jobs that have ended.
+        Their past work says nothing about the next job.
         """
         self._grow(names, rows.shape)
         works, read_ms, lately, idle_ms = (
@@ -102,7 +103,7 @@ class UnknownUse(Stateful):
     def update(
         self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], held: Mask, now_ms: int
     ) -> Mask:
-        """Return (n, g) whether each GPU is in unknown use at a tick.
+        """Update the verdicts, and return (n, g) bool, whether each GPU is in unknown use at a tick.
 
         names: (n,) nodes. rows: (n, g) rows of `frame`. held: (n, g) whether a job holds the GPU.
         """
@@ -124,7 +125,7 @@ class UnknownUse(Stateful):
         return found
 
     def _grow(self, names: Sequence[str], shape: tuple[int, ...]) -> None:
-        """Make room for new nodes and GPUs, and fill in the verdicts from a snapshot."""
+        """Make room for new nodes and GPUs, and fill in the verdicts restored from a snapshot."""
         if self._verdict.shape != shape:
             for name, fill in (("_verdict", NEVER), ("_other_ms", -1), ("_lately", 0), ("_idle_ms", -1)):
                 old = getattr(self, name)

@@ -1,7 +1,7 @@
-"""Nodes that a maintenance window or a reservation withholds now.
+"""The nodes that a maintenance window or a reservation withholds now.
 
-Schedulers and the served file of queues name them. A node that is drained, lost or withheld for another
-reason is out of service, and does not count here.
+Schedulers and the served file of queues name them. A node that is drained, lost or withheld for
+another reason is out of service, and does not count here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ BY_STATE = {NodeState.MAINTENANCE: Occupant.WINDOW, NodeState.RESERVED: Occupant
 class WithheldNodes:
     """The nodes that a maintenance window or a reservation withholds.
 
-    use: (n,) WINDOW, RESERVATION or NOTHING for each node. words: node → why it gets no other work, for
-    people. `words` also has the reasons of nodes that are out of service.
+    use: (n,) int8 WINDOW, RESERVATION or NOTHING for each node. words: node → why it gets no other
+    work, in words. `words` also has the reasons of nodes that are out of service.
     """
 
     use: NDArray[np.int8]
@@ -39,9 +39,9 @@ class WithheldNodes:
         windows: Sequence[Window],
         now_ms: int,
     ) -> "WithheldNodes":
-        """Combine the facts of schedulers, (n,) `state` and `records`, with the windows that are open now.
+        """Combine the schedulers' facts, (n,) `state` and `records`, with the windows that are open now.
 
-        If a node has both, maintenance counts and the reservation does not.
+        If a node has both, maintenance wins over the reservation.
         """
         use = np.full(len(topology), Occupant.NOTHING, np.int8)
         words = {name: [record.withheld_reason] for name, record in records.items() if record.withheld}

@@ -1,1 +1,1 @@
-"""The placer: decides about placements, owns the ledger and works the queue."""
+"""The placer: it decides placements, owns the ledger, and starts jobs from the queue."""

@@ -1,4 +1,4 @@
-"""The served forecast of arrivals, read from a board for the sampled futures of the queue."""
+"""The served forecast of arrivals, read from a board for the queue's sampled futures."""
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ EVERYBODY = {"pool": "all", "class": "all", "group": "all", "target": "arriving"
 
 
 def forecast_arrivals(board: Board, run_times: RunTimeQuantiles) -> ArrivalForecast | None:
-    """Return the forecast of arriving GPUs, in jobs of the sizes that have finished.
+    """Read the forecast of arriving GPUs, as arrivals of jobs with the sizes of finished jobs.
 
     Returns None if there is no forecast, or no job has finished.
     """

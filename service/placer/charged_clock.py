@@ -21,7 +21,10 @@ MARK = "charges_moved"  # in the ledger: charge → by how many ms its times are
 
 
 class ChargedClock:
-    """A clock that moves open charges and credits when the system clock is set."""
+    """The clock by which runs are charged. It moves open charges when the system clock is set.
+
+    It also moves the credits of queues.
+    """
 
     def __init__(self, ledger: Ledger, clock: Clock, tick_ms: int) -> None:
         self._ledger = ledger
@@ -55,14 +58,18 @@ class ChargedClock:
             self._remember({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
 
     def queued_ms(self, request_id: str, queued_ms: int) -> int:
-        """Return the time since when a request waits, on the clock as it is now."""
+        """Return the time since which a request has waited, on the clock as it is now, in Unix ms.
+
+        queued_ms: that time on the clock when the request arrived.
+        """
         return queued_ms + self._queued_ms.get(request_id, 0)
 
     def started(self, charge: Charge, started_ms: int, now_ms: int) -> int:
-        """Return when a job started on our clock.
+        """Return when a job started on our clock, in Unix ms.
 
-        That is the time its event states, plus the time by which our clock may be ahead of it. Without this, a
-        start within the last tick before the clock was set, or by a clock that was not set, would be too early.
+        This is the time that its event states, plus the time by which our clock may be ahead of it.
+        Otherwise a start could be too early, if the clock was set within the last tick, or the event's
+        clock was not set.
         """
         ahead_ms = self._ahead_ms - self._least_ms
         found_ms = started_ms if not ahead_ms else min(started_ms + ahead_ms, max(started_ms, now_ms))
@@ -70,13 +77,13 @@ class ChargedClock:
         return max(found_ms, charge.held_ms) if charge.request_id else found_ms
 
     def record_start(self, charge: Charge, stated_ms: int) -> None:
-        """Record by how much a charge begins later than the event of its job's start states."""
+        """Record by how much a charge begins later than the start that its job's event states."""
         by_ms = (charge.started_ms or stated_ms) - stated_ms
         if by_ms != self._moved().get(str(charge.charge_id), 0):  # a promise moved with the clock before its start
             self._remember({**self._known(), charge.charge_id: by_ms})
 
     def ended(self, charge: Charge, ended_ms: int, now_ms: int) -> int:
-        """Return when a run ends on our clock, given the time of the event of its end."""
+        """Return when a run ends on our clock, in Unix ms. ended_ms: the end that its event states."""
         since_ms = charge.started_ms if charge.started_ms is not None else charge.held_ms
         passed_ms = max(0, now_ms - since_ms)
         moved_ms = self._moved().get(str(charge.charge_id), 0)
@@ -85,23 +92,23 @@ class ChargedClock:
         return max(since_ms + min(max(0, run_ms), passed_ms + self._tick_ms), charge.held_ms)
 
     def compute_unseen_end(self, row: EndedJobRow) -> int:
-        """Return when a run ended that also began since the last board.
+        """Return when a run ended that began and ended since the last board, in Unix ms.
 
-        A clock that was set meanwhile must not lengthen the run.
+        If the clock was set in between, this must not lengthen the run.
         """
         return max(row.started_ms or 0, row.ended_ms - self._since_board_ms)
 
     def compute_stated_start_ms(self, charge: Charge) -> int:
-        """Return when a charge began, on the clock of its job's events."""
+        """Return when a charge began on the clock of its job's events, in Unix ms."""
         started_ms, moved = charge.started_ms or charge.held_ms, self._moved()
         return started_ms - moved.get(str(charge.charge_id), 0) if moved else started_ms  # asked for each job and board
 
     def record_board(self, now_ms: int) -> None:
-        """Record that a board was followed. The jobs that run on it are charged at least until now."""
+        """Record that a board was applied. The jobs that run on it are charged at least until now."""
         self._board_ms, self._since_board_ms = now_ms, 0
 
     def get_last_board_ms(self, now_ms: int) -> int:
-        """Return when the previous board was followed. Returns now if there was none."""
+        """Return when the previous board was applied in Unix ms, or `now_ms` if there was none."""
         return now_ms if self._board_ms is None else min(self._board_ms, now_ms)
 
     def _moved(self) -> Mapping[str, int]:
@@ -109,7 +116,7 @@ class ChargedClock:
         return found or {}
 
     def _known(self) -> dict[int, int]:
-        """Return the number of each open charge → by how many ms it was moved."""
+        """Return the id of each open charge → by how many ms it was moved."""
         is_open = {str(row.charge_id) for row in self._ledger.charges.opened().values()}
         return {int(name): by_ms for name, by_ms in self._moved().items() if name in is_open}
 

@@ -1,4 +1,4 @@
-"""Charges from boards: opened or changed for running jobs, closed for ended ones.
+"""Charges by boards: opened or changed for running jobs, closed for ended ones.
 
 The times are those of the job events.
 """
@@ -30,7 +30,7 @@ SEEN_LEAST = 0.9  # of a run's GPU time that telemetry saw: the rest is taken to
 
 
 class Charging:
-    """A writer of charges that opens, changes and closes them by what boards show.
+    """The writer of charges. It opens, changes and closes them by what boards show.
 
     `time`: the clock of the charges.
     """
@@ -43,7 +43,7 @@ class Charging:
         self._held_before: dict[tuple[str, int], dict[str, int]] = {}  # by attempt, as of the last board
 
     def follow(self, board: Board, observed: Observed, tree: QueueTree | None, now_ms: int) -> None:
-        """Apply a board. Applying the same board again changes nothing."""
+        """Apply a board to the charges. Applying the same board again changes nothing."""
         self.time.follow()
         if board is self._followed:
             return
@@ -95,7 +95,7 @@ class Charging:
         return []
 
     def _open(self, stated_ms: int, now_ms: int) -> Callable[[Charge], Any]:
-        """Return a function that opens the charge of a job whose events state a start at `stated_ms`."""
+        """Return a function that opens the charge of a job. stated_ms: the start that its events state."""
 
         def write(charge: Charge) -> None:
             if charge.started_ms is not None:
@@ -106,7 +106,7 @@ class Charging:
         return write
 
     def _reopen(self, row: RunningJobRow, now_ms: int) -> Callable[[Charge], Any]:
-        """Return a function that opens the charge of a resized job, and closes it if the job ended."""
+        """Return a function that opens the charge of a resized job, and closes it if the job has ended."""
 
         def write(charge: Charge) -> None:
             opened = self.ledger.charges.open(charge)
@@ -119,7 +119,7 @@ class Charging:
     def _split_charge_at_resize(
         self, known: Charge, row: RunningJobRow, view: ClusterView, now_ms: int
     ) -> tuple[Charge, Charge] | None:
-        """Return the charge closed at the job's last resize, and a new one for what the job has held since.
+        """Return the charge closed at the job's last resize, and a new one for the GPUs held since.
 
         Returns None without a resize.
         """
@@ -138,8 +138,8 @@ class Charging:
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
         """Return the changes for a job that now holds another number of GPUs. Empty if the number is the same.
 
-        If a job's events name no GPUs, it holds more once telemetry shows more at work. A displaced job is not
-        followed: its own end is reported late, and closes its charge at the time of that end.
+        A job whose events name no GPUs holds more once telemetry shows more at work. Displaced jobs are
+        left out: such a job's own end is reported late, and closes its charge at the time of that end.
         """
         gpus = math.fsum(row.gpus for row in held)
         if math.isclose(gpus, known.gpus, abs_tol=1e-6):
@@ -154,7 +154,7 @@ class Charging:
         return [(self.ledger.charges.change, replace(known, ended_ms=since_ms, outcome="resized")), (reopen, new)]
 
     def _held(self, row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
-        """Return what a job holds, by its events.
+        """Return the GPUs that a job holds, by its events.
 
         If the events state no share of a GPU, the request that placed the job does.
         """
@@ -162,7 +162,7 @@ class Charging:
         return held_gpus(row, view, request.milli if request is not None else WHOLE_GPU)
 
     def _new(self, row: RunningJobRow, view: ClusterView, tree: QueueTree | None, held_ms: int) -> Charge:
-        """Return a new charge for an attempt that has none from a placement of ours."""
+        """Make a charge for an attempt that our placer did not place."""
         request = self.ledger.find_request(row.job, row.attempt)
         if request is None:
             request = PlacementRequest(request_id="", queue=row.queue, user=row.user)
@@ -196,16 +196,16 @@ class Charging:
         return replace(closed, used_gpu_s=self._used(closed, closed.ended_ms or 0))
 
     def update_charge_use(self, charge: Charge, until_ms: int) -> Charge:
-        """Return an open charge with the use that telemetry saw until a time.
+        """Return an open charge with the use that telemetry saw until `until_ms`.
 
         A closed charge is returned unchanged.
         """
         return charge if charge.ended_ms is not None else replace(charge, used_gpu_s=self._used(charge, until_ms))
 
     def _used(self, charge: Charge, until_ms: int) -> float | None:
-        """Return the GPU-seconds until a time in which the charge's GPUs were busy.
+        """Return the GPU-seconds until `until_ms` in which the charge's GPUs were busy.
 
-        Returns None if telemetry saw too little of it.
+        Returns None if telemetry saw too little of that time.
         """
         row = self._gpu_time.get((charge.job, charge.attempt))
         held = charge.granted_gpu_s(0, until_ms)
@@ -243,10 +243,10 @@ def _ended(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
 
 
 def held_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGpus, ...]:
-    """Return the GPUs that a job holds, in thousandths as its events state them.
+    """Return the GPUs that a job holds by its events, summed by pool and model.
 
-    Nodes that the view lacks have no pool. ``share``: thousandths that its request asked for. If the events
-    state no share, each of their GPUs counts as that share.
+    Nodes that the view lacks have no pool. ``share``: thousandths of each GPU that its request asked
+    for. If the events state no share, each of their GPUs counts as that share.
     """
     whole = sum(row.held.values()) == WHOLE_GPU * row.gpus
     scale = share / WHOLE_GPU if whole else 1.0
@@ -260,7 +260,7 @@ def held_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGp
 
 
 def _count_gpus_by_holder(row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
-    """Return the GPUs that a job holds on a board that states only the holder of each GPU.
+    """Return the GPUs that a job holds, on a board that states only the holder of each GPU.
 
     Parts of GPUs count as whole ones.
     """
@@ -274,7 +274,7 @@ def _count_gpus_by_holder(row: RunningJobRow, view: ClusterView) -> tuple[HeldGp
 
 
 def find_charged_leaf(request: PlacementRequest, tree: QueueTree | None) -> str:
-    """Return the leaf that is charged: the one in the tree, or the named queue if there is no tree."""
+    """Return the leaf queue that a request is charged to. Without a tree, this is the queue that it names."""
     if tree is not None:
         return tree.find_known_leaf(request)
     return request.queue or DEFAULT_QUEUE

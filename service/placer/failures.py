@@ -1,4 +1,4 @@
-"""Failures of the placer's own code and of plugins: counted, logged and shown.
+"""Failures of the placer's own code and of plugins. They are counted, logged and shown.
 
 None of them ends the process.
 """
@@ -16,9 +16,10 @@ PASS, START_TIMES = "pass over the queue", "sampling of start times"
 
 
 class Failures:
-    """A counter of failures by part, which logs each new one with its traceback.
+    """A counter of failures by part. It logs each new failure with its traceback.
 
-    Each part has a count of 0 from the beginning: Prometheus sees no increase in a series that begins with 1.
+    Each part has a count of 0 from the start. Prometheus sees no increase in a series that begins with
+    1.
     """
 
     def __init__(self, counter: Counter) -> None:
@@ -42,11 +43,11 @@ class Failures:
         return why
 
     def guard_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the filter wrapped so that a failure rejects every node instead of raising."""
+        """Wrap a filter so that a failure rejects every node instead of raising."""
         return self._guard_function(f"filter {name}", function, bool, True)
 
     def guard_scorer(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the scorer wrapped so that a failure prefers no node instead of raising."""
+        """Wrap a scorer so that a failure scores every node 0 instead of raising."""
         return self._guard_function(f"scorer {name}", function, np.float64, 0.0)
 
     def _guard_function(

@@ -1,4 +1,7 @@
-"""The placer's HTTP: the public paths without `/v1`. The api forwards bodies and problems unchanged."""
+"""The placer's HTTP API: the public paths without `/v1`.
+
+The api forwards bodies and problems unchanged.
+"""
 
 import asyncio
 import contextlib
@@ -49,7 +52,7 @@ BY_QUEUE = {
 
 @dataclass(slots=True)
 class PlacerContext:
-    """The shared objects of the placer's handlers.
+    """The objects that the placer's handlers share.
 
     Handlers call `queue_changed` when a new request waits.
     """
@@ -73,7 +76,7 @@ class PlacerContext:
     def problem_of(self, error: FleetcastError) -> Problem:
         """Convert an error into a problem. Log each new damage of the ledger once.
 
-        The operator, who repairs it, does not see the answers.
+        The log is for the operator, who does not see the answers.
         """
         if isinstance(error, LedgerError) and str(error) != self._damage:
             self._damage = str(error)
@@ -202,9 +205,9 @@ def make_app(
     access: Access | None = None,
     starts: StartTimeSampler | None = None,
 ) -> Starlette:
-    """Make the application. It calls `queue_changed` when the queue has changed.
+    """Make the placer's application. It calls `queue_changed` when the queue has changed.
 
-    Without `access`, any caller may ask.
+    Without `access`, any caller may call it.
     """
     bodies = BodyBudget(service.config.api.body_budget_bytes)
     context = PlacerContext(
@@ -216,14 +219,14 @@ def make_app(
 
 
 def caller_of(request: Request, wanted: PlacementRequest | None = None) -> str:
-    """Return the name of the caller's token. Without tokens, the user that the request names."""
+    """Return the name of the caller's token. Without tokens, return the user that the request names."""
     return request.scope[CALLER] or (wanted.user if wanted else "") or UNNAMED
 
 
 def page(as_of_ms: int, rows: list[Committed], cursor: int) -> bytes:
-    """Return stored replies, each with the ledger's facts about it appended.
+    """Return a page of stored replies, each with the ledger's facts about it appended, as JSON.
 
-    The bytes of the replies are not decoded.
+    The stored replies are not decoded.
     """
     parts = [
         row.reply[:-1]

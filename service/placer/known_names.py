@@ -1,6 +1,7 @@
-"""Refuse requests that name a cluster, a pool or a GPU model that this installation does not have.
+"""Checks that a request names no cluster, pool or GPU model that this installation lacks.
 
-Otherwise such a request would be refused or wait for ever, and a misspelt name would stay undetected.
+Otherwise such a request would be refused or wait for ever, and a misspelt name would stay
+undetected.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ NAMED = 3  # names that a refusal proposes
 def check_known_names(
     request: PlacementRequest, fleet: FleetConfig, view: ClusterView | None, tree: QueueTree | None
 ) -> None:
-    """Raise RequestError with the field and the nearest names if a name is unknown.
+    """Check the names in a request. Raises RequestError with the field and the nearest known names.
 
     Without a view only the cluster is checked.
     """
@@ -32,7 +33,7 @@ def check_known_names(
 
 
 def check_cluster(cluster: str, fleet: FleetConfig, view: ClusterView | None) -> None:
-    """Raise RequestError for a cluster that neither this installation nor its topology names."""
+    """Check that this installation or its topology names the cluster. Raises RequestError if not."""
     if not cluster or cluster in fleet.clusters:
         return
     named = view.topology.domain_names[Level.CLUSTER] if view is not None else ()
@@ -45,9 +46,9 @@ def check_cluster(cluster: str, fleet: FleetConfig, view: ClusterView | None) ->
 
 
 def _check_models(request: PlacementRequest, view: ClusterView, tree: QueueTree | None) -> None:
-    """Check that some node may have one of the models.
+    """Check that some node may have one of the requested models. Raises RequestError if none may.
 
-    If no node states its model, nothing can be wrong.
+    If no node states its model, any model passes.
     """
     stated = [name for name in view.inventory.gpu_models if name]
     if not request.models or not stated:
@@ -61,7 +62,7 @@ def _check_models(request: PlacementRequest, view: ClusterView, tree: QueueTree 
 
 
 def _unknown(field: str, name: str, known: Sequence[str]) -> str:
-    """Describe an unknown name with the nearest ones.
+    """Describe an unknown name and the nearest known ones.
 
     >>> _unknown("pool", "trian", ["serve", "train"])
     "pool is 'trian', and there is none of that name; the nearest is train"

@@ -16,7 +16,7 @@ SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class PlacerMetrics:
-    """The placer's metrics in a registry of their own, so that several can exist in one process."""
+    """The placer's metrics. Each instance has its own registry, so one process can have several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -87,7 +87,7 @@ class PlacerMetrics:
         )
 
     def set_paused_promises(self, paused: Mapping[str, int]) -> None:
-        """Set the number of waiting promises by the source that they wait for.
+        """Set the number of paused promises by the source that they wait for.
 
         A source that no promise waits for loses its series.
         """
@@ -103,7 +103,7 @@ class PlacerMetrics:
         self.refused_connections.labels(str(reason)).inc()
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered request, if it is a problem."""
+        """Count an answered request if its status is 400 or higher."""
         if status >= 400:
             self.refused_requests.labels(str(status)).inc()
 

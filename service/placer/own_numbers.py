@@ -1,10 +1,8 @@
 """The row numbers that a caller bound to queues sees: from 1, counting only its own rows.
 
-The rows are decisions and audit lines.
-
-The ledger numbers the rows of all tenants together, so its numbers would reveal how many rows others
-have. The owner of each row is read from the ledger once and then followed. So a caller's rows are found
-without a search.
+The rows are decisions and audit lines. The ledger numbers the rows of all tenants together, so its
+numbers would reveal how many rows other tenants have. The owner of each row is read from the ledger
+once, and new rows are added later. So a caller's rows are found without a search.
 """
 
 import asyncio
@@ -41,9 +39,9 @@ _decode = msgspec.json.Decoder(_Owner).decode
 
 
 class OwnNumbers:
-    """The numbers of one kind of rows, by owner.
+    """The ledger's numbers of one kind of rows, by owner.
 
-    `query` gives numbers in order, and the body of each row's request.
+    `query`: selects the numbers in order, and the body of each row's request.
     """
 
     def __init__(self, ledger: Ledger, query: str) -> None:
@@ -52,14 +50,17 @@ class OwnNumbers:
         self._read_to = 0
 
     async def find(self, sees: Callable[[PlacementRequest], bool]) -> NDArray[np.int64]:
-        """Return the numbers of the rows that a caller sees, in order."""
+        """Return (k,) int64 the ledger's numbers of the rows that a caller may see, in order.
+
+        sees: returns whether the caller may see a request.
+        """
         while self._read():
             await asyncio.sleep(0)  # others are answered in between
         own = [numbers for owner, numbers in self._by_owner.items() if sees(_make_owner_request(owner))]
         return np.sort(np.concatenate([np.array(numbers, np.int64) for numbers in own] or [np.empty(0, np.int64)]))
 
     def _read(self) -> bool:
-        """Read a batch of new rows. Returns whether there may be more."""
+        """Read a batch of new rows, and return whether there may be more."""
         rows = self._ledger.rows(self._query, [self._read_to, BATCH])
         for number, body in rows:
             if (owner := _decode_owner(body)) is not None:
@@ -69,7 +70,7 @@ class OwnNumbers:
 
 
 def _decode_owner(body: Any) -> _Owner | None:
-    """Return the owner of a row. None for a row without a request, or a damaged one.
+    """Return the owner of a row, or None for a damaged row or one without a request.
 
     No bound caller sees such rows.
     """
@@ -84,10 +85,16 @@ def _make_owner_request(owner: _Owner) -> PlacementRequest:
 
 
 def after(own: NDArray[np.int64], count: int) -> int:
-    """Return the ledger's number of a caller's `count`th row, or of its last one. 0 if there is none."""
+    """Return the ledger's number of a caller's `count`th row, or of its last row if it has fewer.
+
+    Returns 0 if `count` is 0 or the caller has no rows. own: (k,) the ledger's numbers of its rows.
+    """
     return int(own[min(count, len(own)) - 1]) if count and len(own) else 0
 
 
 def places(own: NDArray[np.int64], numbers: Sequence[int]) -> list[int]:
-    """Return the caller's own numbers of the rows with these ledger numbers."""
+    """Return the caller's own numbers, from 1, of the rows with these ledger numbers.
+
+    own: (k,) the ledger's numbers of all of the caller's rows.
+    """
     return [int(place) + 1 for place in np.searchsorted(own, np.asarray(numbers, np.int64))]

@@ -1,6 +1,7 @@
 """The rows that a caller bound to some queues may see: its own, as if no other tenant had any.
 
-No answer reveals how many rows others have: no number, cursor, position, hash or sum counts them.
+No answer reveals how many rows other tenants have. No number, cursor, position, hash or sum counts
+them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +37,10 @@ decode = msgspec.json.Decoder(Decision).decode
 
 
 class OwnQueues:
-    """A caller's view of a placer. For a caller that is not bound to queues it changes nothing."""
+    """A caller's view of the placer's answers.
+
+    For a caller that is not bound to queues, it changes nothing.
+    """
 
     def __init__(self, request: Request, service: PlacementService) -> None:
         self.caller = get_admitted_caller(request)
@@ -61,7 +65,10 @@ class OwnQueues:
         return not self.is_bound or self.has(self._service.ledger.request(request_id))
 
     def check(self, request_id: str) -> None:
-        """Raise UnknownEntity for a request of other queues, as for one that does not exist."""
+        """Check that the caller may see a request.
+
+        Raises UnknownEntity if not, as for a request that does not exist.
+        """
         if not self.has_request(request_id):
             raise UnknownEntity(f"no request {request_id!r}")
 
@@ -69,7 +76,7 @@ class OwnQueues:
         return [row for row in rows if self.caller.sees(row.leaf)]
 
     async def decisions_after(self, count: int, limit: int) -> tuple[list[Committed], int]:
-        """Return stored decisions, and the cursor of the last one.
+        """Return stored decisions after the caller's first `count` ones, and the cursor of the last one.
 
         The cursors of a bound caller count only its own decisions.
         """
@@ -87,7 +94,7 @@ class OwnQueues:
         ], (numbers[-1] if numbers else count)
 
     def reply(self, reply: bytes) -> bytes:
-        """Return a stored reply, without a sentence about other requests if the caller is bound."""
+        """Return a stored reply. For a bound caller, its sentence says nothing about other requests."""
         if not self.is_bound:
             return reply
         decision = decode(reply)
@@ -95,7 +102,7 @@ class OwnQueues:
         return reply if sentence == decision.sentence else encode(structs.replace(decision, sentence=sentence))
 
     async def audit(self, limit: int, count: int | None, request_id: str | None) -> Audited:
-        """Return the head and lines of the audit trail.
+        """Return the head and lines of the audit trail that the caller may see.
 
         A bound caller's lines have their own numbers and no hashes, because the hash chain runs through all
         lines.
@@ -118,7 +125,10 @@ class OwnQueues:
         ]
 
     def _redact_sentence(self, what: str, sentence: str) -> str:
-        """Return a sentence of the ledger, or a neutral one if it counts the requests or GPUs of others."""
+        """Return a sentence of the ledger, or a neutral one if it reveals other tenants' requests or GPUs.
+
+        what: the outcome or action that the sentence describes.
+        """
         if what in (QUEUED, "queued"):
             return "queued"
         head, of, rest = sentence.partition("refused: queue ")
@@ -127,7 +137,7 @@ class OwnQueues:
         return sentence
 
     def queue(self, answer: Queue) -> Queue:
-        """Return the answer with the rows of the caller's requests.
+        """Return the answer with only the caller's rows.
 
         Positions count only these rows, and sums over all requests are left out.
         """
@@ -138,7 +148,7 @@ class OwnQueues:
         return Queue(answer.as_of_ms, [_redact_row(row, place) for place, row in enumerate(rows, 1)])
 
     def why(self, answer: WhyWaiting) -> WhyWaiting:
-        """Return the ladder without the names, numbers and actions of others."""
+        """Return the ladder without the names, numbers and actions of other tenants."""
         if not self.is_bound:
             return answer
         service, request = self._service, self._service.ledger.request(answer.request_id)
@@ -152,10 +162,10 @@ class OwnQueues:
         return structs.replace(answer, ladder=ladder, sentence=sentence, position=len(before) + 1)
 
     def queues(self, answer: QueuesAnswer) -> QueuesAnswer:
-        """Return the answer for the caller's queues.
+        """Return the answer without the shares that would reveal other tenants' use.
 
-        A queue's share among the queues of its parent reveals how much the others held. So it is left out if the
-        caller cannot see the parent.
+        A queue's share among the queues of its parent reveals how much its siblings held. So it is left out
+        if the caller cannot see the parent.
         """
         if not self.is_bound:
             return answer
@@ -166,7 +176,7 @@ class OwnQueues:
         return structs.replace(answer, rows=rows)
 
     def _is_own_limit(self, sentence: str) -> bool:
-        """Return whether `queue 'a' is at its limit: …` concerns one of the caller's queues."""
+        """Return whether a sentence like `queue 'a' is at its limit: …` concerns one of the caller's queues."""
         return any(sentence.startswith((f"queue {name!r} ", f"queue '{name}/")) for name in self.caller.queues)
 
     def _redact_step(
@@ -183,9 +193,10 @@ class OwnQueues:
     def _redact_before_step(
         self, step: WhyStep, answer: WhyWaiting, before: Sequence[PlacementRequest]
     ) -> WhyStep | None:
-        """Return the step about the requests before it.
+        """Return the step about the requests before this one, or None if none of them is the caller's.
 
-        Requests in its own queue all belong to the caller. From other queues, only the caller's requests count.
+        Requests in its own queue all belong to the caller. From other queues, only the caller's requests
+        count.
         """
         if f"before it in queue {answer.queue!r}" in step.sentence:
             return step

@@ -1,4 +1,4 @@
-"""The API's answers about queues: their state, what another file would change, and charges."""
+"""The API's answers about queues: their state, the effect of another file, and charges."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -22,10 +22,11 @@ def make_queues_answer(
     tree: QueueTree, turns: TreeTurns, waiting: Sequence[Waiting], opened: Iterable[Charge], week: QueueWeek,
     banked: dict[str, float], now_ms: int, generation: str, refused: str, below: Collection[str] = (),
 ) -> QueuesAnswer:  # fmt: skip
-    """Return the state of the queues.
+    """Make the answer about the state of the queues.
 
-    waiting: all that waits, including jobs that wait according to events. opened: charges of running jobs.
-    below: return only these queues and those below them.
+    waiting: all waiting entries, including jobs that wait according to events. opened: charges of
+    running jobs.
+    below: return only these queues and those below them. Empty: return all.
     """
     standing = turns.standing
     counts, gpus = _count_waiting_by_queue(tree, waiting)
@@ -66,10 +67,11 @@ def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
 
 
 def _lent(standing: QueueStanding) -> dict[str, dict[str, float]]:
-    """Return queue → resource → GPUs of its guarantee that others hold.
+    """Return queue → resource → GPUs of the queue's guarantee that other queues hold.
 
-    What the queues of one parent hold beyond their guarantees comes first from what is guaranteed to none of
-    them. The rest comes from what each leaves unused and lends, in proportion.
+    The queues of one parent may hold more than their guarantees. This excess comes first from GPUs that
+    are guaranteed to none of them. The rest comes from what each queue leaves unused and lends, in
+    proportion.
     """
     found: dict[str, dict[str, float]] = {}
     for stand in standing.stands.values():
@@ -80,7 +82,7 @@ def _lent(standing: QueueStanding) -> dict[str, dict[str, float]]:
 
 
 def _find_lenders(stand: Stand, resource: str, capacity: float) -> Iterable[tuple[Stand, float]]:
-    """Return the queues below that lend this resource, and how many GPUs each lends."""
+    """Yield the child queues that lend this resource, and how many GPUs each lends."""
     guaranteed = [child.guaranteed.get(resource, 0.0) for child in stand.children]
     held = [child.held.get(resource, 0.0) for child in stand.children]
     whole = stand.guaranteed.get(resource, 0.0) if stand.name != ROOT else capacity
@@ -107,7 +109,10 @@ def _count_waiting_by_queue(tree: QueueTree, waiting: Sequence[Waiting]) -> tupl
 def compare_queue_trees(
     before: QueueTree | None, after: QueueTree, waiting: Iterable[PlacementRequest], applied: bool
 ) -> QueueChange:
-    """Return what another tree adds, removes and changes, and how many requests could not start with it."""
+    """Return what another tree adds, removes and changes, and how many requests could not start with it.
+
+    applied: whether the answer says that the tree serves now.
+    """
     old = {node.name: node for node in before.nodes[1:]} if before is not None else {}
     new = {node.name: node for node in after.nodes[1:]}
     changed = [name for name in sorted(old.keys() & new.keys()) if _said(old[name]) != _said(new[name])]
@@ -121,7 +126,7 @@ def compare_queue_trees(
 
 
 def _said(node: Any) -> tuple[Any, ...]:
-    """Return the settings of a queue, without its place in the tree."""
+    """Return the settings of a queue as a tuple, without its place in the tree."""
     return (
         *(node.weight, node.guaranteed, node.limit, node.lend, node.borrow, node.class_name, node.priority),
         *(node.order, node.max_wait_s, node.max_waiting, node.per_user, node.credits),
@@ -131,9 +136,9 @@ def _said(node: Any) -> tuple[Any, ...]:
 def make_charges_answer(
     charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, prices: Prices, now_ms: int
 ) -> Charges:
-    """Return what was held, used, lost and waited for between two times.
+    """Make the answer about GPU-seconds that were granted, used, lost and waited for between two times.
 
-    The span ends now at the latest.
+    A time in the future counts as now.
     """
     rows = [
         ChargeRow(
@@ -154,7 +159,7 @@ def make_charges_answer(
 
 
 def _unseen(row: ChargeSum) -> str | None:
-    """Explain why used and idle GPU-seconds do not add up to those granted."""
+    """Explain why used and idle GPU-seconds do not add up to those granted. None if they do."""
     if row.granted - row.seen < 0.5:
         return None
     part = f"{row.seen / row.granted:.0%}" if row.seen else "none"
@@ -162,7 +167,7 @@ def _unseen(row: ChargeSum) -> str | None:
 
 
 def format_charges_csv(answer: Charges) -> str:
-    """Return the answer as CSV, with one line for each row."""
+    """Format the answer as CSV, with one line for each row."""
     columns = ChargeRow.__struct_fields__
     lines = [",".join((answer.by, *columns[1:]))]
     for row in answer.rows:
@@ -172,7 +177,7 @@ def format_charges_csv(answer: Charges) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a name as a CSV cell that no spreadsheet evaluates as a formula.
+    """Format a name as a CSV cell that no spreadsheet evaluates as a formula.
 
     This holds for each separator that a spreadsheet may use.
 

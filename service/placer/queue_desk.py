@@ -1,4 +1,4 @@
-"""Answers of the placer about queues."""
+"""The placer's answers about queues, and the change of the queue file over HTTP."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ READ_S = 30.0  # wall; reading the largest file takes about a second of CPU
 
 
 class QueueAdmin:
-    """The placer's answers about queues, computed from what the service knows."""
+    """The part of the placer that answers about queues and serves another queue file."""
 
     def __init__(self, service: PlacementService) -> None:
         self._service = service
@@ -34,9 +34,10 @@ class QueueAdmin:
         self._day: tuple[int, dict[str, ChargeSum]] | None = None
 
     def queues(self, below: Sequence[str] = ()) -> QueuesAnswer:
-        """Return the present state of the queues, only of those in `below` if it names any.
+        """Return the present state of the queues.
 
-        Raises StaleError without a board.
+        below: only these queues and those below them, or all if it is empty. Raises StaleError without a
+        board.
         """
         service = self._service
         observed, now_ms, file = service.view.observed(), service.clock.now_ms(), service.queues.file
@@ -54,9 +55,9 @@ class QueueAdmin:
         return structs.replace(found, notes=[*found.notes, *more])
 
     def _read_week(self, now_ms: int) -> QueueWeek:
-        """Return the numbers of the last seven days, read once a minute.
+        """Return the numbers of the last seven days, read again at most once a minute.
 
-        They change slowly, and take long to read.
+        They change slowly, and reading them takes long.
         """
         if self._week is None or not 0 <= now_ms - self._week[0] < RETENTION_MS:
             charges = self._service.ledger.charges.between(now_ms - WEEK_MS, now_ms + 1)
@@ -64,7 +65,7 @@ class QueueAdmin:
         return self._week[1]
 
     def day(self) -> dict[str, ChargeSum]:
-        """Return queue → the sum of the last day's charges, read once a minute."""
+        """Return queue → the sum of the last day's charges, computed again at most once a minute."""
         service, now_ms = self._service, self._service.clock.now_ms()
         if self._day is None or not 0 <= now_ms - self._day[0] < RETENTION_MS:
             charging, tree = service.queues.charging, service.queues.tree
@@ -74,10 +75,10 @@ class QueueAdmin:
         return self._day[1]
 
     async def put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
-        """Serve another file, or return what it would change.
+        """Serve another queue file, or with `dry_run` return what it would change.
 
-        The file is read in a thread, one at a time. Raises RequestError for a bad file, and ConflictError for
-        another generation.
+        The text is checked in a thread, one at a time. Raises RequestError for a bad file, and
+        ConflictError for another generation.
         """
         async with self._putting:
             return await self._put(text, generation, caller, dry_run)
@@ -107,7 +108,10 @@ class QueueAdmin:
     async def _checked(
         self, text: str, generation: str, capacity: dict[str, float], waiting: Sequence[PlacementRequest]
     ) -> tuple[ServedText, QueueChange]:
-        """Return a checked text and what it changes. Raises StaleError if the check takes longer than READ_S."""
+        """Check a text in a thread, and return it with what it changes.
+
+        Raises StaleError if the check takes longer than READ_S.
+        """
         file = self._service.queues.file
         before = file.tree
 
@@ -121,7 +125,10 @@ class QueueAdmin:
             raise StaleError(f"the file was not read within {READ_S:g} s: send it again later") from None
 
     def why(self, request_id: str, blockers: Callable[[PlacementRequest], Sequence[Blocker]]) -> WhyWaiting:
-        """Return the ladder of a waiting request. Raises UnknownEntity if the request does not wait."""
+        """Return the reasons why a request waits. Raises UnknownEntity if the request does not wait.
+
+        blockers: returns the jobs that a request waits for.
+        """
         service, now_ms = self._service, self._service.clock.now_ms()
         order = service.backlog.in_order(service.ledger.queued())
         try:
@@ -135,9 +142,10 @@ class QueueAdmin:
     def charges(
         self, by: By, from_ms: int | None, to_ms: int | None, own: Callable[[Iterable[Charge]], list[Charge]] = list
     ) -> Charges:
-        """Return the charges between two times, by default those of the last week.
+        """Return the sums of charges between two times, by default those of the last week.
 
-        own: drops charges that the caller may not see. Raises RequestError if `from_ms` is not before `to_ms`.
+        own: drops charges that the caller may not see. Raises RequestError if `from_ms` is not before
+        `to_ms`.
         """
         service, now_ms = self._service, self._service.clock.now_ms()
         with suppress(StaleError):

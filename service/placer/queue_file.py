@@ -1,7 +1,7 @@
-"""The queue file that the placer serves, read when it changes. A bad file never serves.
+"""The queue file that the placer serves. It is read when it changes, and a bad file never serves.
 
-Instead the previous tree serves: from memory, or after a restart from the ledger, which stores the text
-of the last good file. If there is none, all requests wait in one line.
+Instead the previous tree serves: from memory, or after a restart from the ledger, which stores the
+text of the last good file. If there is none, all requests wait in one line.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ServedText:
-    """The text of a queue file, with the tree that was read from it and passed its trial (`try_tree`)."""
+    """The text of a queue file, with the tree read from it, which has passed `try_tree`."""
 
     text: str
     tree: QueueTree
@@ -35,7 +35,10 @@ class ServedText:
 
 @dataclass(frozen=True, slots=True)
 class ReadQueues:
-    """The contents of the file at a stamp. found: None if the file is refused, or unchanged."""
+    """The result of reading the file. found: None if the file is refused, or unchanged.
+
+    stamp: identifies the version of the file. why: the reason of a refusal, or "".
+    """
 
     stamp: Stamp | None
     found: ServedText | None
@@ -73,7 +76,7 @@ class QueueFile:
 
     @property
     def generation(self) -> str:
-        """The generation of the serving text. It changes with every other text."""
+        """The generation of the serving text. It differs for every different text."""
         return self.tree.digest[:16] if self.tree is not None else ""
 
     @property
@@ -117,14 +120,14 @@ class QueueFile:
         return self.path is not None and _stamp(self.path) != self._seen
 
     def is_file_stable(self) -> bool:
-        """Return whether the file has been the same at each call for `STILL_S`."""
+        """Return whether the file has been the same at every call for the last `STILL_S` seconds."""
         stamp, now_s = _stamp(self.path) if self.path is not None else None, monotonic()
         if stamp != self._met[0]:
             self._met = stamp, now_s
         return now_s - self._met[1] >= STILL_S
 
     def read(self, capacity: Mapping[str, float] | None = None) -> ReadQueues:
-        """Read and check the file. It changes nothing, so a thread may call it."""
+        """Read and check the file. This changes no state, so a thread may call it."""
         assert self.path is not None
         stamp = _stamp(self.path)
         try:
@@ -164,7 +167,10 @@ class QueueFile:
         self._is_confirmed, self._before = True, None
 
     def withdraw(self, now_ms: int, why: str) -> None:
-        """Serve the previous tree again, unless a pass has succeeded with the present one."""
+        """Serve the previous tree again, unless a pass has succeeded with the present one.
+
+        why: the reason, for the audit trail.
+        """
         if self._is_confirmed or self._serving is None:
             return
         self._failed, self._serving = self._digest, self._before
@@ -182,7 +188,7 @@ class QueueFile:
         self._serve(found, now_ms, caller)
 
     def notes(self, capacity: Mapping[str, float]) -> list[str]:
-        """Return what is wrong with the serving tree now that the fleet has changed since it was read."""
+        """Describe what is wrong with the serving tree for the fleet's present capacity. Empty if nothing is."""
         try:
             if self.tree is not None:
                 check_capacity(self.tree, capacity, self.text)
@@ -191,7 +197,7 @@ class QueueFile:
         return []
 
     def check_generation(self, generation: str) -> None:
-        """Raise ConflictError unless a file is configured and has this generation.
+        """Check that a file is configured and has this generation. Raises ConflictError if not.
 
         The generation `*` matches any.
         """
@@ -201,12 +207,12 @@ class QueueFile:
             raise ConflictError(f"the queues have generation {self.generation}, not {generation}: read them again")
 
     def check(self, text: str, generation: str, capacity: Mapping[str, float] | None) -> ServedText:
-        """Return what `put` would serve. It changes nothing, so a thread may call it."""
+        """Check a text, and return what `put` would serve. This changes no state, so a thread may call it."""
         self.check_generation(generation)
         return self._checked(text, capacity)
 
     def _checked(self, text: str, capacity: Mapping[str, float] | None = None) -> ServedText:
-        """Return a text and its tree. Raises RequestError if the tree cannot serve."""
+        """Return a text with its tree. Raises RequestError if the tree cannot serve."""
         if compute_file_digest(text) == self._failed:
             raise RequestError("a pass over the queue failed with this very file: change it", None)
         tree = read_queues(text)

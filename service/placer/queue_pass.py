@@ -1,6 +1,6 @@
-"""The computing part of a pass over the queue.
+"""The computation of one pass over the queue.
 
-It reads only what never changes, so it may run in a thread.
+It reads only objects that never change, so it may run in a thread.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from fleetcast.service.placer.view import Observed
 
 @dataclass(frozen=True, slots=True)
 class QueuePass:
-    """The input of a pass.
+    """The input of one pass over the queue.
 
     stranded: entries whose queue the file no longer names, each with the reason.
     """
@@ -36,7 +36,7 @@ class QueuePass:
         return plan(queue, *state, self.options, self.turns, self.dropped)
 
     def make_stranded_waits(self, planned: Plan) -> Iterator[Wait]:
-        """Yield the waits of stranded entries, behind those that the plan considered."""
+        """Yield the waits of stranded entries, in positions after those that the plan considered."""
         after = AfterPass(self.options, planned.view, self.turns)
         for position, (entry, why) in enumerate(self.stranded, len(planned.waiting) + 1):
             reason = WaitReason("gone", entry.request, after, said=why)

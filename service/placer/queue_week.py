@@ -1,4 +1,4 @@
-"""Numbers of the last seven days from the ledger: each queue's share of what was held, and its waits.
+"""Numbers of the last seven days from the ledger: each queue's share of GPU time, and its waits.
 
 The shares are given by day and for all days together.
 """
@@ -21,8 +21,9 @@ RETENTION_MS = 60_000
 class QueueWeek:
     """The shares and waits of queues in seven days.
 
-    shares: the share of what queues of the same parent held. by_day: the same for each day, oldest first.
-    None if none of them held anything. waits: quantiles, in seconds, of the requests that were placed.
+    shares: each queue's share of the GPU time that the queues of its parent held. by_day: the same for
+    each day, oldest first. None for a day on which none of them held any. waits: quantiles of the waits
+    of placed requests, in seconds.
     """
 
     shares: dict[str, float]
@@ -51,7 +52,7 @@ def summarise_queue_week(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
 
 
 def _shares(held: Counter[str]) -> dict[str, float]:
-    """Return queue → its share of what queues of the same parent held."""
+    """Return queue → its share of the GPU time that queues of the same parent held."""
     whole = Counter[str]()
     for name, gpu_s in held.items():
         whole[name.rpartition("/")[0]] += gpu_s

@@ -23,7 +23,10 @@ from fleetcast.service.placer.view import Observed
 
 
 class ServedQueues:
-    """The placer's knowledge of queues. `file.tree` is None if all requests wait in one line."""
+    """The queues of the placer: their file, charges and banks.
+
+    `file.tree` is None if all requests wait in one line.
+    """
 
     def __init__(self, path: str, ledger: Ledger, clock: Clock, tick_s: float = 30.0) -> None:
         self.clock = clock
@@ -40,13 +43,13 @@ class ServedQueues:
         return self.file.tree
 
     def follow(self, board: Board, observed: Observed) -> None:
-        """Apply a new board, and a changed queue file."""
+        """Apply a new board to the charges, and read the queue file if it has changed."""
         self.charging.follow(board, observed, self.tree, self.clock.now_ms())
         if self.file.has_changed() and not self.reads_in_thread:
             self._serve(self.file.read(count_installed_gpus(observed.view.topology.nodes)))
 
     async def read_in_thread(self, observed: Observed | None) -> bool:
-        """Read a file that has changed in a thread, since a large one takes a second. Return whether it serves."""
+        """Read a changed file in a thread, because a large one takes a second. Return whether it serves now."""
         if observed is None or not self.file.has_changed() or not self.file.is_file_stable():
             return False
         capacity = count_installed_gpus(observed.view.topology.nodes)
@@ -66,7 +69,7 @@ class ServedQueues:
         self.close_banks()
 
     def close_banks(self) -> None:
-        """Update the banks of queues with credits to now, before anything that they depend on changes."""
+        """Update the banks of queues with credits to now, before their inputs change."""
         self.time.follow()
         tree, now_ms, known = self.tree, self.clock.now_ms(), self.ledger.charges.banks()
         if tree is None:
@@ -78,12 +81,12 @@ class ServedQueues:
             self.ledger.charges.write_banks(changed)
 
     def _compute_banks(self, tree: QueueTree, now_ms: int) -> dict[str, Bank]:
-        """Return queue → its bank now."""
+        """Return queue → its bank as of `now_ms`."""
         charges = self.ledger.charges
         return compute_banks(tree, charges.banks(), charges.opened().values(), now_ms)
 
     def turns(self, observed: Observed) -> QueueTurns:
-        """Return the turns for one pass."""
+        """Return the queue order and quotas for one pass."""
         if self.tree is None:
             return ONE_LINE
         now_ms = self.clock.now_ms()
@@ -93,7 +96,7 @@ class ServedQueues:
         return TreeTurns(self.tree, use, observed.view, observed.run_times, now_ms, banked, jobs)
 
     def banked(self, now_ms: int) -> dict[str, float]:
-        """Return queue → GPU-seconds in its bank."""
+        """Return queue → the GPU-seconds in its bank."""
         assert self.tree is not None
         return {name: bank.banked for name, bank in self._compute_banks(self.tree, now_ms).items()}
 
@@ -103,7 +106,7 @@ class ServedQueues:
         return use_of(charges.opened().values(), charges.past(self.tree.policy.half_life_s, now_ms), now_ms)
 
     def leaf(self, request: PlacementRequest) -> str:
-        """Return the leaf in which a new request waits.
+        """Return the leaf queue in which a new request waits.
 
         Raises RequestError for a request that this tree does not accept, or can never serve.
         """
@@ -115,7 +118,7 @@ class ServedQueues:
         return leaf
 
     def describe_charged_queue(self, request: PlacementRequest) -> str:
-        """Return the end of a sentence that names the queue charged in place of an unknown one.
+        """Describe which queue is charged in place of an unknown one, as the end of a sentence.
 
         Returns "" if the file names the request's queue.
         """
@@ -124,7 +127,7 @@ class ServedQueues:
         return f"; there is no queue {unknown!r}, so queue {self.tree.leaf_of(request)!r} is charged"
 
     def full(self, request: PlacementRequest) -> str:
-        """Return why no more requests may wait in its queue.
+        """Explain why no more requests may wait in this request's queue.
 
         Returns "" if it may wait, or if it waits or was decided already.
         """
@@ -141,7 +144,10 @@ class ServedQueues:
         return ""
 
     def gone(self, request: PlacementRequest) -> str:
-        """Return why a request does not start if the file no longer names its queue. Returns "" otherwise."""
+        """Explain why a request cannot start because the file no longer names its queue.
+
+        Returns "" if the file names it.
+        """
         if self.tree is None or self.tree.find_known_leaf(request):
             return ""
         return f"queue {request.queue!r} takes no requests any more: it waits until the file names it again"

@@ -1,4 +1,4 @@
-"""The shapes of the newest requests, which placements pack for."""
+"""The shapes of the newest requests. Placements leave room for such shapes."""
 
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, make_member_shape, make_shape_demand
@@ -9,7 +9,7 @@ SOON, LATE = 10, 500  # changes of the ledger until it is made anew: a quarter o
 
 
 class RecentDemand:
-    """The newest requests in the ledger: those that were decided, and those that wait."""
+    """The demand of the newest requests in the ledger: those that were decided, and those that wait."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -23,7 +23,7 @@ class RecentDemand:
         return self._requests
 
     def known(self, models: tuple[str, ...]) -> ShapeDemand | None:
-        """Return the demand on GPUs of these models. None while too few requests are known."""
+        """Return the demand on GPUs of these models, or None while too few requests are known."""
         if self._ledger.version >= self._next or models != self._models:
             self._models = models
             self._known = self._made()

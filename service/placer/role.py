@@ -1,10 +1,10 @@
-"""The placer: the one process that decides.
+"""The placer: the one process that decides about placements.
 
 It owns the ledger, works the queue and serves on loopback.
 
 request → view (board + intents) → decide → commit → reply          in one step of the event loop
-queue   a pass every `queue_period_s`, at every new board or file of queues, and when something new waits:
-        view → think, in a thread → what still holds → commit
+queue   a pass every `queue_period_s`, at every new board or queue file, and when a new request waits:
+        view → compute the plan, in a thread → commit what is still valid
 starts  sampled paths of the queue, in a thread, every half a minute; estimates read the latest
 """
 
@@ -40,7 +40,7 @@ SWITCH_S = 0.0002  # deciding gives the interpreter away at each call of numpy; 
 
 
 class QueueWorker:
-    """A loop that makes passes over the queue until `stop`."""
+    """The loop that makes passes over the queue until `stop`."""
 
     def __init__(self, service: PlacementService) -> None:
         self.service = service
@@ -69,7 +69,7 @@ class QueueWorker:
                 await self._changes.wait(max(POLL_S, left_s))
 
     async def step(self) -> None:
-        """Work the queue once. The placer survives a failure. Raises LedgerError if the ledger was replaced."""
+        """Run a pass if one is due, and record a failure. Raises LedgerError if the ledger was replaced."""
         try:
             await self._step()
         except LedgerError:
@@ -78,7 +78,7 @@ class QueueWorker:
             self.service.backlog.record_failed_pass(error)
 
     async def _step(self) -> None:
-        """Run a pass, if the board or the file of queues is new, or the period is over.
+        """Run a pass if the board or the queue file is new, or the period is over.
 
         A stale board leaves the queue as it is.
         """
@@ -100,7 +100,7 @@ class QueueWorker:
                 logger.info("placed %d from the queue, %d wait", placed, len(self.service.ledger.queued()))
 
     async def _pass(self) -> tuple[int, int]:
-        """Make one pass. Returns how many requests were placed, and how many were lost to others meanwhile.
+        """Run one pass. Return how many requests were placed, and how many must be planned again.
 
         Requests that arrive during a pass are decided at once, while the pass computes in a thread.
         """
@@ -135,7 +135,7 @@ def open_service(config: Config) -> PlacementService:
 
 
 def access_of(config: Config) -> Access:
-    """Return the access rules with the api's tokens. The api vouches for callers with a certificate."""
+    """Load the access rules with the api's tokens. The api vouches for callers with a certificate."""
     subjects = config.access.subjects
     return load_access(PLACER_HOST, subjects=subjects, link=link_key(config.folder), heeds_link=True)
 

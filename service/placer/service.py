@@ -78,7 +78,7 @@ class PlacementService:
     def place(self, request: PlacementRequest, caller: str) -> bytes:
         """Decide now and store the decision. A request that was decided before gets its stored reply.
 
-        A dry run stores nothing.
+        A dry run stores nothing. Returns the encoded reply.
         """
         check_request(request, bool(self.queues.tree))
         check_avoided(request)
@@ -104,7 +104,10 @@ class PlacementService:
         return self.decisions.commit(request, decision, leaf, observed.view, observed.run_times, caller)
 
     def enqueue(self, request: PlacementRequest, caller: str) -> bytes:
-        """Store the request in the queue. A queued or decided request gets its stored reply."""
+        """Store the request in the queue, and return the encoded reply.
+
+        A queued or decided request gets its stored reply.
+        """
         check_request(request, bool(self.queues.tree))
         check_avoided(request)
         if request.dry_run:
@@ -128,12 +131,15 @@ class PlacementService:
         return self.ledger.enqueue(request, decision, now_ms, caller)
 
     def check_names(self, request: PlacementRequest) -> None:
-        """Raise RequestError if the request names things that this installation does not have."""
+        """Check that this installation has what the request names. Raises RequestError if not."""
         known = self.view.without_promises
         check_known_names(request, self.config.fleet, known.view if known else None, self.queues.tree)
 
     def withdraw(self, request_id: str, caller: str) -> Settled:
-        """Remove a request from the queue. Its stored decision becomes a refusal that says so."""
+        """Remove a request from the queue. Its stored decision becomes a refusal that says so.
+
+        Raises UnknownEntity for an unknown request, and ConflictError for one that does not wait any more.
+        """
         self.view.watch.refuse()
         entry = next((row for row in self.ledger.queued() if row.request.request_id == request_id), None)
         if entry is None:

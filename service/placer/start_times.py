@@ -1,12 +1,13 @@
-"""Start times: a background thread samples paths again and again, and estimates read the latest ones.
+"""Start times: a background task samples futures of the queue, and estimates read the latest ones.
 
-When a job has come, started or ended, and every REFRESH_S of fleet time, but at most a fifth of the time:
+When a job has come, started or ended, and every REFRESH_S of fleet time, but at most a fifth of the
+time:
     view, queue, jobs that wait elsewhere, forecast arrivals → sample paths, in a thread → `paths`
 estimate    in a thread, on the present paths
 
 One queue holds the placer's requests and the jobs that wait according to job events (Slurm's and
-Kubernetes' queues), each once. The rules of those systems are unknown. So all jobs, held ones included,
-start by priority as it came, then by submission.
+Kubernetes' queues), each once. The rules of those systems are unknown. So all jobs, held ones
+included, start by priority as reported, then by submission.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ MOST_PLAYED = 20_000  # entries, from the first; who stands behind them is told 
 
 
 class StartTimeSampler:
-    """A sampler that refreshes `paths` until `stop`, one refresh at a time."""
+    """A background task that samples `paths`, one sampling at a time, until `stop`."""
 
     def __init__(self, service: PlacementService) -> None:
         self.service = service
@@ -113,7 +114,7 @@ class StartTimeSampler:
         return await self._refresh_paths(lambda: True)
 
     async def _refresh_paths(self, is_due: Callable[[], bool]) -> Timelines:
-        """Return the paths, sampled again if they are due. Callers that wait meanwhile share one sampling."""
+        """Return the paths, sampled again if `is_due()` says so. Concurrent callers share one sampling."""
         if self.paths is None or is_due():
             async with self._lock:
                 if self.paths is None or is_due():
@@ -157,7 +158,7 @@ class StartTimeSampler:
         return paths
 
     def _record_reservation_share(self, paths: Timelines) -> None:
-        """Record in what share of the sampled futures the queue's first request starts as reserved."""
+        """Record the share of sampled futures in which the queue's first request starts as reserved."""
         planned = self.service.backlog.planned
         if planned is not None and planned.reservation is not None:
             head = planned.reservation.entry.request.request_id
@@ -166,7 +167,8 @@ class StartTimeSampler:
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
         """Estimate when a request would start.
 
-        If there are no paths of this fleet yet, they are sampled first. Raises StaleError as `refresh` does.
+        If there are no paths of this fleet yet, this samples them first. Raises StaleError as `refresh`
+        does.
         """
         generation = self.service.view.observed().view.generation
         self.service.check_names(request)
@@ -180,7 +182,7 @@ class StartTimeSampler:
         return await asyncio.to_thread(estimate_start, request, paths, now_ms, self._adjust_start_times)
 
     def blockers(self, request: PlacementRequest) -> tuple[Blocker, ...]:
-        """Return the jobs that a request of the queue waits for, according to the latest futures."""
+        """Return the jobs that a waiting request waits for, according to the latest sampled futures."""
         if self.paths is None:
             return ()
         now_ms = self.service.clock.now_ms()
@@ -190,7 +192,7 @@ class StartTimeSampler:
     def _adjust_start_times(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
         """Return the start times that the queue shows for a waiting request.
 
-        Those of a newcomer are corrected by the record, unless it starts now.
+        For a new request, `start_ms` is corrected by the record, unless it starts now.
         """
         start = self.service.backlog.starts.get(waiting) if waiting is not None else None
         if start is None and start_ms["p50"] > self.service.clock.now_ms():
@@ -198,7 +200,7 @@ class StartTimeSampler:
         return dict(zip(start_ms, start, strict=True)) if start is not None else start_ms
 
     def follow(self) -> None:
-        """Record what became of requests for which a start time was issued.
+        """Record the outcomes of requests for which a start time was issued.
 
         Raises LedgerError if the ledger cannot be read.
         """
@@ -217,9 +219,9 @@ class StartTimeSampler:
         return 0.0 if self.paths is None else max(0, self.service.clock.now_ms() - self._at_ms) / 1000
 
     def _end_gone_waits(self, paths: Timelines) -> None:
-        """End the waits of jobs of other queues.
+        """End the waits of entries that no longer wait, such as jobs of other queues.
 
-        A job that is gone has certainly waited until the last sampling.
+        A job that is gone without a start has waited at least until the last sampling.
         """
         running = self.service.view.observed().running
         for name in [one for one in self.record.waiting if one not in paths.starts_s]:
@@ -230,9 +232,9 @@ class StartTimeSampler:
                 self.record.withdrawn(name, self._at_ms)
 
     def queue(self, rows: Sequence[QueueRow]) -> Queue:
-        """Return the answer to `GET /queue`.
+        """Make the answer to `GET /queue`.
 
-        It has the rows, the head's reservation, the room for others, and the GPUs that become free.
+        It has the rows, the head's reservation, the room for backfill, and the GPUs that become free.
         """
         planned, paths = self.service.backlog.planned, self.paths
         view = planned.view if planned else paths.view if paths else None
@@ -251,7 +253,7 @@ class StartTimeSampler:
         )
 
     def _is_due(self) -> bool:
-        """Return whether something has happened, or time has passed in the fleet.
+        """Return whether the paths should be sampled again, because something happened or fleet time passed.
 
         Sampling takes at most SHARE of the time.
         """
@@ -263,14 +265,17 @@ class StartTimeSampler:
         return abs(self.service.clock.now_ms() - self._at_ms) >= most_s * 1000
 
     def _make_change_stamp(self) -> tuple[Any, ...]:
-        """Return a stamp that changes with every job that comes, starts or ends."""
+        """Return a value that changes with every job that comes, starts or ends."""
         board = self.service.view.board
         waits = hash(bytes(board.raw("jobs.queued"))) if board is not None and "jobs.queued" in board else 0
         return self.service.ledger.version, self.service.view.runs(), waits
 
 
 def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> StartNotes:
-    """Return the basis of the start times of a sampling, and why other start times are unknown."""
+    """Explain the start times of one sampling: the basis of each, or why it is unknown.
+
+    starts: request_id → its issued start times at LEVELS, in Unix ms.
+    """
     by = {
         name: choose_start_basis(dict(zip(LEVELS, times, strict=True)), paths, paths.now_ms)
         for name, times in starts.items()
@@ -283,7 +288,7 @@ def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> St
 
 
 def make_record_answer(record: StartRecord) -> StartTimesRecord:
-    """Return the record in the form of the API.
+    """Convert the record to the form of the API.
 
     It has the mean over all ages, the first answers, and the answers at each age.
     """
@@ -304,7 +309,7 @@ def _answer(found: StartShares) -> dict[str, Any]:
 
 
 def load_start_record(ledger: Ledger) -> StartRecord:
-    """Return the record that the ledger has stored, or a new one if there is no readable one."""
+    """Load the record that the ledger has stored. Return a new one if there is no readable one."""
     record, stored = StartRecord(), ledger.mark("start_times")
     record.cursor = ledger.cursor
     if stored is not None:
@@ -318,7 +323,7 @@ def load_start_record(ledger: Ledger) -> StartRecord:
 
 
 class RunTimeLookup:
-    """A function that returns quantiles of a request's run time from a board's table of kinds.
+    """A callable that returns a request's run-time quantiles in seconds, by a board's table of kinds.
 
     It returns None if the table has none.
     """

@@ -1,4 +1,4 @@
-"""The placer's check of the state: it places nothing while one part lacks what another has seen."""
+"""The placer's check of the state. It places nothing while one part lacks what another part has seen."""
 
 import logging
 from pathlib import Path
@@ -46,7 +46,10 @@ class StateWatch:
         self._judge()
 
     def check(self, board: Board | None) -> None:
-        """Compare the parts if it is time. Raises LedgerError as `refuse` does."""
+        """Compare the parts if the board is new, or a doubt is due again.
+
+        Raises LedgerError if the ledger's file was replaced.
+        """
         fresh = board is not self._board
         again = self.doubts and self._clock.steady_ms() - self._looked_ms >= AGAIN_MS
         if fresh or again:
@@ -55,7 +58,7 @@ class StateWatch:
             self._judge()
 
     def refuse(self) -> None:
-        """Raise StaleError while a part of the state is in doubt.
+        """Raise StaleError if a part of the state is in doubt.
 
         Raises LedgerError if the ledger's file was replaced, because writes would be lost.
         """
@@ -117,9 +120,9 @@ class StateWatch:
 
 
 def adopt_identity(ledger: Ledger, file: StateFile, others: list[PartView], now_ms: int) -> bool:
-    """Write the state's new identity into the ledger, and audit it. Returns whether it did.
+    """Write the state's new identity into the ledger and audit it. Return whether this was done.
 
-    The identity must have been accepted for this very ledger, and no other ledger may have it.
+    It is done only if the identity was accepted for this very ledger, and no other ledger has it.
     """
     accepted: Accepted | None = file.accepted
     if accepted is None or ledger.identity == file.identity:

@@ -34,9 +34,10 @@ ADVICE = np.array([ADVICE_OF.get(code, Advice.DRAIN) for code in ACTIONS], np.in
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The contents of a board: the fleet as job events report it, at their position.
+    """The decoded contents of a board: the fleet as job events report it.
 
-    astray: running attempts whose events name no node, or one outside the fleet. The occupancy lacks them.
+    seen: running attempts. astray: running attempts whose events name no node, or one outside the
+    fleet. The occupancy lacks them.
     """
 
     view: ClusterView
@@ -49,9 +50,9 @@ class Observed:
 
 
 class ViewDecoder:
-    """A decoder of boards with the settings of `placer`.
+    """A decoder of boards, with the settings of `placer`.
 
-    It reuses the topology until the board holds another one.
+    It reuses the topology until the board has another one.
     """
 
     def __init__(self, placer: PlacerConfig | None = None) -> None:
@@ -62,7 +63,7 @@ class ViewDecoder:
         self._is_of_fleet: list[bool] = []
 
     def observe(self, board: Board) -> Observed:
-        """Decode a board. Raises KeyError if it lacks a section, as the very first one may."""
+        """Decode a board. Raises KeyError if it lacks a section, as the very first board may."""
         meta = board.json("meta")
         self._refresh(board, int(meta["generation"]))
         occupancy, rows = board.json("occupancy"), board.json("jobs.running")
@@ -88,7 +89,7 @@ class ViewDecoder:
         return not at or any(node < 0 or not self._is_of_fleet[node] for node in at)
 
     def attempt(self, board: Board) -> Observed | None:
-        """Decode a board. Returns None if it lacks a section, as the very first one may."""
+        """Decode a board, or return None if it lacks a section, as the very first board may."""
         try:
             return self.observe(board)
         except KeyError as error:
@@ -158,7 +159,7 @@ class ViewDecoder:
 def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
     """Return the parts of GPUs that jobs hold according to the board.
 
-    Nodes and GPUs that the view does not know are left out.
+    Nodes and GPUs that the view lacks are left out. shape: (nodes, GPUs of a node).
     """
     job, row, gpu, milli = read_gpu_parts(board).astype(np.int64).T
     known = (row < shape[0]) & (gpu < shape[1])
@@ -166,7 +167,7 @@ def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
 
 
 def read_running_jobs(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, RunningJob]:
-    """Return the running jobs, each with a model's estimate of its remaining time, if the board has one."""
+    """Return job → the running job, with a model's estimate of its remaining time if the board has one."""
     try:
         left_s = board.array("jobs.running.left_s")
     except KeyError:
@@ -188,7 +189,7 @@ def read_running_jobs(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[s
 def read_waiting_jobs(board: Board, known: Collection[str]) -> list[Waiting]:
     """Return the jobs that wait according to events: the latest valid attempt of each job not in `known`.
 
-    Their request ids are ids that no client may use.
+    Clients cannot use the request ids of these entries.
     """
     if "jobs.queued" not in board:
         return []
@@ -207,9 +208,9 @@ def read_waiting_jobs(board: Board, known: Collection[str]) -> list[Waiting]:
 
 
 def merge_waiting_jobs(board: Board | None, own: Sequence[QueueEntry], promised: Sequence[str]) -> list[Waiting]:
-    """Return all that waits, each once: our own queue, then jobs that wait according to events.
+    """Return all waiting entries, each once: our own queue, then jobs that wait according to events.
 
-    promised: jobs that have been promised GPUs, so that they do not wait.
+    promised: jobs with promised GPUs, which do not wait.
     """
     found = [Waiting(entry.request, entry.queued_ms) for entry in own]
     known = {*promised, *(entry.request.job_name for entry in found)}
@@ -224,7 +225,7 @@ class _Queued(msgspec.Struct):
 
 
 def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
-    """Return a copy of `array` with exactly n rows.
+    """Return a copy of `array` with exactly n rows. Missing rows get the value `fill`.
 
     A section may be one topology generation older than the rest.
     """
@@ -235,7 +236,7 @@ def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
 
 
 def topology_of(board: Board, generation: int) -> Topology:
-    """Return the topology from its sections of the board."""
+    """Decode the topology from its board sections."""
     names: dict[Level, tuple[str, ...]] = {level: board.names(f"names.{level}") for level in DOMAIN_LEVELS}
     domain: dict[Level, NDArray[np.int32]] = {
         level: board.array(f"node.domain.{level}").copy() for level in DOMAIN_LEVELS
@@ -279,7 +280,7 @@ def _domains(row: int, lists: dict[Level, list[int]], names: dict[Level, tuple[s
 
 
 def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
-    """Return what the board shows plus what was promised.
+    """Return the observed fleet with the promised GPUs added.
 
     View = occupancy at its position + intents not yet seen.
     """
@@ -291,10 +292,11 @@ def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
 
 
 def settled(intents: Sequence[Intent], observed: Observed, expired: Container[str]) -> list[tuple[str, IntentState]]:
-    """Return the intents that no longer hold GPUs: seen running, ended, or expired (by request id).
+    """Return the request ids of intents that no longer hold GPUs, each with its new state.
 
-    The occupancy has the GPUs of an attempt that was seen. An intent whose attempt is astray holds its GPUs
-    until the attempt ends, because the attempt may run on them under an unknown node name.
+    An intent ends when its attempt was seen running, has ended, or has not started in time (`expired`).
+    An intent whose attempt is astray holds its GPUs until the attempt ends. The attempt may run on them
+    under an unknown node name.
     """
     rows = []
     for intent in intents:

@@ -1,4 +1,4 @@
-"""The reasons why a request waits: a ladder from the requests before it to the time of its start."""
+"""The reasons why a request waits: a ladder of steps, from the requests before it to its start time."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +31,10 @@ def why_waiting(
     start_ms: dict[str, int] | None, blockers: Callable[[PlacementRequest], Sequence[Blocker]], stalled: str,
     now_ms: int, notes: StartNotes = NO_NOTES,
 ) -> WhyWaiting:  # fmt: skip
-    """Return the ladder of a request. Raises UnknownEntity if the request does not wait.
+    """Make the ladder of reasons for a request. Raises UnknownEntity if the request does not wait.
 
-    order: all that waits, in the order of `ordered_by`. turns: the queues now. blockers: returns the jobs
-    that a request waits for.
+    order: all waiting entries, in the order of `ordered_by`. turns: the queues now. blockers: returns
+    the jobs that a request waits for.
     """
     position = next((at for at, entry in enumerate(order) if entry.request.request_id == request_id), None)
     if position is None:
@@ -76,10 +76,10 @@ def _describe_own_queue(mine: Sequence[Waiting], leaf: str, turns: TreeTurns) ->
 
 
 def _describe_other_queues(before: Sequence[Waiting], mine: Waiting, leaf: str, turns: TreeTurns) -> Iterator[WhyStep]:
-    """Yield the steps about requests of other queues before it.
+    """Yield the steps about requests of other queues that come before this request.
 
-    There is one step for the queues of a higher class, and one for each level of the tree at which shares
-    decided.
+    There is one step for the queues of a higher class, and one for each level of the tree at which
+    shares decided.
     """
     others = [entry for entry in before if turns.tree.find_known_leaf(entry.request) != leaf]
     if not leaf:
@@ -107,11 +107,10 @@ def _describe_other_queues(before: Sequence[Waiting], mine: Waiting, leaf: str, 
 def _describe_queue_shares(
     found: Sequence[tuple[Waiting, str]], own: str, own_share: float, shares: Mapping[str, Mapping[str, float]]
 ) -> list[WhyStep]:
-    """Return the step about queues that come first by their share.
+    """Return the step about queues that come first because of their share, at one level of the tree.
 
-    `2 requests before it from queues with no larger share: 'a' (share 0.06), 'b' (share 0.12); its own, 'c',
-    has 0.31 with it`. The shares are those of one level of the tree, each with the request counted, as the
-    order compares them.
+    `2 requests before it from queues with no larger share: 'a' (share 0.06), 'b' (share 0.12); its own,
+    'c', has 0.31 with it`. Each share counts the request itself, as the order compares them.
     """
     theirs: dict[str, float] = {}
     for entry, name in found:
@@ -123,13 +122,13 @@ def _describe_queue_shares(
 
 
 def _class_of(entry: Waiting, turns: TreeTurns) -> int | None:
-    """Return the priority of the class of its queue. None for a request without a queue."""
+    """Return the priority of the class of the entry's queue, or None if it has no queue."""
     leaf = turns.tree.find_known_leaf(entry.request)
     return turns.tree.path(leaf)[0].priority if leaf else None
 
 
 def _describe_limits(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhyStep]:
-    """Return the steps about its queue's limits, and about nodes that are closed to it now."""
+    """Return the steps about the limits of the request's queue, and about nodes closed to it now."""
     found = [WhyStep("window", _window(window, nodes)) for window, nodes in turns.list_barring_windows(request)]
     allowed = turns.allow(request)
     if isinstance(allowed, str):
@@ -140,7 +139,7 @@ def _describe_limits(request: PlacementRequest, leaf: str, turns: TreeTurns) -> 
 
 
 def _window(window: Window, nodes: int) -> str:
-    """Describe a window.
+    """Describe a maintenance window or a reservation. nodes: number of nodes that it covers.
 
     `'mlperf' keeps 4 nodes for queue 'production' from 2026-12-01 08:00 until 2026-12-03 08:00 UTC`.
     """
@@ -150,7 +149,7 @@ def _window(window: Window, nodes: int) -> str:
 
 
 def _ends(blockers: Sequence[Blocker], now_ms: int) -> list[WhyStep]:
-    """Return the step about the jobs that it waits for.
+    """Return the step about the jobs that the request waits for, or no step if there are none.
 
     `starts once 'train-7' on n014 has ended: in 40 min (p90 65 min)`.
     """

@@ -1,1 +1,1 @@
-"""Ports: the connections through which adapters' wishes reach other systems, one file a system."""
+"""Ports: the connections through which adapters write to other systems, one module for each system."""

@@ -1,7 +1,7 @@
-"""The CapacityBuffers of a Kubernetes cluster, read by list and watch. Replicas are written by apply.
+"""The port to the CapacityBuffers of a Kubernetes cluster, read by list and watch.
 
-Server-side apply as `fleetcast`, never forced: a buffer whose replicas another manager holds stays
-unchanged.
+It writes replicas by server-side apply as `fleetcast`, never forced. So a buffer whose replicas
+another manager holds stays unchanged.
 """
 
 import logging
@@ -30,8 +30,8 @@ NAMESPACE = re.compile(r"[a-z0-9-]{0,63}")
 class BuffersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of the adapter.
 
-    `namespace`: the only namespace. Empty: all. The other options say how to reach the server. In a pod,
-    their default is the pod's own account.
+    `namespace`: the only namespace to read. Empty: all. The other options say how to reach the server.
+    In a pod, their default is the pod's own account.
     """
 
     namespace: str = ""
@@ -73,9 +73,9 @@ _decode_buffer = msgspec.json.Decoder(_Buffer).decode
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedBuffer:
-    """The part of a buffer that the port reads.
+    """The part of a CapacityBuffer that the port reads.
 
-    others: the other managers that hold its replicas. mistake: why it is left alone, or empty.
+    others: the other managers that hold its replicas. mistake: why the port ignores the buffer, or "".
     """
 
     key: str
@@ -87,7 +87,7 @@ class AnnotatedBuffer:
 
 
 def decode_annotated_buffer(body: bytes | msgspec.Raw) -> AnnotatedBuffer:
-    """Decode a CapacityBuffer. Raises SourceError."""
+    """Decode a CapacityBuffer. Raises SourceError if it is not one."""
     try:
         buffer = _decode_buffer(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -116,7 +116,7 @@ def _holds_replicas(fields: Mapping[str, Any]) -> bool:
 
 
 def _describe_mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
-    """Return why a buffer that opts in is left alone, or an empty text."""
+    """Describe why a buffer that opts in is ignored. Returns "" if it is not."""
     try:
         ask = asked(values)
     except RequestError as error:
@@ -127,7 +127,7 @@ def _describe_mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
 class BuffersPort:
     """The port to the buffers. It follows them from the first `read` on.
 
-    `read` raises SourceError while the server is away.
+    `read` raises SourceError while the server is unreachable.
     """
 
     def __init__(self, api: KubeApi, namespace: str = "") -> None:
@@ -140,7 +140,7 @@ class BuffersPort:
         return _path(self._namespace)
 
     async def read(self) -> Seen:
-        """Return the buffers that opt in, and those that still hold something of ours."""
+        """Return the buffers that opt in, and those that still have a value of ours."""
         known = await self._buffers.all()
         mistakes = {key: buffer.mistake for key, buffer in known.items() if buffer.mistake}
         for key in (key for key, mistake in mistakes.items() if self._reported.get(key) != mistake):
@@ -152,7 +152,7 @@ class BuffersPort:
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        """Write to one buffer, one write after the other."""
+        """Write to one buffer, one write after another."""
         return [await self._write(write) for write in writes]
 
     async def close(self) -> None:
@@ -163,7 +163,7 @@ class BuffersPort:
         return await self._buffers.written(write.key, self._sent(write))
 
     async def _sent(self, write: Write) -> bytes | None:
-        """Send a write, and return the buffer as it is afterwards. Raises KubeRefused, SourceError.
+        """Send a write, and return the changed buffer as JSON. Raises KubeRefused or SourceError.
 
         Returns None if the buffer is gone or has changed, or if another manager holds its replicas.
         """

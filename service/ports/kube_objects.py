@@ -22,9 +22,9 @@ GONE = 404
 
 
 class KubeObject(Protocol):
-    """The stored part of an object.
+    """The stored part of a Kubernetes object.
 
-    `key`: its name, or namespace/name. Two are equal if they differ only in their version.
+    `key`: its name, or namespace/name. Objects that differ only in their version are equal.
     """
 
     @property
@@ -41,8 +41,8 @@ AnyObject = TypeVar("AnyObject", bound=KubeObject)
 class KubeObjects(Generic[AnyObject]):
     """A follower of the collection at `path`, which starts with the first call of `all`.
 
-    It skips objects for which `decode` raises SourceError. path: called again whenever the server has
-    refused.
+    It skips objects for which `decode` raises SourceError. path: a function, called again whenever the
+    server has refused.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class KubeObjects(Generic[AnyObject]):
         self.on_change: Callable[[], None] = lambda: None
 
     async def all(self) -> Mapping[str, AnyObject]:
-        """Return the objects by key. Raises SourceError while the server is away."""
+        """Return the objects by key. Raises SourceError while the server is unreachable."""
         if self._follower is None:
             self._follower = asyncio.ensure_future(self._follow())
         await self._known.wait()
@@ -85,10 +85,10 @@ class KubeObjects(Generic[AnyObject]):
     async def written(
         self, key: str, sent: Awaitable[bytes | None], conflicts: Container[int] = (404, 409)
     ) -> WriteOutcome:
-        """Return the outcome of a write to an object. The server's answer is stored.
+        """Await a write to an object, store the server's answer, and return the outcome.
 
-        sent: None if the object is gone, or has changed since it was seen. conflicts: statuses that mean the
-        same.
+        sent: the write. It gives None if the object is gone, or has changed since it was read. conflicts:
+        statuses with the same meaning.
         """
         try:
             body = await sent
@@ -167,7 +167,7 @@ class KubeObjects(Generic[AnyObject]):
 
 
 class ManagedFields(msgspec.Struct, rename="camel"):
-    """A row of `managedFields`: the fields that a manager holds by an operation."""
+    """An entry of `managedFields`: the fields that a manager holds by an operation."""
 
     manager: str = ""
     operation: str = ""
@@ -177,11 +177,11 @@ class ManagedFields(msgspec.Struct, rename="camel"):
 async def write_by_key(
     batch: Sequence[Write], write_object: Callable[[list[Write]], Awaitable[Sequence[WriteOutcome]]]
 ) -> list[WriteOutcome]:
-    """Return the outcomes in the order of `batch`, with several objects written at the same time.
+    """Write several objects concurrently, and return the outcomes in the order of `batch`.
 
-    All writes of an object are in one call. Objects begin in the order of their first write, so the most
-    urgent ones come first. Calls that have not finished after `MOST_S` are stopped and count as unreachable.
-    Every write that was done is reported as done.
+    All writes of an object are in one call. Objects begin in the order of their first write, so the
+    most urgent ones come first. Calls that have not finished after `MOST_S` are stopped and count as
+    unreachable. Every write that was done is reported as done.
     """
     ends_s = asyncio.get_running_loop().time() + MOST_S
     free = asyncio.Semaphore(AT_ONCE)
@@ -203,7 +203,7 @@ async def write_by_key(
 
 
 def under(fields: Mapping[str, object], *path: str) -> Mapping[str, object]:
-    """Return the part of `managedFields` at a path. Empty if there is none."""
+    """Return the part of `managedFields` at a path, or an empty mapping if there is none."""
     for key in path:
         inner = fields.get(key)
         fields = inner if isinstance(inner, dict) else {}
@@ -211,13 +211,13 @@ def under(fields: Mapping[str, object], *path: str) -> Mapping[str, object]:
 
 
 def check_server_address(server: str) -> None:
-    """Check the address of a server. Raises ConfigError."""
+    """Check the address of a Kubernetes API server. Raises ConfigError if it is not valid."""
     if server and not server.startswith(("https://", "http://127.0.0.1", "http://localhost")):
         raise ConfigError(f"options.server = {server!r}: must be like https://HOST:6443")
 
 
 def _number(version: str) -> int:
-    """Return a version as a number.
+    """Convert a resource version to a number.
 
     Versions count up. A version that is not a number counts as the newest.
     """

@@ -1,6 +1,8 @@
-"""Kueue's workloads and admission checks: read by list and watch, their status written in two ways.
+"""The port to Kueue's workloads and admission checks. It reads them by list and watch.
 
-check of a workload    JSON patch under a test of the version: Kueue owns the list, so an apply that is not
+It writes their status in two ways:
+
+check of a workload    JSON patch under a test of the version. Kueue owns the list, so an apply that is not
                        forced would be refused, and a forced one could undo what Kueue has just done
 condition of a check   server-side apply as `fleetcast`, never forced
 """
@@ -77,7 +79,7 @@ class _Group(msgspec.Struct):
 class KueuePort:
     """The port to Kueue. It follows both collections from the first `read` on.
 
-    `read` raises SourceError while the server is away, and if Kueue is not installed.
+    `read` raises SourceError while the server is unreachable, and if Kueue is not installed.
     """
 
     def __init__(self, api: KubeApi, controller: str) -> None:
@@ -98,7 +100,7 @@ class KueuePort:
         self._workloads.on_change = self._checks.on_change = wake
 
     async def read(self) -> Seen:
-        """Return our checks, and the workloads that wait for them."""
+        """Return our admission checks, and the workloads that wait for them."""
         checks = [row for row in (await self._checks.all()).values() if row.controller == self._controller]
         self._ours = frozenset(row.key for row in checks)
         seen = {row.key: {CHECK: self._controller} | ({ACTIVE: row.active} if row.active else {}) for row in checks}
@@ -109,11 +111,11 @@ class KueuePort:
         return seen
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        """Write to several workloads at the same time."""
+        """Write to several objects concurrently."""
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        """Write to one object, one write after the other."""
+        """Write to one object, one write after another."""
         return [await self._write(write) for write in writes]
 
     async def close(self) -> None:
@@ -123,7 +125,7 @@ class KueuePort:
 
     def _make_path_reader(self, plural: str) -> Any:
         async def path() -> str:
-            """In the newest version that both sides speak. Raises SourceError, KubeRefused."""
+            """Return the path in the newest version that both sides support. Raises SourceError or KubeRefused."""
             try:
                 served = {row.version for row in msgspec.json.decode(await self._api.get(GROUP), type=_Group).versions}
             except KubeRefused as error:
@@ -143,9 +145,9 @@ class KueuePort:
         return await self._workloads.written(write.key, self._answer(write))
 
     async def _write_active_condition(self, write: Write) -> bytes | None:
-        """Set the Active condition of a check. Raises KubeRefused, SourceError.
+        """Set the Active condition of a check. Raises KubeRefused or SourceError.
 
-        Returns None if the check is gone or has changed.
+        Returns the changed check as JSON, or None if the check is gone or has changed.
         """
         check = self._checks.get(write.key)
         if check is None or check.active != write.seen:
@@ -161,9 +163,9 @@ class KueuePort:
         return await self._api.apply(f"{self._checks.path}/{check.key}/status", thing, MANAGER)
 
     async def _answer(self, write: Write) -> bytes | None:
-        """Answer a workload in the version that was read. Raises KubeRefused, SourceError.
+        """Answer the checks of a workload, only if they are as last read. Raises KubeRefused or SourceError.
 
-        Returns None if the workload is gone or has changed.
+        Returns the changed workload as JSON, or None if the workload is gone or its checks have changed.
         """
         workload = self._workloads.get(write.key)
         folder, _, plural = self._workloads.path.rpartition("/")
@@ -184,7 +186,7 @@ class KueuePort:
 
 
 def make_answer_patch(workload: KueueWorkload, ours: frozenset[str], write: Write) -> list[dict[str, Any]]:
-    """Return a JSON patch (RFC 6902) that changes those of our checks that wait for an answer.
+    """Make a JSON patch (RFC 6902) that changes those of our checks that wait for an answer.
 
     It leaves all other checks unchanged.
     """

@@ -1,4 +1,4 @@
-"""Kueue's objects, as far as we read them, in v1beta1 and v1beta2."""
+"""Kueue's objects in v1beta1 and v1beta2, with only the fields that we read."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,7 +135,7 @@ _decode_workload, _decode_check = (msgspec.json.Decoder(kind).decode for kind in
 
 @dataclass(frozen=True, slots=True)
 class KueueWorkload:
-    """A workload.
+    """A Kueue Workload, with the fields that the port uses.
 
     `context`: the facts that the adapter receives about it. Empty if no check can matter any more.
     """
@@ -149,7 +149,10 @@ class KueueWorkload:
     context: Mapping[str, str]
 
     def values(self, ours: frozenset[str]) -> dict[str, str]:
-        """Return the values, as in Seen, for our checks. Empty if no check of ours waits for an answer."""
+        """Return the workload's values, as in Seen. Empty if no check of ours waits for an answer.
+
+        ours: names of our checks.
+        """
         mine = [check for check in self.checks if check.get("name") in ours]
         asked = [check for check in mine if check.get("state") in (PENDING, RETRY)]
         if not asked or not self.context:
@@ -170,7 +173,7 @@ class KueueWorkload:
 
 @dataclass(frozen=True, slots=True)
 class KueueCheck:
-    """An AdmissionCheck. `active`: status and reason of its condition, None if it has none."""
+    """A Kueue AdmissionCheck. `active`: status and reason of its condition, None if it has none."""
 
     key: str  # its name
     uid: str
@@ -180,7 +183,7 @@ class KueueCheck:
 
 
 def decode_kueue_workload(body: bytes | msgspec.Raw) -> KueueWorkload:
-    """Decode a Workload. Raises SourceError."""
+    """Decode a Workload. Raises SourceError if it is not one."""
     found = _decoded(_decode_workload, body)
     meta, status = found.metadata, found.status
     true = {row.type for row in status.conditions or () if row.status == "True"}
@@ -197,7 +200,7 @@ def decode_kueue_workload(body: bytes | msgspec.Raw) -> KueueWorkload:
 
 
 def decode_kueue_check(body: bytes | msgspec.Raw) -> KueueCheck:
-    """Decode an AdmissionCheck. Raises SourceError."""
+    """Decode an AdmissionCheck. Raises SourceError if it is not one."""
     found = _decoded(_decode_check, body)
     active = next((f"{row.status} {row.reason}" for row in found.status.conditions or () if row.type == "Active"), None)
     meta = found.metadata
@@ -221,14 +224,14 @@ def _context(found: _Workload) -> dict[str, str]:
 
 
 def _gpus(container: _Container) -> int:
-    """Return the whole GPUs that a container requests."""
+    """Return the number of whole GPUs that a container requests."""
     asked = {**(container.resources.limits or {}), **(container.resources.requests or {})}
     counts = [str(amount) for name, amount in asked.items() if name.endswith("/gpu")]
     return sum(int(count) for count in counts if count.isdecimal())
 
 
 def _nodes(assigned: _Assigned) -> Iterator[str]:
-    """Yield the nodes of a topology assignment, if its lowest level is the node."""
+    """Yield the nodes of a topology assignment, or none if its lowest level is not the node."""
     if not assigned.levels or assigned.levels[-1] != HOSTNAME:
         return
     for domain in assigned.domains or ():

@@ -1,6 +1,8 @@
-"""The nodes of a Kubernetes cluster, read by list and watch, and the three ways to write a mark.
+"""The port to the nodes of a Kubernetes cluster, read by list and watch.
 
-label, condition   server-side apply as `fleetcast`, never forced: another manager keeps what it wrote
+Marks are written in three ways:
+
+label, condition   server-side apply as `fleetcast`, never forced: another manager's values stay
 annotation         the same as `fleetcast-slinky`, since an apply replaces all that its manager has written
 taint              JSON patch under a test of the version, since the list of taints is one field
 """
@@ -91,7 +93,7 @@ _decode_node = msgspec.json.Decoder(_Node).decode
 
 @dataclass(frozen=True, slots=True)
 class MarkedNode:
-    """The part of a node that the port reads."""
+    """The part of a Kubernetes node that the port reads: our marks, and its taints."""
 
     key: str  # its name
     uid: str
@@ -101,7 +103,7 @@ class MarkedNode:
 
 
 def decode_node_marks(body: bytes | msgspec.Raw) -> MarkedNode:
-    """Decode a v1.Node. Raises SourceError."""
+    """Decode a v1.Node. Raises SourceError if it is not one."""
     try:
         node = _decode_node(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -129,7 +131,7 @@ def decode_node_marks(body: bytes | msgspec.Raw) -> MarkedNode:
 class NodesPort:
     """The port to the nodes. It follows them from the first `read` on.
 
-    `read` raises SourceError while the server is away.
+    `read` raises SourceError while the server is unreachable.
     """
 
     def __init__(self, api: KubeApi) -> None:
@@ -140,11 +142,11 @@ class NodesPort:
         return {name: node.values for name, node in (await self._nodes.all()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        """Write to several nodes at the same time. The writes of one node follow one after the other."""
+        """Write to several nodes concurrently. The writes of one node follow one after another."""
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        """Write to one node, one write after the other."""
+        """Write to one node, one write after another."""
         return [await self._write(write) for write in writes]
 
     async def close(self) -> None:
@@ -155,7 +157,7 @@ class NodesPort:
         return await self._nodes.written(write.key, self._sent(write), conflicts=(404, 409, 422))
 
     async def _sent(self, write: Write) -> bytes | None:
-        """Send a write, and return the node as it is afterwards. Raises KubeRefused, SourceError.
+        """Send a write, and return the changed node as JSON. Raises KubeRefused or SourceError.
 
         Returns None if the node is gone, or its taint has changed.
         """
@@ -176,10 +178,10 @@ class NodesPort:
         return await self._change_taint(write, node)
 
     async def _change_taint(self, write: Write, node: MarkedNode) -> bytes | None:
-        """Change the taint, only in the version that was read.
+        """Change the taint, only in the version that was read, and return the changed node as JSON.
 
-        Every heartbeat makes a new version, so a conflict is retried. Returns None if another writer changed the
-        taint.
+        Every heartbeat makes a new version, so a conflict is retried. Returns None if another writer
+        changed the taint. Raises KubeRefused or SourceError.
         """
         path = f"{NODES}/{node.key}"
         for _ in range(TRIES):
@@ -199,7 +201,7 @@ async def _path() -> str:
 
 
 def make_taint_patch(node: MarkedNode, value: str | None) -> list[dict[str, Any]]:
-    """Return a JSON patch (RFC 6902) that sets or removes our taint and leaves all others unchanged."""
+    """Make a JSON patch (RFC 6902) that sets or removes our taint and leaves all others unchanged."""
     steps: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": node.version}]
     held = [number for number, key in enumerate(node.taints) if key == MARK]
     steps += [{"op": "remove", "path": f"/spec/taints/{number}"} for number in reversed(held)]

@@ -1,7 +1,7 @@
-"""The port to Slurm: its nodes and jobs as the adapter sees them, and writes gathered into few calls.
+"""The port to Slurm. It reads nodes and jobs, and groups the adapter's writes into few calls.
 
-Slurm has no compare-and-set. So everything is read again right before a write, and anything that has
-changed since the adapter saw it is left alone. Nodes that get the same change share one call.
+Slurm has no compare-and-set. So everything is read again right before a write, and anything that
+has changed since the adapter read it is left alone. Nodes that get the same change share one call.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def slurm(options: Mapping[str, Any]) -> Door:
 
 
 def _check(given: SlurmDoorOptions) -> None:
-    """Check the options. Raises ConfigError."""
+    """Check the options. Raises ConfigError if they are not valid."""
     if not 0.1 <= given.timeout_s <= 10:
         raise ConfigError(f"options.timeout_s = {given.timeout_s:g}: must be 0.1 to 10")
     if given.url and not re.match(r"https?://.|unix:/", given.url):
@@ -117,7 +117,7 @@ class _Snapshot:
     jobs: dict[str, ControlledJob] = field(default_factory=dict)
 
     def values(self, key: str) -> Mapping[str, str] | None:
-        """Return the values, as in Seen. None if Slurm has no such node or job."""
+        """Return the values of a node or job, as in Seen, or None if Slurm has no such node or job."""
         if key.startswith(JOB):
             job = self.jobs.get(key.removeprefix(JOB))
             return read_job_fields(job) if job else None
@@ -125,7 +125,7 @@ class _Snapshot:
         return read_node_fields(node) if node else None
 
     def allows(self, write: Write) -> bool:
-        """Return whether everything is still as the adapter saw it."""
+        """Return whether the written field is still as the adapter read it."""
         values = self.values(write.key)
         if values is None or values.get(write.field) != write.seen or THEIRS + write.field in values:
             return False
@@ -136,8 +136,8 @@ class _Snapshot:
 class SlurmPort:
     """The port to Slurm.
 
-    After a failure it polls Slurm less and less often, down to once a minute. Until the next poll it raises
-    at once that Slurm is away.
+    After a failure it polls Slurm less and less often, down to once a minute. Until the next poll,
+    every read fails at once with SourceError.
     """
 
     def __init__(self, control: SlurmControl, *, with_jobs: bool = False) -> None:
@@ -164,9 +164,10 @@ class SlurmPort:
         return [outcomes.get(at, WriteOutcome.UNREACHABLE) for at in range(len(batch))]
 
     async def _write_while_fresh(self, due: Mapping[int, Write]) -> dict[int, WriteOutcome]:
-        """Write as many as possible while the snapshot is fresh, at least one. Returns their outcomes.
+        """Do as many writes as possible while the snapshot is fresh, at least one, and return their outcomes.
 
-        After a failed call the remaining writes are left for later. Raises SourceError if Slurm cannot be read.
+        After a failed call, the remaining writes are left for later. Raises SourceError if Slurm cannot be
+        read.
         """
         shot = await self._read_slurm(any(_is_job(write) for write in due.values()))
         outcomes = {at: WriteOutcome.CONFLICT for at, write in due.items() if not shot.allows(write)}
@@ -185,7 +186,7 @@ class SlurmPort:
         await self._control.close()
 
     async def _read_slurm(self, with_jobs: bool) -> _Snapshot:
-        """Read Slurm. Raises SourceError."""
+        """Read Slurm's nodes, and its jobs if `with_jobs`. Raises SourceError."""
         if asyncio.get_running_loop().time() < self._until_s:
             raise SourceError(self._error)
         try:
@@ -207,7 +208,7 @@ class SlurmPort:
         self._until_s = asyncio.get_running_loop().time() + pause_s
 
     async def _execute_call(self, call: "_Call") -> WriteOutcome:
-        """Make a call, and return its outcome. Raises SourceError."""
+        """Execute a call to Slurm, and return its outcome. Raises SourceError."""
         try:
             if call.change is not None:
                 await self._control.change_nodes(call.names, call.change)
@@ -219,10 +220,10 @@ class SlurmPort:
         return WriteOutcome.DONE
 
     async def _write_job(self, write: Write) -> WriteOutcome:
-        """Write one field of a job. Raises SourceError, SlurmRefused.
+        """Write one field of a job. Raises SourceError or SlurmRefused.
 
-        A change of its state or hold depends on a reading of this job alone, right before the write. A job that
-        is requeued is marked first, so its hold is known as ours whatever happens in between.
+        A change of its state or hold depends on a reading of this job alone, right before the write. A job
+        to requeue is marked first. So its hold is known as ours even if the process stops in between.
         """
         job = write.key.removeprefix(JOB)
         if write.field == COMMENT:
@@ -265,10 +266,10 @@ def _is_job(write: Write) -> bool:
 
 
 def _calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNode]) -> list[_Call]:
-    """Group the writes into calls.
+    """Group the writes into calls, in order of urgency.
 
-    Jobs that we hold come first. Then come nodes that get the same change together, drains first, then other
-    jobs.
+    Jobs that we hold come first. Then come nodes that get the same change together, drains first, then
+    other jobs.
     """
     groups: dict[NodeChange, list[int]] = {}
     for at, write in due.items():
@@ -332,7 +333,7 @@ def _object(extra: str) -> dict[str, Any] | None:
 
 
 def _set_risk_in_extra(extra: str, risk: str | None) -> str:
-    """Return the JSON of Extra with another risk.
+    """Return a node's Extra as JSON with another risk, or without one if `risk` is None.
 
     >>> _set_risk_in_extra('{"rack": 7}', "2"), _set_risk_in_extra('{"rack": 7, "risk_level": 2}', None)
     ('{"rack": 7, "risk_level": 2}', '{"rack": 7}')
@@ -343,7 +344,7 @@ def _set_risk_in_extra(extra: str, risk: str | None) -> str:
 
 
 def read_job_fields(job: ControlledJob) -> dict[str, str]:
-    """Return the values of a job.
+    """Return the port's fields of a job → their values.
 
     >>> read_job_fields(ControlledJob("7", "PENDING", comment="[fleetcast] start 2026-11-24T10:05"))
     {'comment': '[fleetcast] start 2026-11-24T10:05', 'pending': 'yes'}

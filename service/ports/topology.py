@@ -1,6 +1,6 @@
-"""Labels of the topology on the nodes of a Kubernetes cluster, written by server-side apply.
+"""The port that writes topology labels to the nodes of a Kubernetes cluster, by server-side apply.
 
-The labels have a manager of their own.
+The labels have a field manager of their own.
 """
 
 import logging
@@ -76,7 +76,7 @@ _decode = msgspec.json.Decoder(_Node).decode
 
 @dataclass(frozen=True, slots=True)
 class LabelledNode:
-    """The part of a node that the port reads: its topology labels."""
+    """The part of a Kubernetes node that the port reads: its topology labels."""
 
     key: str  # its name
     uid: str
@@ -85,7 +85,7 @@ class LabelledNode:
 
 
 def decode_labelled_node(body: bytes | msgspec.Raw, labels: Sequence[str]) -> LabelledNode:
-    """Decode a v1.Node. Raises SourceError."""
+    """Decode a v1.Node. Raises SourceError if it is not one. labels: keys of the labels to read."""
     try:
         meta = _decode(body).metadata
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -102,7 +102,7 @@ def decode_labelled_node(body: bytes | msgspec.Raw, labels: Sequence[str]) -> La
 class TopologyPort:
     """The port to the nodes. It follows them from the first `read` on.
 
-    `read` raises SourceError while the server is away.
+    `read` raises SourceError while the server is unreachable.
     """
 
     def __init__(self, api: KubeApi, labels: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ class TopologyPort:
         return {name: node.values for name, node in (await self._nodes.all()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        """Write with one apply for each node, to several nodes at the same time."""
+        """Write to several nodes concurrently, with one apply for each node."""
         return await write_by_key(batch, self._write_object)
 
     async def close(self) -> None:
@@ -130,10 +130,10 @@ class TopologyPort:
         return [await self._nodes.written(writes[0].key, self._sent(writes))] * len(writes)
 
     async def _sent(self, writes: Sequence[Write]) -> bytes | None:
-        """Send the writes of one node. Raises KubeRefused, SourceError.
+        """Send the writes of one node, and return the changed node as JSON. Raises KubeRefused or SourceError.
 
-        An apply must name every label of ours that is to remain. Returns None if the node is gone, or its labels
-        have changed.
+        An apply must name every label of ours that is to remain. Returns None if the node is gone, or its
+        labels have changed.
         """
         node = self._nodes.get(writes[0].key)
         if node is None or any(node.values.get(write.field) != write.seen for write in writes):

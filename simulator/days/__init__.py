@@ -1,1 +1,1 @@
-"""Days and weeks of jobs without telemetry, played by events."""
+"""Simulations of days and weeks of jobs without telemetry, event by event."""

@@ -1,9 +1,9 @@
-"""FIFO with EASY backfill over nodes, fast enough for a month of jobs in a second or two.
+"""A FIFO queue with EASY backfill over nodes, which simulates a month of jobs in a second or two.
 
 The head of the queue reserves the nodes that it will use once it fits by the running jobs' estimates. A
-later job may start now if it ends before then by its own estimate, or if it leaves those nodes alone.
-The estimate is the running p90 of *finished* jobs of the same GPU count. So a size that failed once
-fails for the rest of the pass.
+later job may start now if it ends before then by its own estimate, or if it does not need those nodes.
+The estimate is the running p90 of *finished* jobs with the same GPU count. A GPU count that does not fit
+once is not tried again in the same pass.
 """
 
 from bisect import insort
@@ -21,7 +21,7 @@ SAMPLES_WANTED = 5
 
 @dataclass(slots=True)
 class RunTimeSamples:
-    """The run times of finished jobs, sorted, by GPU count. The key 0 has all jobs."""
+    """The sorted run times of finished jobs in seconds, by GPU count. The key 0 holds all jobs."""
 
     by_gpus: dict[int, list[float]] = field(default_factory=dict)
 
@@ -30,10 +30,10 @@ class RunTimeSamples:
             insort(self.by_gpus.setdefault(key, []), run_s)
 
     def p90_s(self, gpus: int) -> float:
-        """Return the p90 of the run times of jobs with this GPU count.
+        """Return the p90 run time in seconds of jobs with this GPU count.
 
-        If fewer than five of them have finished, return the p90 of all jobs. If fewer than five have finished
-        in all, return an hour.
+        If fewer than five of them have finished, return the p90 of all jobs. If fewer than five jobs have finished in
+        all, return an hour.
         """
         for key in (gpus, 0):
             runs = self.by_gpus.get(key, [])
@@ -44,7 +44,7 @@ class RunTimeSamples:
 
 @dataclass(slots=True)
 class BackfilledJob:
-    """A job on its GPUs.
+    """A running job and its GPUs.
 
     `held[i]`: (node row, GPU indices) of member i. `end_ms`: the true end. `estimate_s`: the estimated run
     time.
@@ -57,7 +57,10 @@ class BackfilledJob:
     held: tuple[tuple[int, tuple[int, ...]], ...]
 
     def estimate_end_ms(self, now_ms: int) -> int:
-        """Return when the job should end. An estimate that has passed is doubled until it lies in the future."""
+        """Return when the job should end, in Unix ms.
+
+        An estimate that has passed is doubled until the end lies in the future.
+        """
         run_ms = self.estimate_s * 1000
         while self.started_ms + run_ms <= now_ms:
             run_ms *= 2
@@ -66,9 +69,9 @@ class BackfilledJob:
 
 @dataclass(slots=True)
 class GpuPool:
-    """The free GPUs.
+    """The free GPUs of a fleet.
 
-    free: (n, g) bool. count: (n,) free GPUs of each node. rack: (n,) row of the rack.
+    free: (node, gpu) bool. count: (node,) int64, number of free GPUs. rack: (node,) int32, row of the rack.
     """
 
     free: NDArray[np.bool_]
@@ -79,7 +82,12 @@ class GpuPool:
         self.count = self.free.sum(axis=1)
 
     def take(self, nodes: list[int], each: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Occupy `each` GPUs on every listed node, lowest indices first. A node may be listed twice."""
+        """Occupy `each` GPUs on every listed node, lowest indices first.
+
+        Returns (node row, GPU indices) for each entry of `nodes`.
+
+        A node may be listed twice.
+        """
         held = []
         for node in nodes:
             gpus = np.flatnonzero(self.free[node])[:each]
@@ -89,7 +97,7 @@ class GpuPool:
         return tuple(held)
 
     def retake(self, held: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
-        """Occupy exactly the GPUs that `give_back` freed."""
+        """Occupy again exactly the GPUs that were freed before."""
         for node, gpus in held:
             self.free[node, list(gpus)] = False
             self.count[node] -= len(gpus)
@@ -101,9 +109,11 @@ class GpuPool:
 
 
 def choose_nodes(count: NDArray[np.int64], rack: NDArray[np.int32], members: int, each: int) -> list[int] | None:
-    """Choose nodes for `members` of `each` GPUs. Returns None if there is no room.
+    """Choose nodes for `members` members with `each` GPUs.
 
-    They are in the tightest rack if one rack holds all members. Within it, the fullest nodes come first.
+    Returns their rows, or None if there is no room.
+
+    If one rack can hold all members, the tightest such rack is used. Within a rack, the fullest nodes come first.
     """
     room = count // each
     if int(room.sum()) < members:
@@ -126,9 +136,9 @@ Chooser = Callable[[TraceJob, NDArray[np.int64]], list[int] | None]
 
 @dataclass(slots=True)
 class BackfillQueue:
-    """The queue, running jobs and run times of a cluster.
+    """The queue, the running jobs and the run times of a cluster.
 
-    `chooser` replaces `choose_nodes` for jobs that fit by count.
+    `chooser`: if given, chooses the nodes of jobs that `choose_nodes` finds to fit.
     """
 
     pool: GpuPool
@@ -142,14 +152,17 @@ class BackfillQueue:
         return int(self.pool.free.shape[1])
 
     def end(self, job: str) -> BackfilledJob:
-        """Take a finished job off its GPUs and record its run time."""
+        """Remove a finished job from its GPUs, record its run time, and return it."""
         row = self.running.pop(job)
         self.pool.give_back(row.held)
         self.run_times.add(row.job.gpus, row.job.run_s)
         return row
 
     def start_ready_jobs(self, now_ms: int) -> list[BackfilledJob]:
-        """Start the head as long as it fits, then backfill behind it. Returns the started jobs, in order."""
+        """Start the head of the queue as long as it fits, then backfill later jobs.
+
+        Returns the started jobs, in order.
+        """
         started = []
         while self.queue and (nodes := self._fit(self.queue[0], self.pool.count)) is not None:
             started.append(self._start(self.queue.pop(0), nodes, now_ms))
@@ -189,7 +202,7 @@ class BackfillQueue:
         return started
 
     def _find_reservation(self, head: TraceJob, now_ms: int) -> tuple[int, NDArray[np.int64]]:
-        """Return when the head fits by the estimates, and the free GPUs (n,) of each node that it leaves then."""
+        """Return when the head fits by the estimates, in Unix ms, and the free GPUs (node,) left then."""
         members, each = choose_gang_shape(head.gpus, self.gpus_per_node)
         count = self.pool.count.copy()
         missing = members - int((count // each).sum())

@@ -1,9 +1,9 @@
-"""The benefit of the forecasts: one day of jobs and faults under a risk-blind engine and under ours.
+"""The benefit of the forecasts: one day of jobs and faults with a risk-blind engine and with ours.
 
-The day is played over several seeds. Each draws faults by kind at the rates of large fleets (DAY_RATES)
-with log-normal durations. 22 % of repaired nodes fail again within a day. A precursor is only what the
-kind itself shows, which favours the blind arm. A measured DetectionTable says what each fault does and
-when it is detected. All arms share the engine. `day.py` states the model.
+The day is simulated with several seeds. Each draws faults by kind at the rates of large fleets (DAY_RATES)
+with log-normal durations. 22 % of repaired nodes fail again within a day. A fault has no other precursor
+than its own symptoms, which favours the blind arm. A measured DetectionTable states what each fault does and
+when it is detected. All arms share the engine. `day.py` describes the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ RESAMPLES = 4000
 class Interval:
     """A mean with its 95 % percentile bootstrap interval over the seeds.
 
-    Days of faults are skewed, so Student's t would not do.
+    The losses of days with faults are skewed, so Student's t would be wrong.
     """
 
     mean: float
@@ -46,7 +46,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval":
-        """Return the mean with its interval over seeds.
+        """Return the mean of `values` with its interval.
 
         >>> Interval.of([2.0, 2.0, 2.0])
         Interval(mean=2.0, low=2.0, high=2.0)
@@ -69,11 +69,11 @@ def compare(
     seed: int = 0,
     seeds: int = SEEDS,
 ) -> dict[str, Any]:
-    """Return the GPU-hours lost in the day after the start.
+    """Return the GPU-hours that each arm loses in the day after the start, and the savings.
 
     The keys are "risk_blind", "ours", "saved", "ours_acting", "saved_acting" and more. Each of these is
-    {"mean", "low", "high"}. `saved` is that of the differences seed by seed. In `ours_acting` owners act on
-    risk, too.
+    {"mean", "low", "high"}. A saving is the mean of the differences seed by seed. In `ours_acting`, owners also
+    act on the risk.
     """
     memo: Memo = {}
     days = [_simulate_arms(trace, replay, topology, table, seed + number, memo) for number in range(seeds)]
@@ -103,7 +103,7 @@ def _parts(arms: Sequence[Losses]) -> dict[str, float]:
 def _simulate_arms(
     trace: JobTrace, replay: TraceReplay, topology: Topology, table: DetectionTable, seed: int, memo: Memo
 ) -> dict[Arm, Losses]:
-    """Simulate the same day for every arm."""
+    """Simulate the same day for every arm, and return the losses of each."""
     cluster = replay.cluster
     assert cluster is not None
     start_ms, end_ms = trace.start_ms, trace.start_ms + DAY_MS
@@ -128,7 +128,10 @@ def draw_day(
     rng: np.random.Generator,
     rates: Mapping[str, float] = DAY_RATES,
 ) -> tuple[list[DayFault], list[FalseAlarm]]:
-    """Draw the faults and the false alarms of one day. It leaves out kinds without a measured fault."""
+    """Draw the faults and the false alarms of one day. rates: faults per 1000 node-days by kind.
+
+    Kinds of which the table has no measured fault are left out.
+    """
     nodes = len(topology)
     faults: list[DayFault] = []
     for kind, rate in rates.items():
@@ -153,7 +156,7 @@ def _draw_fault_with_repeats(
     day_end_ms: int,
     rng: np.random.Generator,
 ) -> list[DayFault]:
-    """Return a fault, and sometimes the same fault again after its repair."""
+    """Draw a fault of a node, and sometimes the same fault again after its repair."""
     gpu = -1 if kind in NODE_KINDS else int(rng.integers(max(1, int(topology.gpus[node]))))
     faults = []
     while at_ms < day_end_ms:
@@ -166,9 +169,9 @@ def _draw_fault_with_repeats(
 
 
 def _draw_decoy_alarms(nodes: int, table: DetectionTable, start_ms: int, rng: np.random.Generator) -> list[FalseAlarm]:
-    """Draw the false alarms of decoys.
+    """Draw the false alarms that decoys raise.
 
-    A decoy flags its node for as long as was measured, which is mostly not at all.
+    A decoy flags its node for a measured duration, which is mostly zero.
     """
     alarms = []
     for kind in DECOY_KINDS:

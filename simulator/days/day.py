@@ -1,22 +1,22 @@
-"""A day of the fleet in a second, by events: jobs, faults and one scheduler.
+"""A simulation of one day of the fleet, event by event: jobs, faults and one scheduler.
 
-It measures the GPU-hours that faults cost. Model, the same for all arms except for what the scheduler
+It measures the GPU-hours that faults cost. The model is the same for all arms, except for what the scheduler
 knows:
 
 - A fault is on one GPU of a node, or on all of it. A job that holds it works at 1 / slowdown. A job
   that the fault kills dies after the measured time (it stands still if the fault hangs it). It loses
-  the work since its last checkpoint (every CHECKPOINT_S of work), goes back to the head of the queue,
-  and needs RESTART_S to come up again. A job that is started on a GPU that is gone does not come up: it
+  the work since its last checkpoint (every CHECKPOINT_S of work). It returns to the head of the queue,
+  and needs RESTART_S to start up again. A job that is started on a GPU that is gone does not start up: it
   dies after LAUNCH_S.
 - Every scheduler notices within DOWN_S that a whole node is gone. For other faults that kill, an
   operator drains the node OPERATOR_S after the first job that died there. A node that is only slow is
   never drained.
-- RISK_BLIND knows free GPUs, drained and lost nodes. RISK_AWARE also has the node's risk, from the
-  measured delay after the fault first showed until CLEAR_S after it ended. A slow fault shows once a
+- RISK_BLIND knows free GPUs, drained and lost nodes. RISK_AWARE also knows the node's risk, from the
+  measured delay after the fault's first symptom until CLEAR_S after it ended. A slow fault shows once a
   job runs on it. Neither arm touches a running job. In ACTING the job's owner does. Once the node is
   flagged, a hung job is restarted elsewhere at once. A slow job is checkpointed and moved when it has
   lost as much as a restart costs (ski rental).
-- Lost GPU-hours = slowed and stalled work + work lost since a checkpoint + restarts + GPUs kept idle on
+- Lost GPU-hours = slowed and stalled work + work lost since a checkpoint + restarts + idle GPUs on
   avoided or drained nodes while jobs queue for them.
 """
 
@@ -56,7 +56,10 @@ SHOWS_IDLE = frozenset({"gpu_off_bus", "node_lost", "ecc_storm", "ib_flap"})  # 
 
 
 class Arm(StrEnum):
-    """An arm of the comparison: whether the scheduler knows the risk, and whether owners act on it."""
+    """An arm of the comparison.
+
+    It decides whether the scheduler knows the risk, and whether owners act on it.
+    """
 
     RISK_BLIND = "risk_blind"
     RISK_AWARE = "ours"
@@ -65,7 +68,10 @@ class Arm(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayFault:
-    """A fault on `node` (row), on one GPU or on all (-1), with the measurements of similar faults."""
+    """A fault on `node` (row), on one GPU or on all (-1).
+
+    sighting: the measurements of a similar fault.
+    """
 
     node: int
     gpu: int
@@ -76,7 +82,7 @@ class DayFault:
 
 @dataclass(frozen=True, slots=True)
 class FalseAlarm:
-    """A benign decoy that flags a healthy node for a while."""
+    """A benign decoy that flags a healthy node from `start_ms` to `end_ms`. `node`: row."""
 
     node: int
     start_ms: int
@@ -85,7 +91,7 @@ class FalseAlarm:
 
 @dataclass(slots=True)
 class Losses:
-    """The lost GPU-hours by cause."""
+    """The lost GPU-hours by cause, and the number of killed jobs."""
 
     slowed: float = 0.0
     redone: float = 0.0
@@ -100,9 +106,9 @@ class Losses:
 
 @dataclass(slots=True)
 class _Work:
-    """One running job: it needs `startup_s` to come up, then has `remaining_s` of work.
+    """The work of one running job: it starts up for `startup_s`, then has `remaining_s` of work.
 
-    `version`: events of an earlier version no longer apply.
+    `version`: scheduled events of an earlier version no longer apply.
     """
 
     row: BackfilledJob
@@ -120,7 +126,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flag:
-    """A flag on a node, with the risks that the scheduler then assumes."""
+    """A flag on a node, with the risks that the scheduler assumes while it lasts."""
 
     node: int
     p_fail: float
@@ -131,7 +137,7 @@ Memo = dict[tuple[Any, ...], list[int] | None]
 
 
 class Day:
-    """One arm of a day.
+    """The simulation of one arm of a day.
 
     `cluster` is copied. `memo` may be shared between arms and seeds, because the same view leads to the same
     decision.
@@ -247,9 +253,9 @@ class Day:
         self._at(now_ms + round(OPERATOR_S * 1000), partial(self._drain, fault))
 
     def _stop(self, work: _Work, *, lost: bool) -> None:
-        """Put a job back at the head of the queue.
+        """Return a job to the head of the queue.
 
-        lost: whether the work since the last checkpoint has to be done again.
+        lost: whether it must redo the work since its last checkpoint.
         """
         job = work.row.job
         redone_s = max(0.0, job.run_s - work.remaining_s) % CHECKPOINT_S if lost else 0.0
@@ -276,7 +282,7 @@ class Day:
                 self._schedule_end(work)
 
     def _expose_job(self, work: _Work, fault: DayFault, now_ms: int) -> None:
-        """Expose a job to a fault: the job is slowed, or will die of it."""
+        """Expose a job to a fault, which slows the job or will kill it."""
         work.faults.append(fault)
         self._schedule_flag(fault, now_ms)
         self._schedule_move(work, fault, now_ms)
@@ -287,7 +293,10 @@ class Day:
             self._at(now_ms + round(dies_s * 1000), partial(self._kill, work, fault))
 
     def _schedule_flag(self, fault: DayFault, now_ms: int) -> None:
-        """Record the first effect of a fault. The node is flagged after the measured delay."""
+        """Schedule the flag of a fault's node, by the measured delay after the fault's first symptom.
+
+        Only the first call for a fault has an effect.
+        """
         sighting, until_ms = fault.sighting, fault.end_ms + round(CLEAR_S * 1000)
         if fault in self._flag_ms or not self._sees_risk or not math.isfinite(sighting.delay_s):
             return
@@ -296,7 +305,7 @@ class Day:
             self._at(flag_ms, partial(self._flag, _Flag(fault.node, sighting.p_fail, sighting.p_slow), until_ms))
 
     def _schedule_move(self, work: _Work, fault: DayFault, now_ms: int) -> None:
-        """Schedule when the owner moves this job away, if the owner acts.
+        """Schedule when the owner moves this job away, if owners act in this arm.
 
         A hung job is moved at once, and a slow one when its loss equals the cost of a restart.
         """
@@ -312,7 +321,7 @@ class Day:
         self._at(max(pays_ms, self._flag_ms[fault]), partial(self._move, work, fault))
 
     def _move(self, work: _Work, fault: DayFault, now_ms: int) -> None:
-        """Restart a job on other GPUs if there is room for it. Otherwise try again later."""
+        """Stop a job so that it restarts on other GPUs, if there is room for it. Otherwise try again later."""
         if not self._runs(work) or fault not in work.faults:
             return
         job, pool = work.row.job, self.cluster.pool
@@ -344,7 +353,7 @@ class Day:
         self._update_node_risk(flag.node)
 
     def _update_node_risk(self, node: int) -> None:
-        """Set the risk of a node to the highest of its flags, 0 without one."""
+        """Set the risk of a node to the highest risk among its flags, or to 0 without a flag."""
         here = [flag for flag in self._flags if flag.node == node]
         p_fail, p_slow = self._view.p_fail.copy(), self._view.p_slow.copy()
         p_fail[node] = max((flag.p_fail for flag in here), default=0.0)
@@ -365,7 +374,7 @@ class Day:
         self._view = replace(self._view, state=changed)
 
     def _count_idle_gpus(self, now_ms: int) -> None:
-        """Count the GPUs that are idle on avoided or drained nodes while jobs queue for them."""
+        """Add the idle GPUs on avoided or drained nodes to the losses, as far as queued jobs want them."""
         risk = np.fmax(self._view.p_fail, self._view.p_slow)
         out = (self._view.state != NodeState.IN_SERVICE) | (risk > 0)
         wanted = sum(job.gpus for job in self.cluster.queue)
@@ -376,7 +385,10 @@ class Day:
     # Placement
 
     def _choose(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
-        """Choose nodes with the product's own engine, from what this arm knows."""
+        """Choose nodes for a job with the product's own engine, from what this arm knows.
+
+        count: (node,) the GPUs that the job may use on each node. Returns None if it does not fit.
+        """
         free = self.cluster.pool.free
         if not np.array_equal(count, self.cluster.pool.count):
             free = free & (np.cumsum(free, axis=1) <= count[:, None])
@@ -395,7 +407,7 @@ class Day:
 
 
 def _make_empty_view(topology: Topology) -> ClusterView:
-    """Return the view of a scheduler without telemetry: no node is riskier than another."""
+    """Return the view of a scheduler without telemetry, in which every node has the same risk."""
     nodes, width = len(topology), int(topology.gpus.max(initial=1))
     unknown = np.full(nodes, np.nan)
     return ClusterView(

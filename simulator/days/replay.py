@@ -1,6 +1,6 @@
-"""A fast-forward of weeks without telemetry.
+"""A fast simulation of past weeks without telemetry.
 
-It leaves a fleet with a history, running jobs and a queue.
+It gives the fleet a history, running jobs and a queue.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from fleetcast.simulator.days.traces import WEEK_MS, JobTrace, TraceJob
 
 @dataclass(frozen=True, slots=True)
 class OngoingJob:
-    """A job that runs at the start, with its place, its start and its remaining undisturbed run time."""
+    """A job that runs at the start, with its place, its start and its remaining run time if undisturbed."""
 
     job: TraceJob
     started_ms: int
@@ -29,10 +29,10 @@ class OngoingJob:
 
 @dataclass(frozen=True, slots=True)
 class TraceReplay:
-    """The result of a fast-forward.
+    """The result of the simulated past.
 
-    history: events by time, of jobs that ended before the start. queue: by arrival. cluster: the scheduler's
-    state, to be copied.
+    history: events of jobs that ended before the start, by time. queue: waiting jobs by arrival. cluster: the
+    scheduler's state, which users must copy.
     """
 
     start_ms: int
@@ -77,7 +77,7 @@ def _make_free_pool(topology: Topology) -> GpuPool:
 
 
 def _simulate_jobs(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: int) -> list[BackfilledJob]:
-    """Process arrivals and ends in order of time, up to `stop_ms`.
+    """Simulate arrivals and ends in order of time, up to `stop_ms`.
 
     Returns the jobs that ended, in that order.
     """
@@ -100,7 +100,7 @@ def _simulate_jobs(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: in
 
 
 def ranks_of(row: BackfilledJob, names: Sequence[str]) -> tuple[RankPlacement, ...]:
-    """Return the members of a running job as named ranks."""
+    """Return the members of a running job as ranks with node names."""
     return tuple(RankPlacement(rank, names[node], gpus) for rank, (node, gpus) in enumerate(row.held))
 
 
@@ -124,10 +124,9 @@ def make_opening_events(
     ranks: tuple[RankPlacement, ...] = (),
     **facts: Any,
 ) -> tuple[JobEvent, ...]:
-    """Return the first two events of a job: `submitted`, then `started` or `queued`.
+    """Return the first two events of a job: `submitted`, then `started` or, if it still waits, `queued`.
 
-    The second is `queued` if the job still waits.
-    Their sequence numbers are 0 and 1. told: further fields of `submitted`.
+    Their sequence numbers are 0 and 1. facts: further fields of `submitted`.
     """
     members, each = job.shape(gpus_per_node)
     submitted = Submitted(

@@ -1,7 +1,7 @@
 """Job traces, real (Helios "Venus") or generated.
 
-They say who requested how many GPUs when, and how long each job ran. Dates move by whole weeks towards
-the present, so weekdays and hours stay. `class_` is our own, by size and name.
+A trace states who requested how many GPUs when, and how long each job ran. Dates move by whole weeks towards
+the present, so weekdays and hours stay. `class_` is not in the real trace: it follows from size and name.
 """
 
 import zlib
@@ -44,16 +44,16 @@ class TraceJob:
     queue: str = POOL
 
     def shape(self, gpus_per_node: int) -> tuple[int, int]:
-        """Return (members, GPUs of each)."""
+        """Return (members, GPUs of each member)."""
         return choose_gang_shape(self.gpus, gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)
 class JobTrace:
-    """A trace in columns of equal length n, sorted by `submit_ms`. The columns are never changed.
+    """A trace in columns of equal length n, sorted by `submit_ms`. The columns never change.
 
-    start_ms: when the live part begins. skipped: jobs too large for the fleet. note: a sentence on the
-    source.
+    start_ms: when the live part begins. skipped: the number of jobs too large for the fleet. note: a sentence
+    about the source.
     """
 
     job: tuple[str, ...]
@@ -86,7 +86,7 @@ class JobTrace:
         )
 
     def rows(self, mask: NDArray[np.bool_]) -> list[TraceJob]:
-        """Return the jobs under a mask (n,), in order of submission."""
+        """Return the jobs that a mask (n,) selects, in order of submission."""
         return [self.row(int(index)) for index in np.flatnonzero(mask)]
 
 
@@ -105,10 +105,12 @@ def choose_gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
 def load_trace(
     data: Path, *, nodes: int, gpus_per_node: int, now_ms: int, at: str = DEFAULT_AT, seed: int = 0, rush_h: int = 0
 ) -> JobTrace:
-    """Return the Venus trace below `data`, live from `at` (ISO, UTC), or else a generated trace.
+    """Return the Venus trace below `data`, or else a generated trace.
 
-    rush_h: how long the demand stays above the fleet's size after the start. Venus almost always fits its
-    fleet, so generated jobs are added to it. Raises ValueError for a bad `at`.
+    Its live part begins at `at` (ISO, UTC).
+
+    rush_h: for how many hours after the start the demand stays above the fleet's size. Venus almost always fits
+    its fleet, so generated jobs are added to it. Raises ValueError for a bad `at`.
     """
     at_ms = parse_time_ms(at)
     start_ms = shift_start_ms(at_ms, now_ms)
@@ -124,13 +126,13 @@ def load_trace(
 
 
 def parse_time_ms(text: str) -> int:
-    """Return the Unix ms of an ISO time. Without a zone, it is in UTC."""
+    """Convert an ISO time to Unix ms. A time without a zone is in UTC."""
     time = datetime.fromisoformat(text)
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def shift_start_ms(at_ms: int, now_ms: int) -> int:
-    """Return the latest instant not after now that lies whole weeks from `at_ms`.
+    """Return the latest time not after `now_ms` that lies whole weeks from `at_ms`.
 
     >>> (shift_start_ms(1000, WEEK_MS * 3 + 999) - 1000) // WEEK_MS
     2
@@ -178,7 +180,7 @@ def _make_venus_trace(table: pd.DataFrame, shift_ms: int, start_ms: int) -> JobT
 
 
 def _class_of(job: str, gpus: int) -> JobClass:
-    """Return a job class by size. For small jobs the name decides, so it is the same in every run."""
+    """Choose a job's class by its size. For small jobs a hash of the name decides, so runs agree."""
     if gpus >= 8:
         return "training"
     draw = zlib.crc32(job.encode()) % 100
@@ -193,8 +195,8 @@ def generate_trace(
     """Generate a trace like Venus for a fleet of any size, with a demand above the fleet at `start_ms`.
 
     Submissions come in bursts by hour and weekday, and run times are heavy-tailed. The load is half the
-    capacity until a last rush. For `rush_h` hours after the start, the jobs that would still run without
-    any wait need more than the fleet. So there is a queue all the time, whatever places the jobs.
+    capacity until a last rush. For `rush_h` hours after the start, jobs that would still run without any wait
+    need more GPUs than the fleet has. So there is always a queue, whatever engine places the jobs.
     """
     rng = np.random.default_rng(seed)
     begin_ms = start_ms - days_before * 24 * HOUR_MS
@@ -219,7 +221,7 @@ def generate_trace(
 
 
 def _draw_submit_times(rng: np.random.Generator, begin_ms: int, days: int, jobs_per_day: float) -> NDArray[np.int64]:
-    """Draw sorted submit times (n,): bursts of jobs in a Poisson process by hour.
+    """Draw (n,) int64 sorted submit times in Unix ms: bursts of jobs in a Poisson process by hour.
 
     A burst has a geometric number of jobs.
     """
@@ -242,7 +244,7 @@ def _sizes(rng: np.random.Generator, n: int, capacity_gpus: int) -> NDArray[np.i
 
 
 def _draw_run_times(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
-    """Draw run times (n,) in seconds.
+    """Draw (n,) float64 run times in seconds.
 
     About three quarters run for minutes (log-normal), the rest for hours to days.
     """
@@ -281,7 +283,10 @@ def _add_rushes(
     capacity_gpus: int,
     rush_h: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int32]]:
-    """Append the rush before the start, and one for each step of the `rush_h` hours after it."""
+    """Append generated jobs: a rush before the start, and one for each step of the `rush_h` hours after.
+
+    Returns (submit_ms, run_s, gpus).
+    """
     at_ms, span_ms = start_ms, 5 * HOUR_MS
     for _ in range(1 + rush_h * HOUR_MS // RUSH_STEP_MS):
         rush = _draw_rush(rng, submit_ms, run_s, gpus, at_ms, span_ms, capacity_gpus)

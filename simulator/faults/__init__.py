@@ -1,1 +1,1 @@
-"""Faults and benign look-alikes: when they happen, what they do to the hardware, and their truth."""
+"""Faults and benign look-alikes: their times, their effects on the hardware, and the truth about them."""

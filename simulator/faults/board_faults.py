@@ -1,4 +1,4 @@
-"""Faults of GPUs, their slots, their power and whole nodes. Times are fleet seconds."""
+"""Faults of GPUs, of their slots and power, and of whole nodes. Times are fleet seconds."""
 
 from dataclasses import dataclass
 
@@ -33,8 +33,8 @@ SOFT_HEAT, HARD_HEAT = 0.4, 0.75
 class ThermalThrottle(Passing):
     """A fault in which a GPU overheats and throttles.
 
-    `heat` goes from 0 to 1 with time constant `tau_s` while the GPU is busy. Throttling is soft above 0.4 and
-    hard above 0.75.
+    `heat` goes from 0 to 1 with time constant `tau_s` while the GPU is busy. Throttling is soft from 0.4 and
+    hard from 0.75 on.
     """
 
     hot_c: float
@@ -121,7 +121,7 @@ class PcieDowngrade(NeedsReset):
 class EccStorm(NeedsReset):
     """A fault with corrected errors in bursts.
 
-    At `dbe_s` there is an uncorrected error with its XIDs, which kills the job.
+    At age `dbe_s` an uncorrected error occurs with its XIDs, and kills the job. None: it never occurs.
     """
 
     sbe_per_s: float
@@ -226,7 +226,7 @@ class GpuOffBus(NeedsReset):
 
 @dataclass(slots=True)
 class Slipping:
-    """The signs before a loss: scrapes take longer, and some are lost. No values change."""
+    """The precursor of a loss: scrapes take longer, and some get no answer. No values change."""
 
     delay_s: float
     lost_share: float
@@ -262,7 +262,7 @@ class LostNode(NeedsReset):
 
 @dataclass(slots=True)
 class CpuContention(Passing):
-    """A fault in which something else takes the CPUs of a host, in gusts.
+    """A fault in which another program takes the CPUs of a host, in gusts.
 
     The GPUs of that host wait for their kernels, and the other ranks of the gang wait for the ranks on that
     host.
@@ -294,7 +294,7 @@ class CpuContention(Passing):
         return bool(load.busy[node].any())
 
     def _compute_gust_share(self, age_s: float, dt_s: float) -> float:
-        """Return the share of the last `dt_s` seconds within gusts."""
+        """Return which share of the last `dt_s` seconds lay within gusts, from 0 to 1."""
         span = self.gust_s + self.calm_s
 
         def compute_gust_s(until_s: float) -> float:

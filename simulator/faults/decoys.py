@@ -1,4 +1,4 @@
-"""Benign look-alikes of faults, which must not alarm an operator."""
+"""Benign look-alikes of faults, which must not raise an alarm."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from fleetcast.simulator.hardware.workload import CONTEXT_POWER_W, POWER_BY_CLOC
 
 @dataclass(slots=True)
 class PhaseDecoy(Passing):
-    """A decoy in which all ranks of the job on this node checkpoint or evaluate together."""
+    """A decoy in which all ranks of the job on this node checkpoint or evaluate at the same time."""
 
     phase: JobPhase
 
@@ -33,9 +33,9 @@ class PhaseDecoy(Passing):
 class PowerCap(Passing):
     """A decoy in which an operator sets a power limit on purpose.
 
-    The board draws no more, so its clocks are lower, and the clock event reasons say why. The limit is what
-    the job draws at `ratio` of its clock, from `least_w` to `most_w`. at: the place in the node of the only
-    GPU with the limit, 0 to 1. None for all GPUs.
+    The board draws no more, so its clocks are lower, and the clock event reasons say why. The limit is the power
+    that the job draws at `ratio` of its clock, within `least_w` and `most_w`. at: which single GPU of the node
+    has the limit, as a fraction of the node's GPUs. None means all GPUs.
     """
 
     ratio: float
@@ -66,9 +66,11 @@ class PowerCap(Passing):
 
 @dataclass(slots=True)
 class ExporterRestart(Passing):
-    """A decoy in which one scrape gets no answer, and then counters start at zero without an XID.
+    """A decoy in which an exporter does not answer for `down_s` and then restarts its counters.
 
-    `renames`: the exporter also returns with other names.
+    It shows no XID.
+
+    `renames`: whether it also returns with other metric names.
     """
 
     down_s: float
@@ -97,7 +99,7 @@ class ExporterRestart(Passing):
 class SequenceImbalance(Passing):
     """A decoy in which ranks get sequences of different lengths, drawn again every `hold_s`.
 
-    All ranks wait for the one with the longest sequences.
+    All ranks wait for the rank with the longest sequences.
     """
 
     spread: float
@@ -125,7 +127,7 @@ class SequenceImbalance(Passing):
 
 @dataclass(slots=True)
 class PhaseChange(Passing):
-    """A decoy in which all ranks of the job do something else for a while.
+    """A decoy in which all ranks of the job change their work for a while.
 
     Examples are longer sequences, another data set, or more layers.
     """
@@ -145,5 +147,5 @@ class PhaseChange(Passing):
 
 
 def _find_job_slot(load: HardwareLoad, node: int) -> int:
-    """Return the slot of the first job on a node, or 0 if there is none."""
+    """Return the slot of the first job on a node, or 0 if there is no job."""
     return next((slot for slot in np.unique(load.slot[node]).tolist() if slot), 0)

@@ -14,10 +14,10 @@ INNOCENT = "innocent_peer"  # a healthy node beside a faulty one, among the deco
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One measured fault.
+    """The measured effects of one fault, and how fast it was detected.
 
-    slowdown: step time over the usual one. kills_s: the time until it kills the job. hangs: whether the job
-    hangs until then. delay_s: the time from the first effect to the flag. kills_s and delay_s are inf if it
+    slowdown: step time divided by the usual one. kills_s: seconds until it kills the job. hangs: whether the job
+    hangs until then. delay_s: seconds from the first effect to the flag. kills_s and delay_s are inf if it
     never happens. p_fail, p_slow: the node's risk within an hour once it is flagged.
     """
 
@@ -38,24 +38,27 @@ class Sighting:
 class DetectionTable:
     """The measurements of faults and of benign decoys, by kind.
 
-    decoys: for how many seconds each decoy falsely flagged its node.
+    decoys: for how many seconds each decoy falsely flagged its node, 0 for never.
     """
 
     faults: Mapping[str, tuple[Sighting, ...]]
     decoys: Mapping[str, tuple[float, ...]]
 
     def draw(self, rng: np.random.Generator, kind: str) -> Sighting:
-        """Draw one of the measured faults of a kind, all with equal probability."""
+        """Draw one of the measured faults of a kind. All have equal probability."""
         rows = self.faults[kind]
         return rows[int(rng.integers(len(rows)))]
 
     def summary(self) -> dict[str, dict[str, float | None]]:
-        """Return for each kind how many were measured, the detected share, and the median delay of those."""
+        """Return for each kind the number of measured faults, the detected share and the median delay in s.
+
+        The delay is of the detected faults, and None if there are none.
+        """
         return {kind: _summary([row.delay_s for row in rows]) for kind, rows in self.faults.items()}
 
     @property
     def false_alarm_share(self) -> float:
-        """The share of decoys that flagged a node."""
+        """The share of decoys that flagged their node, from 0 to 1."""
         alarms = [seconds > 0 for rows in self.decoys.values() for seconds in rows]
         return sum(alarms) / max(1, len(alarms))
 

@@ -1,4 +1,4 @@
-"""The current effects of faults on the hardware, as arrays over (node, GPU) or (node, port).
+"""The present effects of faults on the hardware, as arrays over (node, GPU) or (node, port).
 
 Port i serves GPU i.
 """
@@ -21,7 +21,7 @@ REASON_POWER_BRAKE = 128
 
 @dataclass(frozen=True, slots=True)
 class Bump:
-    """A change of one value of a GPU or port: `amount` is added to a counter, or set on a gauge."""
+    """A change of one value of a GPU or port: `amount` is added to a counter, or a gauge is set to it."""
 
     table: str  # "gpu" or "port"
     field: str
@@ -33,7 +33,7 @@ class Bump:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of the job on this GPU now. -1: of every job of the node."""
+    """The death of the job on this GPU in this step. `gpu` is -1 for every job of the node."""
 
     node: int
     gpu: int
@@ -43,7 +43,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class HardwareLoad:
-    """The demands of jobs on the hardware now. They decide what a fault can show. Slot 0 is no job."""
+    """The present load of jobs on the hardware, which decides what a fault can show. Slot 0 means no job."""
 
     slot: NDArray[np.int32]  # (n, g) job slot
     busy: NDArray[np.bool_]  # (n, g) computes at more than 250 W
@@ -55,7 +55,7 @@ class HardwareLoad:
 
 @dataclass(frozen=True, slots=True)
 class ActivityLevels:
-    """The multipliers of a job that does something else: of its usual activity, traffic and step."""
+    """The factors by which a job's activity, traffic and step differ from usual while it changes its work."""
 
     activity: float = 1.0
     traffic: float = 1.0
@@ -64,7 +64,10 @@ class ActivityLevels:
 
 @dataclass(slots=True)
 class Effects:
-    """The effects of all faults. They are neutral after `clear`, and each fault writes into a few cells."""
+    """The effects of all faults in one step.
+
+    They are neutral after a reset. Then each fault writes into a few cells.
+    """
 
     nodes: int
     gpus: int
@@ -105,7 +108,7 @@ class Effects:
         self.clear()
 
     def clear(self) -> None:
-        """Reset to healthy hardware. A renamed exporter stays renamed."""
+        """Reset all effects to those of healthy hardware. A renamed exporter stays renamed."""
         shape = (self.nodes, self.gpus)
         self.clock_ratio = np.ones(shape)
         self.reasons = np.zeros(shape, np.int64)
@@ -129,21 +132,24 @@ class Effects:
 
 
 class FaultShape(Protocol):
-    """An interface of faults that are applied at every step.
+    """The interface of a fault that is applied at every step.
 
     `age_s` counts from the fault's start, and is negative during a precursor.
     """
 
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
-        """Write into the cells of (node, unit). Returns True if the work there shows the fault now."""
+        """Write the fault's effects into the cells of (node, unit).
+
+        Returns whether the work there shows the fault now.
+        """
 
     def end(self, effects: Effects, node: int, unit: int) -> None:
-        """Undo the fault, because it is over or repaired."""
+        """Remove what the fault leaves behind, because it is over or repaired."""
 
 
 @dataclass(slots=True)
 class Passing:
-    """A shape that leaves nothing behind when it ends."""
+    """The base of a fault that leaves nothing behind when it ends."""
 
     def end(self, effects: Effects, node: int, unit: int) -> None:
         return None
@@ -151,9 +157,9 @@ class Passing:
 
 @dataclass(slots=True)
 class NeedsReset:
-    """A shape whose repair resets the GPU (unit -1: all GPUs of the node).
+    """The base of a fault whose repair resets the GPU (unit -1: all GPUs of the node).
 
-    Volatile counters and the XID restart.
+    Volatile counters and the XID then restart.
     """
 
     def end(self, effects: Effects, node: int, unit: int) -> None:

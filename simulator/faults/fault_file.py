@@ -1,6 +1,6 @@
 """The TOML file for `fleetcast simulate faults`: all settings of a run, with defaults.
 
-Unknown keys are refused.
+Unknown keys are refused. The docstrings of its tables become comments in the file.
 """
 
 import inspect
@@ -35,7 +35,7 @@ class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Run times are lognormal. `median_s`: their median. `gap_s`: how long nodes stay free on average.
     `avoid_s`: how long a node may show a fault before no further job is placed on it. `step_every_s`: how
-    often each rank reports a step, 0: never.
+    often each rank reports a step, 0 for never.
     """
 
     sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -53,11 +53,11 @@ class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings for drawing faults.
 
-    `scale` multiplies the rates of faults, `decoy_scale` those of decoys. 0: none. A `precursor_share` that
-    is not negative replaces the share of every kind, except for the kinds that show nothing before they
-    start (power_brake, slow_nic, cpu_contention). A precursor lasts for `precursor_s`. After `repeat_share`
-    of the repairs, the fault comes again within `repeat_within_s`. `repairs_told`: node events report the
-    drain for a repair and the return from it.
+    `scale` multiplies the rates of faults, and `decoy_scale` those of decoys. 0 means none. A `precursor_share`
+    that is not negative replaces the share of every kind. It does not apply to kinds that show nothing before
+    they start (power_brake, slow_nic, cpu_contention). A precursor lasts for `precursor_s`. After `repeat_share`
+    of the repairs, the fault occurs again within `repeat_within_s`. `repairs_told`: node events report the drain
+    for a repair and the return from it.
     """
 
     scale: float = 100.0
@@ -74,10 +74,10 @@ class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of --recorded: runs are played for `loops` times the longest run.
+    """The settings of --recorded: runs are played for `loops` times the length of the longest run.
 
     There is a fault every `every_s` (0: none). Faults last from `shortest_s` to `limit_s`.
-    `communication_share`: the share of a step that is exchange with the other ranks.
+    `communication_share`: the share of a step in which a rank communicates with the others.
     """
 
     interval_s: float = 1.0
@@ -90,7 +90,7 @@ class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _usual() -> Magnitudes:
-    """Return the default kinds: decoys occur a few times in a node-day, and losses have precursors, too."""
+    """Return the default kinds: decoys occur a few times in a node-day, and losses may have precursors."""
     kinds = Magnitudes()
     decoys = dict.fromkeys(DECOY_KINDS, 500.0)
     lead = dict.fromkeys(("gpu_off_bus", "node_lost"), 0.3)
@@ -105,10 +105,8 @@ class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of one simulated run.
 
     `start` is UTC. Each kind of fault or benign look-alike has its own table. `rate` counts per 1000
-    node-days.
-
-    The duration of a fault is lognormal around `median_s`. A value [low, high] is a range that a number is
-    drawn from.
+    node-days. The duration of a fault is lognormal around `median_s`. A value [low, high] is a range from which
+    a number is drawn.
     """
 
     name: str = "default"
@@ -123,7 +121,7 @@ class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: Magnitudes = msgspec.field(default_factory=_usual)
 
     def settings(self) -> FaultSettings:
-        """Return the settings of a fault plan: a Poisson process for each kind."""
+        """Return the settings of a fault plan that has a Poisson process for each kind."""
         draw = self.draw
         faults = {kind: row for kind, row in self.kinds.items() if isinstance(row, FaultKind)}
         rates = {kind: row.rate * draw.scale for kind, row in faults.items()}
@@ -145,7 +143,7 @@ class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_fault_file(path: Path) -> FaultFile:
-    """Read a file of faults. Raises ConfigError that names the file, the key and the fix."""
+    """Read a fault file. Raises ConfigError that names the file, the key and the fix."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -157,10 +155,7 @@ def read_fault_file(path: Path) -> FaultFile:
 
 
 def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
-    """Parse the text of a file of faults. Raises ConfigError.
-
-    A missing key has its default.
-    """
+    """Parse the text of a fault file. A missing key has its default. Raises ConfigError."""
     try:
         given = read_toml(text)
     except ValueError as error:
@@ -179,14 +174,14 @@ def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
 
 
 def _merge_tables(usual: Any, given: Any) -> Any:
-    """Return `given` merged into `usual`, table by table."""
+    """Merge `given` into the defaults `usual`, table by table, and return the result."""
     if not (isinstance(usual, dict) and isinstance(given, dict)):
         return given
     return usual | {key: _merge_tables(usual.get(key), value) for key, value in given.items()}
 
 
 def _problem(file: FaultFile) -> str:
-    """Return a problem that types cannot show. "" if the file is valid."""
+    """Return a problem that the types of the settings cannot express, or "" if the file is valid."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", file.name):
         return f"name = {file.name!r}: letters, digits, dots, dashes; it names the folder"
     sizes, weights = file.jobs.sizes, file.jobs.weights
@@ -224,7 +219,7 @@ def format_fault_file(file: FaultFile) -> str:
 
 
 def _comment(table: object) -> list[str]:
-    """Return a table's docstring as lines of a comment."""
+    """Return the docstring of a table as lines of a TOML comment."""
     words = inspect.getdoc(table) if table is not None else None
     return [f"# {line}".rstrip() for line in words.splitlines()] if words else []
 

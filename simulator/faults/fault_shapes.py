@@ -7,13 +7,13 @@
     slow_nic          transfers take 1.2-1.6 times as long; ports no longer equal; half of them run at HDR rate
     ecc_storm         bursts of corrected errors, then sometimes one uncorrected: XID 48, 63 or 64, 94 or 95
     gpu_off_bus       the GPU's series vanish (XID 79 first, or frozen pages); peers spin until the watchdog
-    node_lost         nothing of the node answers
+    node_lost         no exporter of the node answers
     cpu_contention    the host's GPUs wait for their kernels in gusts, steal and pressure rise, the peers wait
     decoys            checkpoint_stall, evaluation, power_cap, exporter_restart, label_rename, sequence_imbalance,
                       phase_change: benign
 
-The precursor of a loss (gpu_off_bus, node_lost) is late and lost scrapes. That of an error kind is a few
-errors.
+The precursor of a loss (gpu_off_bus, node_lost) is slow and lost scrapes. The precursor of an error kind is
+a few errors.
 """
 
 from collections.abc import Callable
@@ -57,9 +57,9 @@ _DRAW: dict[str, Callable[[np.random.Generator, Any], FaultShape]] = {
 
 
 def draw_shape(kind: str, rng: np.random.Generator, magnitudes: Magnitudes = USUAL) -> FaultShape:
-    """Draw a fault or decoy of this kind. Raises ValueError for an unknown kind.
+    """Draw a fault or decoy of a kind, with numbers from `magnitudes`.
 
-    Its numbers are drawn from `magnitudes`.
+    Raises ValueError for an unknown kind.
     """
     ranges = magnitudes.of(kind)
     return _DRAW[kind](rng, ranges)

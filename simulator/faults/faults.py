@@ -1,7 +1,7 @@
-"""A seeded plan of faults over the fleet: which happen when and where, with the truth about each.
+"""A seeded plan of faults over the fleet: their times and places, and the truth about each.
 
 Faults are injected or drawn. Drawn faults are evenly spaced, so that minutes of a demonstration show most
-kinds, or come at real rates.
+kinds, or occur at real rates.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ LEADING_KINDS = PRECURSOR_KINDS | {"gpu_off_bus", "node_lost"}  # whose shape sh
 class FaultSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings for drawing faults. Times are fleet seconds.
 
-    `every_s` > 0 spaces them evenly (with jitter), kinds in turn. Otherwise `rates` (per 1000 node-days, by
-    kind) draw a Poisson process. A fault lasts a lognormal time around `median_s`, from `shortest_s` to
-    `limit_s`. `precursor_shares` by kind replace `precursor_share`. A kind that shows nothing before its
-    start never has a precursor. After `repeat_share` of the repairs the node has the same fault again
+    `every_s` > 0 spaces them evenly (with jitter), and each kind gets its turn. Otherwise `rates` (per 1000
+    node-days, by kind) draw a Poisson process. A fault lasts a lognormal time around `median_s`, from
+    `shortest_s` to `limit_s`. `precursor_shares` by kind replace `precursor_share`. A kind that shows nothing
+    before its start never has a precursor. After `repeat_share` of the repairs the node has the same fault again
     within `repeat_within_s`.
     """
 
@@ -68,7 +68,7 @@ DEMO = FaultSettings(
 
 @dataclass(slots=True)
 class Incident:
-    """One fault or decoy with its place, its times and its strength."""
+    """One fault or decoy, planned or active, with its place, times and strength."""
 
     fault_id: str
     kind: str
@@ -86,7 +86,7 @@ class Incident:
 
 
 class FaultPlan:
-    """All faults of a fleet of `names` with `gpus` GPUs each.
+    """All faults of a fleet of the nodes `names` with `gpus` GPUs each.
 
     The fleet calls `advance` with every step.
     """
@@ -116,7 +116,7 @@ class FaultPlan:
     ) -> str:
         """Plan a fault and return its id.
 
-        `gpu` is the port for ib_flap and slow_nic. `magnitudes` replace drawn ones by field name.
+        `gpu` is the port for ib_flap and slow_nic. `magnitudes` replace drawn numbers by the shape's field name.
         """
         shape = draw_shape(kind, self._rng, self.settings.magnitudes)
         if magnitudes:
@@ -126,7 +126,7 @@ class FaultPlan:
         return self._add(kind, self._row[node], unit, start_ms, end_ms, 0, shape)
 
     def begin(self, settings: FaultSettings) -> None:
-        """Draw faults by these settings, from the next step on."""
+        """Draw faults with these settings from the next step on."""
         self.settings = settings
         self._due_ms = {}
 
@@ -144,18 +144,18 @@ class FaultPlan:
             self._log_incident(incident, shows, now_ms, dt_s)
 
     def clear(self, node: str, now_ms: int) -> None:
-        """End all faults of a repaired node at the next step."""
+        """Let all faults of a node end at the next step, because it is repaired. Decoys stay."""
         row = self._row[node]
         for incident in self._incidents:
             if incident.node == row and not incident.benign:
                 incident.end_ms = min(incident.end_ms, now_ms)
 
     def records(self) -> list[FaultRecord]:
-        """Return the latest truth about every fault that has started, in order of start."""
+        """Return the latest record of every fault that has started, in order of start."""
         return list(self._records.values())
 
     def changes(self) -> list[FaultRecord]:
-        """Return records that are new or changed since the last call: lines for truth.jsonl."""
+        """Return the records that are new or changed since the last call: the next lines of truth.jsonl."""
         changed, self._changed = list(self._changed.values()), {}
         return changed
 
@@ -252,7 +252,7 @@ class FaultPlan:
     def _plan(self, kind: str, node: int, unit: int, from_ms: int) -> None:
         """Plan an incident at `from_ms`, or after a precursor that begins then.
 
-        Draws its precursor, its length and its strength.
+        Draws whether it has a precursor, its duration and its strength.
         """
         lead_s = 0.0
         share = self.settings.precursor_shares.get(kind)
@@ -284,9 +284,9 @@ class FaultPlan:
         return float(min(lasts_s, self.settings.limit_s))
 
     def _place(self, kind: str, load: HardwareLoad) -> tuple[int, int] | None:
-        """Return a (node, unit) without a fault, or None. It is busy if possible.
+        """Return a random (node, unit) on a node without a fault, or None. It is busy if possible.
 
-        It is in no job that another fault already slows.
+        A slow fault gets no node with a job that another slow fault already slows.
         """
         free = np.ones(load.slot.shape, bool)
         for incident in self._incidents:

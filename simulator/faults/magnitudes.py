@@ -1,9 +1,9 @@
-"""The strength of each fault and benign look-alike: the ranges that its numbers are drawn from.
+"""The strength of each fault and benign look-alike: the ranges from which its numbers are drawn.
 
 There is one struct for each kind. Defaults are those of real fleets (Azure's throttled nodes,
 InfiniteHBD, Minder, Greyhound). A fault lasts a lognormal time around `median_s`, a decoy a uniform one
-within `lasts_s`. Spans are [low, high]. Decoys are as strong as faults: caps go as deep as heat
-throttles, checkpoints stop a gang as long as a hang, an exporter is away as long as a node that
+within `lasts_s`. Spans are [low, high]. Decoys are as strong as faults. Caps go as deep as heat
+throttles, and checkpoints stop a gang as long as a hang. An exporter is away as long as a node that
 reboots, and the longest sequences cost as much as a slow rank.
 """
 
@@ -13,10 +13,7 @@ Span = tuple[float, float]
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings that every kind has.
-
-    rate: how often the kind occurs in 1000 node-days.
-    """
+    """The settings that every kind has. rate: how often the kind occurs in 1000 node-days."""
 
     rate: float = 0.0
 
@@ -28,7 +25,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def _problem(name: str, value: object) -> str:
-    """Return what is wrong with a value. "" if it is valid."""
+    """Return a sentence that says what is wrong with a value, or "" if it is valid."""
     if isinstance(value, tuple) and value and value[0] > value[-1]:
         return f"{name} = {list(value)}: the low end comes first"
     if name.endswith("_share") and isinstance(value, (int, float)) and not 0 <= value <= 1:
@@ -166,7 +163,7 @@ class PhaseChangeKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Magnitudes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The strengths of all kinds: one struct for each, under the kind's name."""
+    """The strengths of all kinds, one struct for each kind, in a field with the kind's name."""
 
     thermal_throttle: ThermalThrottleKind = ThermalThrottleKind()
     ecc_storm: EccStormKind = EccStormKind()
@@ -186,7 +183,7 @@ class Magnitudes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label_rename: ExporterRestartKind = ExporterRestartKind()
 
     def of(self, kind: str) -> Kind:
-        """Return the ranges of a kind. Raises ValueError that names the known kinds."""
+        """Return the settings of a kind. Raises ValueError that names the known kinds."""
         if kind not in self.__struct_fields__:
             raise ValueError(f"fault kind {kind!r}: expected one of {', '.join(self.__struct_fields__)}")
         found: Kind = getattr(self, kind)
@@ -208,9 +205,9 @@ LEAST_LEFT = 0.05  # of a clock or an activity
 
 
 def scaled(kinds: Magnitudes, times: float) -> Magnitudes:
-    """Return kinds with faults `times` as strong: 2 is twice as far from the usual value.
+    """Return the kinds with faults `times` as strong: 2 is twice as far from the neutral value.
 
-    Look-alikes stay as they are, because weak faults must be found among look-alikes of the usual strength.
+    Decoys do not change, because weak faults must be found among look-alikes of the usual strength.
 
     >>> scaled(USUAL, 0.5).power_brake.clock
     (0.7, 0.75)

@@ -1,4 +1,4 @@
-"""Faults of InfiniBand ports: a link that flaps, a port that is slow. Port i serves GPU i."""
+"""Faults of InfiniBand ports: a link that flaps, and a port that is slow. Port i serves GPU i."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ FIRST_FLAP_S = 2.0
 class IbFlap(Passing):
     """A fault of a link that goes down again and again.
 
-    flaps: (begin, length) in seconds, drawn in advance. A flap that lies wholly inside one step still counts.
+    flaps: (begin, length) in seconds, drawn in advance. A flap that lies entirely within one step still counts.
     """
 
     flaps: list[tuple[float, float]]

@@ -1,9 +1,10 @@
-"""Recorded H100 runs, played in a loop, with the faults and decoys of the simulated fleet.
+"""A player of recorded H100 runs in a loop, with the faults and decoys of the simulated fleet.
 
-Faults and decoys change the recorded numbers. A job whose worst member has speed s, with share c of a
-step in communication and worst transfer r, takes k = (1 - c)/s + c * r times as long. Activity, traffic
-and dynamic power fall by k. Temperatures follow the power with the time constants that were measured.
-Jobs of recordings do not die. They stand still while a fault lasts.
+Faults and decoys change the recorded numbers. A job takes
+k = (1 - c)/s + c * r times as long. s is the speed of its worst member, c the communication share of a step,
+and r the slowness of its worst transfer. Activity, traffic
+and dynamic power fall by k. Temperatures follow the power with measured time constants. Jobs of recordings
+do not die. They stand still while a fault lasts.
 """
 
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ _UTIL, _REASONS = ROW["DEV_GPU_UTIL"], ROW["DEV_CLOCKS_EVENT_REASONS"]
 
 
 def inject_faults(file: FaultFile, data: Path, out: Path, say: Say = lambda _: None) -> Path:
-    """Write `out/faults/recorded/NAME-SEED` in the layout of simulated runs, and return the folder.
+    """Write the folder `out/faults/recorded/NAME-SEED` like that of a simulated run, and return its path.
 
     Raises ConfigError.
     """
@@ -85,7 +86,7 @@ def _topology(names: list[str]) -> str:
 
 
 def settings_of(file: FaultFile) -> FaultSettings:
-    """Return settings for faults at regular times, which take the kinds that recordings can show in turn."""
+    """Return fault settings for regular faults of the kinds that recordings can show, each kind in turn."""
     table = file.recorded
     middle_s = float(np.sqrt(table.shortest_s * table.limit_s))
     share = file.draw.precursor_share
@@ -107,7 +108,7 @@ def settings_of(file: FaultFile) -> FaultSettings:
 
 
 class RecordingPlayer:
-    """A player of all runs at the same time: recorded numbers with the effects of faults.
+    """A player of all runs at the same time: it applies the effects of faults to the recorded numbers.
 
     Nodes of one run share its job.
     """
@@ -143,7 +144,7 @@ class RecordingPlayer:
         return int(self.table.loops * longest_s / self.table.interval_s)
 
     def advance(self, now_ms: int) -> None:
-        """Read the recordings at `now_ms`, and apply the faults."""
+        """Read the recordings at `now_ms`, and apply the faults to their numbers."""
         dt_s = self.table.interval_s if self._start_ms is not None else 0.0
         self._start_ms = now_ms if self._start_ms is None else self._start_ms
         self._last_ms = now_ms
@@ -165,7 +166,10 @@ class RecordingPlayer:
         self._update_ports(levels, moved)
 
     def events(self, now_ms: int) -> list[JobEvent]:
-        """Return the job events. A job begins again with each loop of its run, as its next attempt."""
+        """Return the job events since the last call.
+
+        With each loop of its run, a job ends and begins again as its next attempt.
+        """
         assert self._start_ms is not None
         events: list[JobEvent] = []
         for job in dict.fromkeys(self.jobs):
@@ -186,7 +190,7 @@ class RecordingPlayer:
         return events
 
     def find_job_and_factor(self, node: int, unit: int) -> tuple[str, float] | None:
-        """Return the job on a node, and how many times as long its steps take."""
+        """Return the job on a node, and the factor by which its steps are longer than recorded."""
         return self.jobs[node], float(self.factor[self.slot[node, 0]])
 
     def _count_loops(self, row: int, now_ms: int) -> int:
@@ -205,9 +209,9 @@ class RecordingPlayer:
         )
 
     def _levels(self) -> Values:
-        """Return (slot, 5) multipliers of activity, utilisation, NVLink, InfiniBand and PCIe.
+        """Return (slot, 5) factors of activity, utilisation, NVLink, InfiniBand and PCIe.
 
-        This also updates `factor`.
+        Also updates `factor`.
         """
         effects, slots = self.effects, self.slot.ravel()
         speed, transfer = np.full(len(self.factor), np.inf), np.ones(len(self.factor))
@@ -248,7 +252,7 @@ class RecordingPlayer:
         self.gpu[:, effects.frozen] = frozen
 
     def _update_power(self, busy: Values) -> None:
-        """Write the power and the clock event reasons of each GPU.
+        """Update the power and the clock event reasons of each GPU.
 
         Recorded power above that of an idle context falls with the work and the clock. The reasons name the
         cause.
@@ -262,7 +266,7 @@ class RecordingPlayer:
         self.gpu[_REASONS] = np.where(np.isnan(raw[_REASONS]), np.nan, reasons)
 
     def _lower_temperature_and_energy(self, dt_s: float) -> None:
-        """Lower temperature and energy by the power that is missing."""
+        """Lower temperature and energy according to the power that faults removed."""
         missing_w = np.nan_to_num(self._raw_gpu[_POWER] - self.gpu[_POWER])
         cooler_c = self.body.resistance_c_per_w * missing_w
         self._warmer_c += (-cooler_c - self._warmer_c) * -np.expm1(-dt_s / self.body.tau_s)
@@ -271,9 +275,9 @@ class RecordingPlayer:
         self.gpu[_ENERGY] = self._raw_gpu[_ENERGY] - self._saved_mj
 
     def _update_ports(self, levels: Values, moved: Values) -> None:
-        """Increase the port counters by the recorded bytes, times the share that the job still sends.
+        """Increase the port counters by the recorded traffic, times the share that the job still sends.
 
-        All members of a job send the same share.
+        All members of a job send the same share. moved: (field, node, port) recorded growth in this step.
         """
         sent = levels[self.slot][:, :, 3]
         waiting = np.unique(self.slot[self.effects.port_down & (self._port_rate > NETWORKED_BYTES_PER_S)])
@@ -288,7 +292,7 @@ def _row_of(levels: ActivityLevels) -> tuple[float, ...]:
 
 @dataclass(slots=True)
 class Files:
-    """The three files of samples: GPUs, ports and nodes."""
+    """A writer of the three sample files: GPUs, ports and nodes."""
 
     folder: Path
     player: RecordingPlayer

@@ -1,6 +1,6 @@
-"""Reports of repairs, as an operator's tools send them: drained during the work, returned after it.
+"""Reports of repairs, as an operator's tools send them: a drain at the beginning, a return at the end.
 
-Only visible faults that end by a repair are reported. Their beginning is never reported, because
+Only visible faults that end by a repair are reported. The start of a fault is never reported, because
 telemetry has to find it.
 """
 
@@ -20,7 +20,7 @@ WORK_MS = 300_000  # a repair takes at most so long; it begins no sooner than th
 
 @dataclass(slots=True)
 class Repairs:
-    """A reporter of repairs. Call `step` after every advance of the fleet.
+    """A reporter of repairs. The caller asks for due events after every advance of the fleet.
 
     names: the nodes, by row.
     """
@@ -31,7 +31,7 @@ class Repairs:
     _sequences: dict[str, int] = field(default_factory=dict)
 
     def step(self, now_ms: int) -> list[NodeEvent]:
-        """Return the drains and returns since the last call."""
+        """Return the drains and returns that are due since the last call."""
         active = {row.fault_id: row for row in self.plan.active() if _is_repaired(row)}
         over = [row for name, row in self._under_way.items() if name not in active]
         self._under_way = {name: row for name, row in self._under_way.items() if name in active}

@@ -1,6 +1,6 @@
-"""The file truth.jsonl: what the simulator knows of its faults. No service reads it.
+"""The file truth.jsonl with the truth about the simulator's faults. No service reads it.
 
-The last line of a fault_id counts.
+A fault may have several lines. The last line of a fault_id counts.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ import msgspec
 
 
 class FaultRecord(msgspec.Struct, frozen=True):
-    """One fault or decoy.
+    """The truth about one fault or decoy.
 
     `end_ms`: null while it lasts. `visible`: whether the work there has shown it for a while.
     """
@@ -27,10 +27,10 @@ class FaultRecord(msgspec.Struct, frozen=True):
 
 
 class FaultTruth(FaultRecord, frozen=True):
-    """One fault or decoy, as known after the run.
+    """The truth about one fault or decoy after the run.
 
     `slowdown`: the largest step factor of its job. `lead_s`: the length of the precursor. `magnitude`: the
-    numbers as drawn.
+    drawn numbers by name.
     """
 
     job: str | None = None
@@ -41,14 +41,14 @@ class FaultTruth(FaultRecord, frozen=True):
 
 
 def append_truth(path: Path, records: list[FaultRecord]) -> None:
-    """Append one line for each record."""
+    """Append one line for each record to the file."""
     if records:
         with path.open("ab") as file:
             file.writelines(msgspec.json.encode(record) + b"\n" for record in records)
 
 
 def read_truth(path: Path) -> list[FaultRecord]:
-    """Return the last whole line of each fault, in order of its first line.
+    """Return the last complete record of each fault, in order of the faults' first lines.
 
     Returns an empty list if there is no file yet.
     """

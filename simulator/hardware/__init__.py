@@ -1,1 +1,1 @@
-"""Nodes, GPUs, ports and jobs in motion, as the exporters show them."""
+"""Simulated nodes, GPUs, ports and jobs, as their exporters show them."""

@@ -3,7 +3,7 @@
 All computations are vectorised over all GPUs. Port i of a node serves its GPU i. The order of a step:
 
     1. counters grow by the rates of the last step (so a page can extrapolate them exactly)
-    2. faults write their effects, given what runs where
+    2. faults write their effects, given the load of the jobs
     3. jobs slow down to their slowest member, stall, hang or die
     4. sensors follow: power, temperature, clocks, activity, traffic, and the next rates
 """
@@ -37,8 +37,8 @@ EXPORTERS = ("dcgm", "node")
 class FleetSpec:
     """The size and layout of a fleet.
 
-    It has racks of `rack_nodes`, rail groups of `racks_per_rail_group` racks, and blocks of an equal share of
-    the racks.
+    It has racks of `rack_nodes`, rail groups of `racks_per_rail_group` racks, and `blocks` blocks with an equal
+    share of the racks each.
     """
 
     nodes: int = 133
@@ -55,12 +55,12 @@ class FleetSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Node names in row order: n001 …"""
+        """The node names in row order, such as n001."""
         width = max(3, len(str(self.nodes)))
         return tuple(f"n{number:0{width}d}" for number in range(1, self.nodes + 1))
 
     def format_topology_toml(self) -> str:
-        """Return the topology file of this fleet, with one [[rack]] for each rack."""
+        """Return the fleet's topology file as TOML, with one [[rack]] for each rack."""
         racks = math.ceil(self.nodes / self.rack_nodes)
         return "\n".join(self._format_rack_toml(rack, racks) for rack in range(racks))
 
@@ -81,9 +81,10 @@ class FleetSpec:
 
 @dataclass(frozen=True, slots=True)
 class MemberStep:
-    """One rank's part of its job's step.
+    """The time that one rank spends in a step of its job.
 
-    It has seconds of its own compute, and of waiting for and moving data.
+    compute_s: its own compute. communication_s: exchanging data and waiting for other ranks. data_s: waiting for
+    data or storage.
     """
 
     rank: int
@@ -98,7 +99,7 @@ FailedJob = tuple[str, str, str, str]  # job, category, node, message
 
 
 class SimulatedFleet:
-    """The state of a simulated fleet. It is not thread-safe: one task advances it and reads its pages."""
+    """The state of a simulated fleet. It is not thread-safe: one task must advance it and read its pages."""
 
     def __init__(self, spec: FleetSpec | None = None, seed: int = 0, settings: FaultSettings = QUIET) -> None:
         self.spec = spec or FleetSpec()
@@ -125,23 +126,26 @@ class SimulatedFleet:
     ) -> None:
         """Run a job on its GPUs from `now_ms` on.
 
-        That may lie in the past, so that the job has already loaded.
+        The time may lie in the past, so that the job has already loaded.
         """
         self.gangs.start(job, attempt, [(rank, self.rows[rank.node]) for rank in ranks], profile, now_ms)
 
     def stop_job(self, job: str, now_ms: int) -> None:
-        """Take a job off its GPUs. Does nothing if the job no longer runs."""
+        """Remove a job from its GPUs. Does nothing if the job no longer runs."""
         self.gangs.stop(job)
 
     def failed_jobs(self) -> list[FailedJob]:
-        """Return the jobs that a fault has killed since the last call. They no longer hold GPUs."""
+        """Return (job, category, node, message) of the jobs that faults have killed since the last call.
+
+        They no longer hold GPUs.
+        """
         failed, self._failed = self._failed, []
         return failed
 
     def step_time_s(self, job: str) -> float:
-        """Return the seconds that a step takes now, slowed by the job's worst member.
+        """Draw the seconds that a step takes now, slowed by the job's worst member.
 
-        inf while the job hangs, nan while it loads or if it does not run.
+        It is inf while the job hangs, and nan while it loads or if it does not run.
         """
         gang = self.gangs.by_job.get(job)
         if gang is None or self.phase(job) in ("init", "loading"):
@@ -152,9 +156,9 @@ class SimulatedFleet:
         return not math.isnan(self.gangs.hung_since_ms[gang.slot])
 
     def _draw_step(self, gang: RunningGang) -> tuple[float, float]:
-        """Draw the seconds of one step, and the seconds that all ranks wait for data, collection or storage.
+        """Draw the seconds of one step, and further seconds for which all ranks wait.
 
-        The job must not hang.
+        They wait for data, garbage collection or storage. The job must not hang.
         """
         levels = self.effects.levels.get(gang.slot, ActivityLevels())
         step_s = (
@@ -167,9 +171,9 @@ class SimulatedFleet:
         return step_s, 0.0
 
     def draw_member_steps(self, job: str) -> list[MemberStep]:
-        """Return the current step by rank: a slow rank computes long, and the others wait for it.
+        """Draw the present step of a job by rank: a slow rank computes long, and the others wait for it.
 
-        The list is empty if the job does not step.
+        Returns an empty list if the job does not step.
         """
         gang = self.gangs.by_job.get(job)
         if gang is None or self.phase(job) in ("init", "loading") or self._is_hung(gang):
@@ -189,10 +193,10 @@ class SimulatedFleet:
         ]
 
     def step_parts(self, job: str, step_s: float) -> StepParts | None:
-        """Divide a step of `step_s` along its critical path. Returns None if the job does not step.
+        """Divide a step of `step_s` seconds along its critical path. Returns None if the job does not step.
 
-        The slowest rank computes, then all ranks exchange. The time beyond the usual length is waiting for data
-        or, in a checkpoint, for storage.
+        First the slowest rank computes, then all ranks communicate. The time beyond the usual length is waiting for
+        data or, in a checkpoint, for storage.
         """
         gang = self.gangs.by_job.get(job)
         if gang is None or not math.isfinite(step_s):
@@ -211,14 +215,17 @@ class SimulatedFleet:
         )
 
     def find_job_slowdown(self, job: str) -> float:
-        """Return how many times as long a job's steps take because of its worst member. 1 if it does not run."""
+        """Return the factor by which a job's worst member makes its steps longer.
+
+        It is 1 if the job does not run.
+        """
         gang = self.gangs.by_job.get(job)
         return 1.0 if gang is None else self._find_gang_slowdown(gang)
 
     def phase(self, job: str) -> str:
-        """Return the phase as job events name it.
+        """Return a job's phase by its name in job events.
 
-        "init" before the first step of the fleet, "" if the job does not run.
+        It is "init" before the fleet's first step, and "" if the job does not run.
         """
         gang = self.gangs.by_job.get(job)
         if gang is None:
@@ -243,7 +250,7 @@ class SimulatedFleet:
     def page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes:
         """Return the exposition text of one exporter.
 
-        `now_ms` (default: the last step's time) extrapolates the counters.
+        Counters are extrapolated to `now_ms`, by default the time of the last step.
         """
         row = self.rows[node]
         ahead_s = 0.0 if now_ms is None or self.time_ms is None else max(0, now_ms - self.time_ms) / 1000
@@ -261,15 +268,15 @@ class SimulatedFleet:
         return page
 
     def targets(self) -> Iterable[tuple[str, str]]:
-        """Return (node, exporter) of every page."""
+        """Return the (node, exporter) of every page."""
         return [(name, exporter) for name in self.names for exporter in EXPORTERS]
 
     def answers(self, node: str, exporter: str) -> bool:
-        """Return whether this exporter answers now."""
+        """Return whether this exporter of a node answers requests now."""
         return not self.effects.page_down[self.rows[node], EXPORTERS.index(exporter)]
 
     def delay_s(self, node: str) -> float:
-        """Return the wall seconds by which the node's DCGM exporter is late now."""
+        """Return by how many wall seconds the answers of the node's DCGM exporter are late now."""
         return float(self.effects.page_delay_s[self.rows[node]])
 
     def _apply_faults(self, dt_s: float) -> None:
@@ -299,7 +306,7 @@ class SimulatedFleet:
         )
 
     def _apply_faults_to_jobs(self) -> None:
-        """Hang, time out and kill jobs. Then compute how slow each job is."""
+        """Hang, time out and kill jobs according to the faults. Then compute how slow each job is."""
         assert self.time_ms is not None
         for death in self.effects.deaths:
             cells = slice(None) if death.gpu < 0 else death.gpu

@@ -1,7 +1,7 @@
-"""A scrape of a whole fleet as columns: the numbers of the exporter pages without their text.
+"""A recorder of a whole fleet's scrapes as columns: the numbers of the pages without their text.
 
-The decoders' conversions turn them into the catalogue's metrics and units. `fleetcast.training.sets.fault_runs`
-reads the files.
+The decoders' conversions convert them to the catalogue's metrics and units.
+`fleetcast.training.sets.fault_runs` reads the files.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,10 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A mapping from rows of raw numbers to metrics of the catalogue."""
+    """A mapping from rows of raw numbers to metrics of the catalogue.
+
+    names: metric names. rows: the row of each metric.
+    """
 
     names: tuple[str, ...]
     rows: NDArray[np.intp]
@@ -58,7 +61,7 @@ class Columns:
         )
 
     def values(self, raw: Values) -> Values:
-        """Convert (row, cell) raw numbers into (metric, cell) in our units. NaN if a number has no meaning."""
+        """Convert (row, cell) raw numbers to (metric, cell) values in our units, NaN if missing."""
         chosen = raw[self.rows]
         chosen[self.whole] = np.trunc(chosen[self.whole])
         many = chosen.shape[1]
@@ -78,7 +81,7 @@ _CPU_FIELD = Field("node_cpu_seconds_total", "counter", "", "%f")
 
 
 def _list_cpu_columns() -> tuple[tuple[str, int], ...]:
-    """Return (metric, row of CPU_MODES) of the modes that are metrics."""
+    """Return (metric name, row of CPU_MODES) for each CPU mode that is a metric of the catalogue."""
     found = []
     for row, mode in enumerate(CPU_MODES):
         columns = Columns.of([_CPU_FIELD], {"cpu": "0", "mode": mode}, EntityKind.NODE)
@@ -90,7 +93,7 @@ def _list_cpu_columns() -> tuple[tuple[str, int], ...]:
 class Recorder:
     """A recorder of a fleet's scrapes, deterministic by `seed`.
 
-    Call `take` after every advance of the fleet. `close` writes the remaining rows.
+    The caller records a scrape after every advance of the fleet. `close` writes the remaining rows.
     """
 
     fleet: SimulatedFleet
@@ -124,7 +127,7 @@ class Recorder:
         return max(1, VALUES_HELD // (cells * (len(self._gpu.names) + len(self._port.names))))
 
     def take(self, now_ms: int) -> None:
-        """Record the answers of all exporters now."""
+        """Record the present answers of all exporters, with the time `now_ms`."""
         fleet = self.fleet
         lost = self._rng.random((2, fleet.spec.nodes)) < self.lost_share
         up = ~(fleet.effects.page_down.T | lost)  # (exporter, node)
@@ -169,9 +172,9 @@ class Recorder:
 
 
 class SampleFile:
-    """The file `samples/KIND.parquet` of a fleet.
+    """A writer of the file `KIND.parquet` with a fleet's samples of one kind.
 
-    Its rows are `nodes`, each with an equal number of cells.
+    `nodes` are its nodes, each with the same number of cells (GPUs or ports).
     """
 
     def __init__(self, folder: Path, kind: EntityKind, nodes: Sequence[str], metrics: Sequence[str]) -> None:
@@ -192,7 +195,7 @@ class SampleFile:
         self._writer = pq.ParquetWriter(folder / f"{kind.value}.parquet", self._schema, compression="zstd")
 
     def write(self, times_ms: Sequence[int], rounds: Sequence[tuple[Values, NDArray[np.bool_]]]) -> None:
-        """Write one row group.
+        """Write one row group with several rounds of scrapes.
 
         rounds: for each round, (metric, cell) values, and (cell,) whether the cell answered, node by node.
         """

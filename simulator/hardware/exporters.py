@@ -1,4 +1,4 @@
-"""Exporter pages over HTTP on loopback: `/{node}/dcgm/metrics` and `/{node}/node/metrics`.
+"""A server of exporter pages over HTTP on loopback: `/{node}/dcgm/metrics` and `/{node}/node/metrics`.
 
 The server uses plain asyncio, to serve hundreds of 75 kB pages a second. It counts a line that it broke on
 purpose only once the response with that line has been sent.
@@ -26,12 +26,12 @@ BREAKABLE = (
 
 
 class PageSource(Protocol):
-    """A source of the pages of a server: a simulated fleet or recorded runs."""
+    """The interface of a source of pages: a simulated fleet or recorded runs."""
 
     time_ms: int | None
 
     def targets(self) -> Iterable[tuple[str, str]]:
-        """Return the (node, exporter) pairs that have a page."""
+        """Return the (node, exporter) of every page."""
 
     def advance(self, now_ms: int) -> None: ...
 
@@ -44,7 +44,7 @@ class PageSource(Protocol):
 
 @dataclass(slots=True)
 class Breakage:
-    """A generator of broken lines: one line in a `share` of the pages.
+    """A generator of broken lines: it breaks one line in a `share` of the pages.
 
     One time in four it only blanks the number of a DCGM line, as DCGM does.
     """
@@ -53,7 +53,10 @@ class Breakage:
     share: float = 0.003
 
     def spoil(self, page: bytes) -> tuple[bytes, int]:
-        """Return the page, and how many of its lines no decoder can read."""
+        """Break a line of the page with probability `share`.
+
+        Returns the page, and the number of its lines that no decoder can read.
+        """
         if self.rng.random() >= self.share:
             return page, 0
         name = BREAKABLE[int(self.rng.integers(len(BREAKABLE)))]
@@ -78,7 +81,7 @@ def _find_occurrences(page: bytes, text: bytes) -> list[int]:
 def _break_line(line: bytes, way: int) -> bytes:
     """Break a line in one of four ways.
 
-    Cut it off within the labels, remove the number, leave a label open, or write DCGM's "no data".
+    It is cut off within the labels, loses its number, leaves a label open, or gets DCGM's number for "no data".
     """
     if way == 0:
         return line[: line.index(b"{") + 9]
@@ -112,11 +115,11 @@ class ExporterServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     def urls(self, host: str = "127.0.0.1") -> list[str]:
-        """Return the scrape targets. The server must be listening."""
+        """Return the URLs of all pages, as scrape targets. The server must be listening."""
         return [f"http://{host}:{self.port}{path}" for path in self._targets]
 
     async def start(self, host: str, port: int) -> None:
-        """Start to listen. Port 0 means a free port."""
+        """Start to listen. Port 0 chooses a free port."""
         self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), host, port)
 
     async def close(self) -> None:
@@ -128,7 +131,7 @@ class ExporterServer:
             await self._server.wait_closed()
 
     def answer(self, path: str) -> "ExporterResponse":
-        """Return the response to one GET."""
+        """Return the response to a GET request for `path`."""
         if path == "/":
             return ExporterResponse(200, json.dumps(self._status()).encode(), content_type=b"application/json")
         target = self._targets.get(path)
@@ -175,7 +178,7 @@ class ExporterResponse:
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection. Requests are answered in order."""
+    """One keep-alive connection. It answers requests in order."""
 
     def __init__(self, server: ExporterServer) -> None:
         self._server = server

@@ -1,6 +1,6 @@
-"""Running jobs as columns: one slot for each job, and the slot that holds each GPU.
+"""The running jobs of a fleet as columns: one slot for each job, and the slot that holds each GPU.
 
-Slot 0 is "no job".
+Slot 0 means no job.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _ROW = {name: row for row, name in enumerate(NUMBERS)}
 
 @dataclass(frozen=True, slots=True)
 class RunningGang:
-    """One running job attempt and the cells (node row, GPU) that it holds.
+    """One running job attempt, and the cells (node row, GPU) that it holds.
 
     `rank_of`: the rank of each cell.
     """
@@ -49,7 +49,7 @@ class RunningGangs:
         self._free = list(range(63, 0, -1))
 
     def level(self, name: str) -> NDArray[np.float64]:
-        """Return (slots,) a number of each job's profile. 0 for slots without a job."""
+        """Return (slots,) float64, one number of each job's profile by field name, 0 for empty slots."""
         levels: NDArray[np.float64] = self._levels[_ROW[name]]
         return levels
 
@@ -58,7 +58,7 @@ class RunningGangs:
     ) -> RunningGang:
         """Assign a job its GPUs. A rank without GPU indices gets the whole node.
 
-        `ranks` holds each rank with its node row.
+        `ranks`: each rank with its node row. A running job of this name is stopped first.
         """
         self.stop(job)
         cells = [(row, gpu, rank.rank) for rank, row in ranks for gpu in (rank.gpus or range(self.slot.shape[1]))]
@@ -75,7 +75,7 @@ class RunningGangs:
         return gang
 
     def stop(self, job: str) -> RunningGang | None:
-        """Free the GPUs of a job, and return it. Returns None if no such job runs."""
+        """Free the GPUs of a job and return the job, or None if no such job runs."""
         gang = self.by_job.pop(job, None)
         if gang is None:
             return None
@@ -89,13 +89,13 @@ class RunningGangs:
         return gang
 
     def age_s(self, now_ms: int) -> NDArray[np.float64]:
-        """Return (slots,) the seconds since each job's start."""
+        """Return (slots,) float64, the seconds since each job's start."""
         return (now_ms - self.started_ms) / 1000
 
     def phases(self, now_ms: int) -> NDArray[np.int64]:
-        """Return (slots,) the phase of each job.
+        """Return (slots,) int64, the JobPhase of each job.
 
-        A job loads, warms up, and is then steady with evaluations and checkpoints.
+        A job loads, warms up, and is then steady, with evaluations and checkpoints in between.
         """
         ready_s = self.age_s(now_ms) - self.level("loading_s")
         steady_s = ready_s - self.level("warmup_s")

@@ -1,7 +1,7 @@
-"""Recorded H100 runs as exporter pages: each run is a node, replayed in a loop from the first step on.
+"""Recorded H100 runs as exporter pages: each run is a node, replayed in a loop from its first step on.
 
-Only recorded values are shown (no SM clock, no error counters). Energy and InfiniBand bytes keep
-growing from loop to loop. Files: `RUN_telemetry.csv.gz` (one row for each GPU and 0.1 s),
+Only recorded values are shown (no SM clock, no error counters). Energy and InfiniBand bytes keep growing
+from loop to loop. Files: `RUN_telemetry.csv.gz` (one row for each GPU and 0.1 s),
 `RUN_ib.csv.gz` (port rates), `RUN_bmc.csv.gz` (chassis power).
 """
 
@@ -62,10 +62,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RecordedSeries:
-    """A recorded series.
+    """A recorded series that repeats in a loop.
 
-    `values`: (t, …) at `times_s` (t,) from the run's start. `grows`: (…) is added each time the run starts
-    over.
+    `values`: (t, …) at `times_s` (t,) from the run's start. `grows`: (…) is added to the values with each
+    further loop.
     """
 
     times_s: Array
@@ -77,7 +77,7 @@ class RecordedSeries:
         return float(self.times_s[-1]) + 0.1
 
     def at(self, age_s: float) -> Array:
-        """Return the values at an age, from the newest sample. The recording repeats as often as needed."""
+        """Return the values (…) of the newest sample at an age. The recording repeats as often as needed."""
         loops, within_s = divmod(age_s, self.span_s)
         row = max(0, int(np.searchsorted(self.times_s, within_s, side="right")) - 1)
         now: Array = self.values[row] + loops * self.grows
@@ -86,7 +86,7 @@ class RecordedSeries:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One run. Any of the three recordings may be missing."""
+    """The recordings of one run. Any of the three may be missing."""
 
     node: str
     gpus: RecordedSeries | None = None  # (t, field, GPU)
@@ -112,16 +112,16 @@ class RecordedFleet:
         return tuple(self.runs)
 
     def targets(self) -> Iterable[tuple[str, str]]:
-        """Return (node, exporter) of every page. A run without GPU telemetry has no dcgm page."""
+        """Return the (node, exporter) of every page. A run without GPU telemetry has no dcgm page."""
         return [(node, "dcgm") for node in self._dcgm] + [(node, "node") for node in self._node]
 
     def advance(self, now_ms: int) -> None:
-        """Advance to a time. The first call starts all runs."""
+        """Advance the fleet to a time. The first call starts all runs."""
         self._start_ms = now_ms if self._start_ms is None else self._start_ms
         self.time_ms = now_ms
 
     def page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes:
-        """Return the exposition text at `now_ms`, by default the time of the last `advance`."""
+        """Return the exposition text of one exporter at `now_ms`, by default the time of the last `advance`."""
         time_ms = self.time_ms if now_ms is None else now_ms
         assert time_ms is not None, "advance comes first"
         assert self._start_ms is not None
@@ -150,7 +150,7 @@ def _make_node_page(run: RecordedRun) -> NodePage:
 def load_recorded_fleet(data: Path | None = None) -> RecordedFleet:
     """Load all runs below the data folder (default: FLEETCAST_DATA).
 
-    Raises ConfigError that says what is missing where.
+    Raises ConfigError that says which files are missing, and where.
     """
     folder = (data or Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))) / FOLDER
     names = sorted(
@@ -204,7 +204,7 @@ def _read_gpus(path: Path) -> RecordedSeries:
 
 
 def _held(values: Array) -> Array:
-    """Replace each NaN by the last number before it along axis 0, and at the start by 0.
+    """Replace each NaN by the last number before it along axis 0, or by 0 if there is none.
 
     >>> _held(np.array([np.nan, 1.0, np.nan, 3.0])).tolist()
     [0.0, 1.0, 1.0, 3.0]
@@ -215,7 +215,7 @@ def _held(values: Array) -> Array:
 
 
 def _read_ports(path: Path) -> RecordedSeries:
-    """Read (t, field, port) rates per second, summed up to counters."""
+    """Read rates per second of the ports, and add them up to (t, field, port) counters."""
     names = [[f"ib{port}_{column}" for port in range(PORTS)] for column in _PORT_COLUMNS]
     columns = _read(path, ("timestamp", *(name for row in names for name in row)))
     times_s = columns["timestamp"] - columns["timestamp"][0]
@@ -231,7 +231,7 @@ def _read_power(path: Path) -> RecordedSeries:
 
 
 def _read(path: Path, names: Sequence[str]) -> dict[str, Array]:
-    """Read columns as floats. Raises ConfigError that names the file and what it lacks."""
+    """Read columns of a CSV file as floats. Raises ConfigError that names the file and the missing column."""
     table = csv.read_csv(path)
     missing = [name for name in names if name not in table.column_names]
     if missing:

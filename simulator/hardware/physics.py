@@ -1,12 +1,12 @@
-"""Physics of the simulated fleet: from demands of jobs and effects of faults to sensor readings.
+"""The physics of the simulated fleet: sensor readings from the load of jobs and the effects of faults.
 
 All arrays are over (node, GPU), without loops.
 
-A job is as slow as its slowest member. With speed s (clock ratio over its load and over what its host
-adds) and communication share c, its step takes k = (1 - c)/min(s) + c * max(r) times as long. r is how
-much longer a transfer takes on its worst port. All members then do 1/k of their work per second. Power
-above the idle context, tensor and SM activity and traffic fall by that factor, while utilisation stays
-high because waiting ranks spin. Members are synchronous: a step moves the same bytes through each of
+A job is as slow as its slowest member. Speed s is a member's clock ratio, divided by its load and by the
+slowness of its host. With communication share c, its step takes k = (1 - c)/min(s) + c * max(r) times as
+long. r is how much longer a transfer takes on its worst port. All members then do 1/k of their work per
+second. Power above the idle context, tensor and SM activity and traffic fall by that factor. Utilisation
+stays high because waiting ranks spin. Members are synchronous: a step moves the same bytes through each of
 them, so no member's share of the traffic shows a slow link.
 """
 
@@ -32,7 +32,7 @@ PACKET_BYTES = 3900.0
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The fixed traits of each GPU, (n, g). inlet_c is (n, 1)."""
+    """The fixed traits of each GPU, (node, GPU). inlet_c is (node, 1)."""
 
     inlet_c: NDArray[np.float64]
     resistance_c_per_w: NDArray[np.float64]
@@ -45,7 +45,7 @@ class Body:
 
     @classmethod
     def draw(cls, rng: np.random.Generator, nodes: int, gpus: int) -> "Body":
-        """Draw the traits of a fleet.
+        """Draw the traits of a fleet's GPUs.
 
         A chassis has two cooling groups: GPUs 0, 3, 4, 6 run hotter and slower than 1, 2, 5, 7.
         """
@@ -65,7 +65,10 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The present work of each GPU, (n, g). Jobs and faults determine it, and the sensor readings follow from it."""
+    """The present work of each GPU, (node, GPU).
+
+    Jobs and faults determine it, and the sensor readings follow from it.
+    """
 
     phase: NDArray[np.int64]
     work: NDArray[np.float64]  # share of the steady work per second that gets done
@@ -77,13 +80,16 @@ class Activity:
 
 
 def compute_pcie_capacity(effects: Effects) -> NDArray[np.float64]:
-    """Return (n, g) the capacity of each GPU's PCIe link."""
+    """Return (node, GPU) the capacity of each GPU's PCIe link in bytes/s."""
     per_lane: NDArray[np.float64] = PCIE_LANE_BYTES_PER_S[effects.link_gen.astype(int)]
     return per_lane * effects.link_width
 
 
 def compute_port_traffic(gangs: RunningGangs) -> NDArray[np.float64]:
-    """Return (n, g) what a healthy, steady gang that spans nodes sends through each GPU's port."""
+    """Return (node, GPU) the bytes/s that a healthy, steady gang sends through each GPU's port.
+
+    They are 0 for gangs on a single node.
+    """
     ports = np.maximum(gangs.level("ib_ports"), 1.0)
     per_port = np.where(gangs.spans_nodes, gangs.level("ib_bytes_per_s") / ports, 0.0)
     used = np.arange(gangs.slot.shape[1]) < ports[gangs.slot]
@@ -91,9 +97,9 @@ def compute_port_traffic(gangs: RunningGangs) -> NDArray[np.float64]:
 
 
 def slowdown(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
-    """Return (slots,) how many times as long each job's step takes because of its worst member.
+    """Return (slots,) float64, the factor by which each job's worst member makes its step longer.
 
-    1 is healthy.
+    It is 1 for a healthy job.
     """
     cells = gangs.slot.ravel()
     sends = compute_port_traffic(gangs)
@@ -117,21 +123,24 @@ def slowdown(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
 def stalled(gangs: RunningGangs, effects: Effects) -> NDArray[np.int32]:
     """Return the slots of jobs that wait for a port which is down.
 
-    None of their members exchanges data.
+    Then none of their members exchanges data.
     """
     waiting: NDArray[np.int32] = np.unique(gangs.slot[effects.port_down & (compute_port_traffic(gangs) > 0)])
     return waiting
 
 
 def compute_own_speed(effects: Effects) -> NDArray[np.float64]:
-    """Return (n, g) how fast each GPU does its own part of a step. 1 is usual."""
+    """Return (node, GPU) the speed at which each GPU does its own part of a step. 1 is usual."""
     return effects.clock_ratio / (effects.load * effects.host_slow)
 
 
 def activity_of(
     gangs: RunningGangs, phase: NDArray[np.int64], factor: NDArray[np.float64], effects: Effects
 ) -> Activity:
-    """Return the activity of each GPU, from its job's phase and slowdown."""
+    """Return the activity of each GPU, by its job's phase and slowdown and by the effects of faults.
+
+    phase: (slots,) JobPhase. factor: (slots,) slowdown of each job.
+    """
     levels = PHASE_LEVELS[phase]  # (slots, 5)
     for slot, changed in effects.levels.items():
         levels[slot] *= (changed.activity, 1.0, changed.traffic, changed.traffic, 1.0)
@@ -151,7 +160,7 @@ def activity_of(
 def power_w(
     gangs: RunningGangs, body: Body, activity: Activity, effects: Effects, noise: NDArray[np.float64], now_ms: int
 ) -> NDArray[np.float64]:
-    """Return (n, g) board power. Its dynamic part is proportional to clock ** POWER_BY_CLOCK.
+    """Return (node, GPU) board power in W. Its dynamic part is proportional to clock ** POWER_BY_CLOCK.
 
     The exponent accounts for the voltage, which falls with the clock.
     """
@@ -168,15 +177,15 @@ def power_w(
 
 
 def clock_mhz(gangs: RunningGangs, body: Body, effects: Effects) -> NDArray[np.float64]:
-    """Return (n, g) the SM clock in steps of 15 MHz. 345 without a context."""
+    """Return (node, GPU) the SM clock in MHz, in steps of 15. It is 345 without a job."""
     running = np.round(body.clock_mhz * effects.clock_ratio / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
     return np.where(gangs.slot > 0, running, 345.0)
 
 
 def compute_event_reasons(gangs: RunningGangs, power: NDArray[np.float64], effects: Effects) -> NDArray[np.int64]:
-    """Return (n, g) clock event reason bits of idle GPUs, the software power cap, and faults.
+    """Return (node, GPU) int64 clock event reasons as bits: idle, the software power cap, and faults.
 
-    The software power cap is normal near the limit.
+    The software power cap is normal near the limit. power: (node, GPU) in W.
     """
     idle = np.where(gangs.slot > 0, 0, 1)
     capped = np.where(power > np.minimum(POWER_CAP_W, effects.power_limit_w - 1.0), REASON_SW_POWER_CAP, 0)
@@ -186,9 +195,9 @@ def compute_event_reasons(gangs: RunningGangs, power: NDArray[np.float64], effec
 def warm(
     temp_c: NDArray[np.float64], power: NDArray[np.float64], body: Body, effects: Effects, dt_s: float
 ) -> NDArray[np.float64]:
-    """Return (n, g) GPU temperature after `dt_s` at this power.
+    """Return (node, GPU) temperature in °C after `dt_s` at this power.
 
-    This is exact relaxation with each GPU's time constant.
+    It is an exact relaxation with each GPU's time constant.
     """
     target = body.inlet_c + body.resistance_c_per_w * power * np.interp(power, FAN_AT_W, FAN_WARMER)
     relaxed = temp_c + (target - temp_c) * -np.expm1(-dt_s / body.tau_s)
@@ -196,5 +205,5 @@ def warm(
 
 
 def is_computing(phase: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether each phase is one in which GPUs work."""
+    """Return (n,) whether GPUs compute in each of the phases."""
     return np.isin(phase, (JobPhase.WARMUP, JobPhase.STEADY, JobPhase.EVALUATION))

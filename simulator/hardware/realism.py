@@ -1,7 +1,7 @@
 """The likeness of a healthy simulated fleet to real H100 runs: distances between distributions.
 
-Recorded steady phases are compared with simulated gangs of the same work. The distance is Kolmogorov and
-Smirnov's (0 to 1):
+Recorded steady phases are compared with simulated gangs of the same work. The distance is the
+Kolmogorov-Smirnov statistic (0 to 1):
 
     power shape         W around each GPU's median, averaged over a second
     warmth              °C above 29.5 per W, which separates the two cooling groups of a chassis
@@ -44,9 +44,9 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """The comparison of one quantity of one run.
+    """The comparison of one quantity in one run.
 
-    It has the distance, and the 10th, 50th and 90th percentiles on both sides.
+    distance: from 0 to 1. real, simulated: the 10th, 50th and 90th percentiles.
     """
 
     run: str
@@ -70,7 +70,7 @@ HEADER = f"{'run':10} {'quantity':14} {'KS':>6}   {'real p10, p50, p90':>29}   {
 
 
 def compute_ks_distance(one: Values, other: Values) -> float:
-    """Return the largest gap between the two empirical distribution functions.
+    """Return the largest gap between the empirical distribution functions of two samples.
 
     >>> compute_ks_distance(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
     1.0
@@ -86,7 +86,7 @@ def _compute_quantiles(values: Values) -> tuple[float, float, float]:
 
 
 def compare_with_recordings(data: Path, seed: int = 1) -> Iterator[Likeness]:
-    """Yield a row for each run and quantity. A run that the folder does not have is left out.
+    """Yield a comparison for each run and quantity. Runs that the folder does not contain are left out.
 
     Raises ConfigError.
     """
@@ -103,7 +103,7 @@ def compare_with_recordings(data: Path, seed: int = 1) -> Iterator[Likeness]:
 
 
 def read_recorded_gpus(path: Path) -> dict[str, Values]:
-    """Return the quantities of the steady phase, over GPUs and seconds."""
+    """Return quantity → its values in the steady phase of a recorded run, over GPUs and seconds."""
     names = ["power_w", "temp_c"]
     table = _steady(path, ["gpu", *names])
     second = (table["timestamp"] - table["timestamp"].min()).astype(int)
@@ -113,7 +113,10 @@ def read_recorded_gpus(path: Path) -> dict[str, Values]:
 
 
 def _steady(path: Path, names: list[str]) -> "DataFrame":
-    """Read the rows of the steady phase: `timestamp` and `names`. Raises ConfigError that names the file."""
+    """Read the columns `timestamp` and `names` of the steady phase.
+
+    Raises ConfigError that names the file.
+    """
     columns = ["phase", "timestamp", *names]
     try:
         table = csv.read_csv(path, convert_options=csv.ConvertOptions(include_columns=columns)).to_pandas()
@@ -126,7 +129,7 @@ def _steady(path: Path, names: list[str]) -> "DataFrame":
 
 
 def simulate_gpus(kind: str, seed: int) -> dict[str, Values]:
-    """Return the quantities of gangs of one node each, every second after their warm-up."""
+    """Return quantity → its values for simulated gangs of one node each, every second after their warm-up."""
     fleet = _fleet(kind, seed, nodes_a_job=1)
     rows = [GPU_ROW["DCGM_FI_DEV_POWER_USAGE"], GPU_ROW["DCGM_FI_DEV_GPU_TEMP"]]
     seen = []
@@ -138,7 +141,7 @@ def simulate_gpus(kind: str, seed: int) -> dict[str, Values]:
 
 
 def _compute_quantities(power: Values, temp: Values) -> dict[str, Values]:
-    """Return the quantities of power and temperature, grids (second, GPU)."""
+    """Return quantity → its values. power, temp: (second, GPU) in W and °C."""
     return {
         "power shape": (power - np.median(power, axis=0)).ravel(),
         "warmth": ((temp - INLET_C) / power).ravel(),
@@ -176,7 +179,7 @@ def _compute_peak_ratios(rates: Values) -> Values:
 
 
 def _fleet(kind: str, seed: int, nodes_a_job: int) -> SimulatedFleet:
-    """Return a healthy fleet with steady gangs of one kind of work."""
+    """Make a healthy fleet with steady gangs of one kind of work, each on `nodes_a_job` nodes."""
     fleet = SimulatedFleet(FleetSpec(nodes=JOBS * nodes_a_job), seed)
     every = tuple(range(GPUS))
     for job, profile in enumerate(_profiles(kind, seed, nodes_a_job * GPUS)):

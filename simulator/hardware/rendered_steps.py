@@ -1,10 +1,9 @@
-"""Step times of real runs, rendered as telemetry at several intervals, with the true steps.
+"""A renderer of step times of real runs as telemetry at several intervals, with the true steps.
 
 ByteDance's trace gives activity: the share of an interval that a worker's operations fill. Megatron's
 iterations are filled with the pattern of a step (forward, backward, exchange, optimizer). Beyond 1.5
-medians they stall. Values are means over the interval that ends at `time_s`, with a sensor's noise.
-
-It writes `DIR/telemetry/rendered/SOURCE-SERIES-INTERVALs/telemetry.parquet` and `truth.json`.
+medians they stall. Values are means over the interval that ends at `time_s`, with a sensor's noise. The
+files are `DIR/telemetry/rendered/SOURCE-SERIES-INTERVALs/telemetry.parquet` and `truth.json`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +60,7 @@ class RenderedTruth(msgspec.Struct, frozen=True):
     """The truth about one rendered run.
 
     `period_s`: the median step. `aliased`: whether a step has fewer than four samples. `step_time_cv`: the
-    standard deviation of step times over their mean.
+    standard deviation of step times divided by their mean.
     """
 
     name: str
@@ -78,19 +77,16 @@ class RenderedTruth(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """The piecewise constant levels of one GPU.
+    """The piecewise constant levels of one GPU over time.
 
-    `ends_s`: (k,) increasing. `levels`: (k, 6) until each end.
+    `ends_s`: (k,) increasing. `levels`: (k, 6) the levels until each end, in the order of LEVELS.
     """
 
     ends_s: Values
     levels: Values
 
     def means(self, edges_s: Values) -> Values:
-        """Return (t, 6) exact means between successive edges.
-
-        edges_s: (t + 1,).
-        """
+        """Return (t, 6) exact means of the levels between successive edges (t + 1,)."""
         lengths = np.diff(self.ends_s, prepend=0.0)
         area = np.concatenate([np.zeros((1, self.levels.shape[1])), np.cumsum(self.levels * lengths[:, None], axis=0)])
         times = np.concatenate([[0.0], self.ends_s])
@@ -101,10 +97,7 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One real run, ready to be rendered.
-
-    stretches: those of each GPU or worker.
-    """
+    """One real run, ready to be rendered. stretches: one for each GPU or worker."""
 
     source: str
     series: str
@@ -121,7 +114,7 @@ def render_steps(
     intervals_s: Sequence[float] = INTERVALS_S,
     say: Say = lambda _: None,
 ) -> list[Path]:
-    """Render `series` runs of Megatron and ByteDance's job. Returns the folders.
+    """Render ByteDance's run and up to `series` Megatron runs at each interval. Returns the folders.
 
     Raises ConfigError if the data folder has neither.
     """
@@ -145,7 +138,10 @@ def _runs(data: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
 
 
 def make_pattern_stretches(durations_s: Values, pattern: str) -> Stretches:
-    """Fill every step with the pattern. The time beyond 1.5 medians is a stall."""
+    """Fill every step with the pattern. The time beyond 1.5 median steps is a stall.
+
+    durations_s: (step,).
+    """
     parts = PATTERNS[pattern]
     usual = np.minimum(durations_s, STALL_RATIO * np.median(durations_s))
     shares = np.array([share for _, share in parts]) / sum(share for _, share in parts)
@@ -155,7 +151,7 @@ def make_pattern_stretches(durations_s: Values, pattern: str) -> Stretches:
 
 
 def read_megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
-    """Yield up to `series` runs, evenly over the logarithm of their step times.
+    """Yield up to `series` Megatron runs, evenly spaced by the logarithm of their step times.
 
     They are repeated or cut to about ten minutes.
     """
@@ -175,7 +171,7 @@ def read_megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Ite
 
 
 def _table(path: Path, columns: list[str]) -> pa.Table:
-    """Read a table. Raises ConfigError that names the file."""
+    """Read columns of a Parquet file. Raises ConfigError that names the file."""
     try:
         return pq.read_table(path, columns=columns)
     except (OSError, ValueError) as error:
@@ -183,7 +179,7 @@ def _table(path: Path, columns: list[str]) -> pa.Table:
 
 
 def _fitted(durations_s: Values) -> Values:
-    """Repeat or cut a run to a length that suits every interval."""
+    """Repeat or cut a run's step times to a length that suits every interval."""
     total_s = float(durations_s.sum())
     many = np.tile(durations_s, max(1, int(np.ceil(SHORTEST_S / total_s))))
     enough = max(FEWEST_STEPS, int(np.searchsorted(np.cumsum(many), LONGEST_S)) + 1)
@@ -191,7 +187,7 @@ def _fitted(durations_s: Values) -> Values:
 
 
 def read_bytedance_run(path: Path) -> Run:
-    """Return a run of each worker's own operations, with one step after the other."""
+    """Return the run in ByteDance's trace: each worker's own operations, one step after the other."""
     names = ["dp_rank", "stage", "step", "optype", "start_ts", "duration"]
     trace = _table(path, names).to_pandas()
     trace["end"] = trace["start_ts"].astype(float) + trace["duration"].astype(float)
@@ -205,9 +201,9 @@ def read_bytedance_run(path: Path) -> Run:
 
 
 def _worker(rows: "object", total_s: float) -> Stretches:
-    """Divide a worker's time into levels.
+    """Convert the operations of one worker into levels over time.
 
-    Where computing and communicating overlap, computing counts. The rest is waiting.
+    While computing and communicating overlap, computing counts. The rest is waiting.
     """
     from pandas import DataFrame
 
@@ -227,7 +223,7 @@ def _worker(rows: "object", total_s: float) -> Stretches:
 
 
 def _write(folder: Path, run: Run, interval_s: float, seed: int, rng: np.random.Generator) -> Path:
-    """Write one run at one interval, and return its folder."""
+    """Write the files of one run at one interval, and return their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(render_run(run, interval_s, rng), folder / "telemetry.parquet", compression="zstd")
     starts_s = np.cumsum(run.durations_s) - run.durations_s
@@ -254,7 +250,7 @@ def _write(folder: Path, run: Run, interval_s: float, seed: int, rng: np.random.
 def render_run(run: Run, interval_s: float, rng: np.random.Generator) -> pa.Table:
     """Return a table of all GPUs of a run in order of time, with one row for each GPU and interval.
 
-    Names and units are those of the recorded H100 runs.
+    Column names and units are those of the recorded H100 runs.
     """
     edges_s = np.arange(0.0, float(run.durations_s.sum()), interval_s)
     whole: dict[int, Values] = {}  # GPUs of one pattern share their stretches

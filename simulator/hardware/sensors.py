@@ -1,6 +1,6 @@
-"""The sensors of all GPUs, ports and hosts, which the exporters read.
+"""The sensors of all GPUs, ports and hosts, whose readings the exporters show.
 
-Counters grow by a rate between steps.
+Between steps, counters grow at a constant rate.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ _VOLATILE = [
 class Sensors:
     """The readings of all sensors of a fleet.
 
-    `gpu` (field, node, GPU), `port` (field, node, port), `host` (field, node), `cpu` (mode, node).
+    `gpu`: (field, node, GPU). `port`: (field, node, port). `host`: (field, node). `cpu`: (mode, node) in seconds.
     """
 
     def __init__(self, nodes: int, gpus: int, seed: int) -> None:
@@ -70,7 +70,7 @@ class Sensors:
         self._fill_constants(rng)
 
     def integrate(self, dt_s: float) -> None:
-        """Increase the counters by the rates of the last step.
+        """Increase the counters for `dt_s` seconds at the rates of the last step.
 
         Classic port counters stop at their largest value.
         """
@@ -82,10 +82,7 @@ class Sensors:
             np.minimum(self.port[PORT_ROW[name]], largest, out=self.port[PORT_ROW[name]])
 
     def apply(self, effects: Effects) -> None:
-        """Apply the single events of this step.
-
-        Counters jump or restart, and gauges are set.
-        """
+        """Apply the single changes of this step: counters jump or restart, and gauges are set."""
         for node, gpu in effects.resets:
             self.gpu[_VOLATILE, node, slice(None) if gpu < 0 else gpu] = 0.0
         for bump in effects.bumps:
@@ -100,9 +97,9 @@ class Sensors:
         now_ms: int,
         dt_s: float,
     ) -> None:
-        """Set the gauges and rates after a step of `dt_s` seconds.
+        """Update the gauges, and the rates of the counters, after a step of `dt_s` seconds.
 
-        `phase` and `factor` have one value for each job slot.
+        `phase`: (slots,) JobPhase. `factor`: (slots,) slowdown of each job.
         """
         keep = float(np.exp(-dt_s / NOISE_TAU_S))
         fresh = self._rng.standard_normal(self._noise.shape)
@@ -116,13 +113,13 @@ class Sensors:
         self._update_host_metrics(power, activity, effects)
 
     def gpu_values(self, node: int, ahead_s: float) -> Values:
-        """Return (field, GPU) of one node, with counters extrapolated by `ahead_s`."""
+        """Return (field, GPU) the values of one node's GPUs, with counters extrapolated by `ahead_s` seconds."""
         return self.gpu[:, node] + self._gpu_rate[:, node] * ahead_s
 
     def extrapolate_host_values(self, node: int, ahead_s: float) -> tuple[Values, Values, Values]:
-        """Return (field, port), (mode,) and (field,) of one node's host.
+        """Return the (field, port), (mode,) and (field,) values of one node's ports, CPUs and host.
 
-        Counters are extrapolated by `ahead_s`.
+        Counters are extrapolated by `ahead_s` seconds.
         """
         return (
             self.port[:, node] + self._port_rate[:, node] * ahead_s,
@@ -163,7 +160,7 @@ class Sensors:
         table[row, bump.node, bump.unit] = min(value, SATURATES_AT.get(bump.field, np.inf))
 
     def _update_gpu_state(self, gangs: RunningGangs, power: Values, effects: Effects) -> None:
-        """Set clocks, temperatures, power, throttling, the PCIe link and errors."""
+        """Update clocks, temperatures, power, throttling, the PCIe link and errors of the GPUs."""
         self._set_gpu_values("DCGM_FI_DEV_SM_CLOCK", physics.clock_mhz(gangs, self.body, effects))
         self._set_gpu_values("DCGM_FI_DEV_GPU_TEMP", self._temp_c)
         self._set_gpu_values("DCGM_FI_DEV_MEMORY_TEMP", self._temp_c + 4.0 + 0.01 * power)
@@ -181,7 +178,7 @@ class Sensors:
     def _update_gpu_activity(
         self, gangs: RunningGangs, activity: physics.Activity, effects: Effects, sent: Values, now_ms: int
     ) -> None:
-        """Set utilisation, activities, memory and traffic."""
+        """Update utilisation, activities, memory and traffic of the GPUs."""
         slot = gangs.slot
         wobble = 1.0 + 0.01 * self._noise
         for name, source in (
@@ -215,7 +212,7 @@ class Sensors:
     def _update_port_rates(
         self, gangs: RunningGangs, activity: physics.Activity, factor: Values, effects: Effects
     ) -> Values:
-        """Set the rates of the port counters. Returns the bytes/s that each port sends (n, g).
+        """Update the port counters' rates. Returns (node, port) the bytes/s that each port sends.
 
         A step exchanges the same bytes through each port of a gang, however slow one of them is.
         """
@@ -240,7 +237,10 @@ class Sensors:
         return sent
 
     def _update_host_metrics(self, power: Values, activity: physics.Activity, effects: Effects) -> None:
-        """Set the CPU seconds of one CPU, pressure, load and chassis power: idle 2.1 kW, busy 8.1 kW."""
+        """Update CPU seconds, pressure, load, memory and chassis power of the hosts.
+
+        The chassis draws 2.1 kW if idle and 8.1 kW if busy.
+        """
         busy = activity.work.mean(axis=1)
         writes = (activity.phase == JobPhase.CHECKPOINT).mean(axis=1)
         rates = {

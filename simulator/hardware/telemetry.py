@@ -29,7 +29,7 @@ XID_MESSAGES = {
 class Field:
     """One metric of a page.
 
-    `format` is %d for what the exporter prints as an integer, and another format such as %f or %g otherwise.
+    `format`: %d if the exporter prints the value as an integer, otherwise another format such as %f or %g.
     """
 
     name: str
@@ -156,13 +156,13 @@ SATURATES_AT = {
 
 
 def gpu_uuid(node: str, gpu: int) -> str:
-    """Return a UUID that is the same in every run."""
+    """Return a UUID for a GPU, the same in every run."""
     digest = hashlib.sha256(f"{node}/{gpu}".encode()).hexdigest()
     return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
 
 
 def gpu_labels(node: str, gpu: int) -> str:
-    """Return the labels in the order in which dcgm-exporter 4.x writes them."""
+    """Return the labels of a GPU's lines, in the order in which dcgm-exporter 4.x writes them."""
     return (
         f'gpu="{gpu}",UUID="{gpu_uuid(node, gpu)}",pci_bus_id="00000000:{PCI_BUSES[gpu % 8]}:00.0",'
         f'device="nvidia{gpu}",modelName="{MODEL_NAME}",Hostname="{node}",DCGM_FI_DRIVER_VERSION="{DRIVER_VERSION}"'
@@ -172,7 +172,7 @@ def gpu_labels(node: str, gpu: int) -> str:
 class DcgmPage:
     """The dcgm-exporter page of one node.
 
-    `renamed`: with the names of fields and host of DCGM 4.6's exporter of 2026.
+    `renamed`: whether the fields and the host label have the names of DCGM 4.6's exporter of 2026.
     """
 
     def __init__(self, node: str, gpus: int, fields: Sequence[Field] = GPU_FIELDS, renamed: bool = False) -> None:
@@ -188,7 +188,10 @@ class DcgmPage:
         self._template = b""
 
     def write(self, values: NDArray[np.float64], present: NDArray[np.bool_]) -> bytes:
-        """Return the page for `values` (field, gpu), in the order of the fields. Absent GPUs have no lines."""
+        """Return the page's text for values (field, GPU), in the order of the fields.
+
+        present: (GPU,). Absent GPUs have no lines.
+        """
         xids = values[self._xid_row] if self._xid_row >= 0 else np.zeros(len(present))
         key = (present.tobytes(), xids.tobytes())
         if key != self._key:
@@ -250,7 +253,7 @@ class NodePage:
         self._template = "".join(parts).encode()
 
     def write(self, ports: NDArray[np.float64], cpu_seconds: NDArray[np.float64], host: NDArray[np.float64]) -> bytes:
-        """Return the page for `ports` (field, port), `cpu_seconds` (mode,) of one CPU and `host` (field,)."""
+        """Return the page's text. ports: (field, port). cpu_seconds: (mode,) of one CPU. host: (field,)."""
         return self._template % (*ports.ravel().tolist(), *cpu_seconds.tolist() * self._cpus, *host.tolist())
 
 

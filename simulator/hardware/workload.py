@@ -1,7 +1,7 @@
 """The load of a job on its GPUs: levels of power and activity, step times and phases.
 
 A seeded generator draws them for each job. The levels were measured on eight-GPU H100 hosts. Activities
-are ratios 0..1, traffic is bytes/s per GPU or node.
+are ratios from 0 to 1, traffic is in bytes/s per GPU or node.
 """
 
 import zlib
@@ -23,10 +23,7 @@ USEFUL_SHARE = 0.9  # of the time in which tensor cores are active they do the m
 
 
 class JobPhase(IntEnum):
-    """The current phase of a job.
-
-    EMPTY is the phase of a GPU that no job holds. HUNG is a collective that never ends.
-    """
+    """The phase of a job. EMPTY is the phase of a GPU that no job holds. HUNG: a collective never ends."""
 
     EMPTY = 0
     LOADING = 1
@@ -55,9 +52,9 @@ PHASE_LEVELS: NDArray[np.float64] = np.array(
 
 @dataclass(frozen=True, slots=True)
 class WorkloadProfile:
-    """The steady levels of one job.
+    """The steady load of one job.
 
-    `communication_share` is the part of a step that waits for the network.
+    `communication_share`: the share of a step that waits for the network, from 0 to 1.
     """
 
     kind: str
@@ -85,18 +82,18 @@ class WorkloadProfile:
 
     @property
     def trains(self) -> bool:
-        """Whether the job has steps with tokens."""
+        """Whether the job trains a model, so that its steps process tokens."""
         return self.kind not in ("inference", "interactive")
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens per step, estimated from the usual step time and the activity of the tensor cores."""
+        """The number of tokens per step, estimated from the usual step time and the tensor cores' activity."""
         return round(USEFUL_SHARE * self.tensor_active * PEAK_FLOPS * self.step_s / FLOPS_PER_TOKEN_GPU)
 
     def find_past_checkpoints(self, started_ms: int, now_ms: int, most: int) -> list[tuple[int, int]]:
-        """Return (begin, end) of a job's last checkpoints that were over by `now_ms`.
+        """Return (begin, end) in Unix ms of the last checkpoints that an undisturbed job finished by `now_ms`.
 
-        This assumes an undisturbed job.
+        most: return at most so many.
         """
         if not self.checkpoint_every_s:
             return []
@@ -130,7 +127,7 @@ _LEVELS: dict[str, tuple[tuple[float, float] | float | None, ...]] = {
 def draw_profile(rng: np.random.Generator, gpus: int, job_class: str = "training") -> WorkloadProfile:
     """Draw the profile of a job with `gpus` GPUs.
 
-    `job_class`: as in job events (training, fine_tuning, inference, batch, interactive).
+    `job_class`: a class of job events (training, fine_tuning, inference, batch, interactive).
     """
     if job_class == "inference":
         return _drawn(rng, "inference") if gpus > 1 else _drawn(rng, "inference", nvlink_bytes_per_s=0.0)
@@ -141,7 +138,7 @@ def draw_profile(rng: np.random.Generator, gpus: int, job_class: str = "training
 
 
 def profile_of(job: str, gpus: int, job_class: str = "training", *, seed: int = 0) -> WorkloadProfile:
-    """Return the profile of a named job. It depends only on name and seed, GPUs and class."""
+    """Draw the profile of a named job. It depends only on name, seed, GPUs and class."""
     return draw_profile(np.random.default_rng([seed, zlib.crc32(job.encode())]), gpus, job_class)
 
 

@@ -103,7 +103,7 @@ def backtest(
 
 
 def judge_demand(window: BacktestWindow) -> Results:
-    """Fit on what came before the window, and evaluate on the window."""
+    """Fit the demand model on the history before the window, and evaluate it on the window."""
     from fleetcast.training.judges.demand import Models, add, draw_judged_origins
 
     results = Results("demand")
@@ -164,10 +164,10 @@ def _reach(rows: Sequence[ResultRow], weights: Sequence[float], side: str) -> fl
 
 
 def verdict(task: str, results: Results) -> GateVerdict | None:
-    """Return whether we beat each number's best baseline in geometric mean. None if nothing was judged.
+    """Return the gate's verdict: whether we beat the best baseline of each number in geometric mean.
 
-    The best baseline is chosen in hindsight. Forecasts of demand are judged for each target. The numbers of
-    the answer are then those of the targets that won.
+    Returns None if nothing was judged. The best baseline is chosen in hindsight. Forecasts of demand get a verdict
+    for each target. The verdict's numbers are then those of the targets that won.
     """
     metric = MAIN[task][0]
     found = [one for one in contests(results.rows, (metric,)) if one.ours.value and one.rival.value]

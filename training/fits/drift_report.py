@@ -1,4 +1,4 @@
-"""The drift of a model's features since a moment: the fitted history compared with what came after."""
+"""The drift of a model's features since a moment: samples before it compared with samples after it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class FeatureDrift:
 
     @property
     def far(self) -> list[Moved]:
-        """The features that have drifted: they are another population now."""
+        """The features whose values now come from another population."""
         return [row for row in self.rows if row.verdict == "drifted"]
 
     @property
@@ -160,7 +160,10 @@ def _plot_drifted_features(one: FeatureDrift) -> Iterator[str]:
 
 
 def _draw_distributions(before: Array, now: Array, label: str) -> str:
-    """Draw the two distribution functions. The largest gap between them is the KS statistic."""
+    """Draw the two distribution functions. Returns the SVG as text.
+
+    The largest gap between them is the KS statistic.
+    """
     from fleetcast.training.reports.plots import OURS_INK, SOFT, drawn
 
     with drawn(label) as canvas:

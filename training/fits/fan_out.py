@@ -23,7 +23,7 @@ def map_items(
     say: Say = lambda line: None,
     processes: int = 1,
 ) -> list[Result]:
-    """Return function(item) of each item, in order. Raises what an item raises.
+    """Return function(item) of each item, in order. Raises the error of an item that fails.
 
     Workers import `function` by its name in a module. address: a Dask scheduler (tcp://host:8786) whose
     workers have Fleetcast. Without it, `processes` processes work on this machine.

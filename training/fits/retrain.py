@@ -1,6 +1,4 @@
-"""A whole training: back-test out of sample, fit on everything, add a version, ask the gate.
-
-The version has a card.
+"""A whole training: a back-test, a fit on all data, a new version with its card, and the gate.
 
     inputs ─ windows ─ back-test ─ Verdict ┐
       └──── fit on all of it ─ model ─────┴─ Card ─ Registry.add ─ promote, where it won
@@ -56,7 +54,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The new version.
+    """The version that a training added, and its results.
 
     objection: why it does not serve, "" if it serves.
     """
@@ -87,9 +85,10 @@ def train(
     promote: bool = True,
     say: Say = print,
 ) -> Trained:
-    """Train and add one version. Raises FleetcastError.
+    """Train a model, and add it to the registry as a version.
 
-    If the process is killed at any moment, the registry stays as it was.
+    promote: whether the version shall serve if the gate allows it. Raises FleetcastError if the data are too few or
+    unclear. If the process is killed at any moment, the registry stays as it was.
     """
     if plan.kind == "demand":
         sets = inputs.read_panels()
@@ -153,7 +152,10 @@ def fit_demand(sets: Sequence[DemandSet], seed: int, say: Say = lambda line: Non
 
 
 def fit_duration(tables: Sequence[tuple[str, HistoryJobs]], seed: int) -> FitResult:
-    """Fit run and remaining times on all that was known at the last submission or end."""
+    """Fit the model of run and remaining times on all data known at the last submission or end.
+
+    Raises FleetcastError if too few jobs have ended.
+    """
     from fleetcast.features.past_runs import FEATURES
     from fleetcast.models.run_times.boosted_quantiles import LEAF_ROWS, PARAMETERS, TREES
     from fleetcast.models.run_times.duration import HELD_OUT, ROWS_FITTED, DurationModel

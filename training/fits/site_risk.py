@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 
 def events_of(days: SiteDays, until_ms: int) -> dict[str, int]:
-    """Return how many faults of each kind had begun by then."""
+    """Return how many faults of each kind had begun by `until_ms`."""
     return {kind: days.begun[kind].until(until_ms) for kind in RISK_KINDS}
 
 
@@ -51,6 +51,10 @@ def _fit(days: SiteDays, until_ms: int, kind: str, span: int) -> HorizonFit:
 
 
 def choose_features(rows: SiteDays) -> NDArray[np.intp]:
-    """Return the columns of the past, and of the rules that are not hard and were raised often enough."""
+    """Return the indices of the columns to fit on: those of the past, and those of frequent rules.
+
+    Rules for hard signals, and rules that repeat the past, are left out. A rule is frequent if at least
+    FEWEST_ROWS_OF_RULE rows have it.
+    """
     spoke = (rows.columns[:, len(PAST_FEATURES) :] > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE
     return np.flatnonzero(np.concatenate((np.ones(len(PAST_FEATURES), np.bool_), spoke & USABLE)))

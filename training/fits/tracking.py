@@ -91,7 +91,7 @@ def _tags(card: Card) -> dict[str, str]:
 
 
 def make_mlflow_params(card: Card) -> dict[str, str]:
-    """Return what the version was made from: seed, settings, data and packages."""
+    """Return the version's inputs as MLflow parameters: seed, settings, data and packages."""
     return {
         "version": card.version,
         "seed": str(card.seed),

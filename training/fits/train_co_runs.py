@@ -1,10 +1,10 @@
-"""Interference training on a site's archive: a version of its co-runs is added behind the gate.
+"""Interference training: a version is made of the co-runs in a site's archive, and the gate judges it.
 
-    archive ─ a minute at a time ─ FleetWatch ─ CoRuns.observe ─> co-runs with what was known of both alone, by time
+    archive ─ a minute at a time ─ FleetWatch ─ CoRuns.observe ─> co-runs by time, loads of both jobs alone
 
 Only jobs that share a GPU are judged, on the later half of the co-runs. The metric is the error of the
-speed with all co-runs that were known. It is compared with the rule alone (what a service without
-co-runs predicts). If a version serves, it is compared with that version's co-runs.
+speed predicted with all co-runs that were known. It is compared with the rule alone (the prediction of a
+service without co-runs). If a version serves, it is compared with that version's co-runs.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ UNKNOWN = (float("nan"),) * len(LOADS)
 
 @dataclass(frozen=True, slots=True)
 class SeenCoRun:
-    """A co-run, when it was known, and the loads of both jobs alone as known then."""
+    """A co-run, the time at which it was known, and the loads of both jobs alone, as known then."""
 
     time_ms: int
     co_run: CoRun
@@ -57,7 +57,10 @@ class SeenCoRun:
 
 @dataclass(frozen=True, slots=True)
 class SiteCoRuns:
-    """The co-runs of a site by time, with what was known of all jobs alone at the end."""
+    """The co-runs of a site by time, and the measurements of its jobs running alone.
+
+    loads, turns: job key → values, as known at the end.
+    """
 
     seen: tuple[SeenCoRun, ...]
     loads: dict[int, tuple[float, ...]]
@@ -135,7 +138,7 @@ def errors(known: Sequence[SeenCoRun], later: Sequence[SeenCoRun]) -> Array:
 def train_interference(
     site: SiteCoRuns, plan: TrainingPlan, registry: Registry, now_ms: int, *, promote: bool = True
 ) -> Trained:
-    """Train and add one version. It serves if it predicts later co-runs better than what serves now.
+    """Train and add one version. It serves if it predicts later co-runs better than the serving version.
 
     promote: False only adds it.
     """
@@ -172,7 +175,7 @@ def train_interference(
 def judge(rows: Sequence[SeenCoRun], version: str | None, since_ms: int) -> tuple[Results, GateVerdict]:
     """Evaluate the later half of the co-runs with the earlier half known, compared with the rule alone.
 
-    If a version serves, evaluate what came after its data, compared with its co-runs.
+    If a version serves, evaluate the co-runs after its data, and compare with that version's co-runs.
     """
     results = Results(KIND)
     if len(rows) < FEWEST:

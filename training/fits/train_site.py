@@ -1,4 +1,4 @@
-"""Risk training on a site's days: rolling windows judge, all days are fitted, and the gate decides."""
+"""Risk training on a site's days: a back-test on rolling windows, a fit on all days, and the gate."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ FEWEST_JUDGED = 20  # failures, drains and slowdowns that came in the judged win
 def train_risk(
     days: SiteDays, plan: TrainingPlan, registry: Registry, now_ms: int, *, promote: bool = True, say: Say = print
 ) -> Trained:
-    """Train and add one version. It serves if it beats what serves now.
+    """Train and add one version. It serves if it beats the serving version.
 
     If the process is killed, the registry stays as it was.
     """
@@ -80,9 +80,10 @@ def _served(registry: Registry) -> SiteFit | None:
 
 
 def verdict(counts: dict[str, int], judged: JudgedDays | None, results: Results, version: str | None) -> GateVerdict:
-    """Return whether the new fit wins.
+    """Return the gate's verdict on the new fit.
 
-    It needs enough failures, and a lower log loss than the shipped fit and the version that serves, if any.
+    The fit needs enough failures to win. Its log loss must be lower than those of the shipped fit and of the
+    serving version, if there is one.
     """
     short = "; ".join(f"{count:,} {NAMES[kind]}, {FEWEST_EVENTS} needed" for kind, count in counts.items())
     if judged is None:

@@ -126,7 +126,7 @@ class Refitted:
 
 
 def autoreg(span: SeriesSpan) -> Array:
-    """Forecast with an autoregression of a few lags, fitted by least squares."""
+    """Return (step, bin) forecasts by an autoregression of a few lags, fitted by least squares."""
     from statsmodels.tsa.ar_model import AutoReg
 
     lags = sorted({max(1, lag_s // span.bin_s) for lag_s in LAGS_S})
@@ -151,9 +151,9 @@ def forecast_autoregression(values: Array, constant: float, weights: dict[int, f
 
 
 def ets(span: SeriesSpan) -> Array:
-    """Forecast with additive error, trend and season. The trend is damped.
+    """Return (step, bin) forecasts by exponential smoothing with additive error, trend and season.
 
-    The season is that of a day, if four days are known.
+    The trend is damped. The season is that of a day, if four days are known.
     """
     from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
@@ -191,7 +191,7 @@ def _forecast_ets(states: Array, damping: float, season: int | None, lead: int) 
 
 
 def mstl(span: SeriesSpan) -> Array:
-    """Forecast by repeating the seasons of a day and a week, and smoothing the rest.
+    """Return (step, bin) forecasts that repeat the seasons of a day and a week, and smooth the rest.
 
     A season counts if more than two of its cycles are known.
     """

@@ -62,7 +62,7 @@ def evaluate(
     own: Sequence[Forecaster] = (),
     classical: Mapping[str, Method] = METHODS,
 ) -> Results:
-    """Evaluate every set that has outcomes after the train part.
+    """Evaluate forecasts of demand on every set that has outcomes after the train part.
 
     windows: 0 for as many as each set allows. own: further forecasters, each with a row of its own.
     """
@@ -95,7 +95,7 @@ def add(
     own: Sequence[Forecaster] = (),
     classical: Mapping[str, Method] | None = None,
 ) -> None:
-    """Evaluate one set: all of it, and each of its windows."""
+    """Add the results of one set, over all of it and for each of its windows."""
     refitted = [Refitted(name, method, one.begin) for name, method in (classical or {}).items()]
     judged = run(one, models, seed, [*refitted, *own])
     judge(results, judged, seed)
@@ -166,7 +166,7 @@ def windows_of(sets: Sequence[DemandSet], count: int = 0) -> tuple[RollingWindow
 def _refit_by_window(
     own: Sequence[DemandSet], whole: Sequence[DemandSet], rolling: Sequence[RollingWindow], seed: int, say: Say
 ) -> Iterator[DemandTrees | None]:
-    """Yield the trees of each window, fitted on what both folders hold before it.
+    """Yield the trees of each window, fitted on the bins of both folders before it.
 
     Only series that are in the train folder are fitted on.
     """
@@ -196,7 +196,7 @@ def _some(panel: Panel, names: Sequence[str]) -> Panel:
 
 
 def _count_bins_before(panel: Panel, time_ms: int) -> int:
-    """Return how many bins have ended by then."""
+    """Return how many bins of a panel have ended by `time_ms`."""
     return min(panel.bins, max(0, (time_ms - panel.first_ms) // (panel.bin_s * 1000)))
 
 
@@ -243,7 +243,7 @@ def _draw_hourly_bins(panel: Panel, first: int, end: int, rng: np.random.Generat
 
 
 def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster] = ()) -> JudgedForecasts:
-    """Forecast at every origin, with the gate between the forecasts as in the service.
+    """Forecast at every origin by all methods. As in the service, the gate chooses among them.
 
     further: baselines in addition to the usual ones.
     """
@@ -275,7 +275,7 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
 
 
 def _served(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator[tuple[int, Served]]:
-    """Run the gate bin by bin. Yields (number of the origin, what the gate serves there).
+    """Run the gate bin by bin. Yields (number of the origin, the forecast that the gate serves there).
 
     In each bin the gate receives the outcomes first. Then it issues the forecast of that moment.
     """

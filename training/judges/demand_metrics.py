@@ -40,7 +40,7 @@ METRICS = (
 class JudgedForecasts:
     """The forecasts of one set.
 
-    methods: name → (quantile, step, origin, series). model: (step, origin, series). scale: (series,) of
+    methods: name → (quantile, step, origin, series). model: (step, origin, series). scale: (series,) the unit of
     MASE, or NaN.
     """
 
@@ -100,7 +100,7 @@ def judge_windows(results: Results, judged: JudgedForecasts, windows: Sequence[R
 
 
 def _known(judged: JudgedForecasts, at: int) -> tuple[Array, NDArray[np.bool_]]:
-    """Return (origin, series) outcomes, and which of them both persistence and ours forecast."""
+    """Return (origin, series) outcomes, and a mask of those that both persistence and ours forecast."""
     outcomes = judged.outcomes(at)
     known = np.isfinite(outcomes)
     for name in (OURS, PERSISTENCE):

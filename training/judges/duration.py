@@ -51,7 +51,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say, windows: int = 0) -> 
 
 
 def evaluate_sets(sets: Sequence[JobHistory], seed: int, say: Say, windows: int = 0) -> Results:
-    """Evaluate these histories."""
+    """Evaluate run times and remaining times of these histories."""
     results = Results("duration")
     for one in sets:
         for reason, count in sorted(one.skipped.items()):
@@ -64,7 +64,7 @@ def evaluate_sets(sets: Sequence[JobHistory], seed: int, say: Say, windows: int 
 
 
 def predict(one: JobHistory, seed: int, say: Say, windows: int = 0) -> Judged:
-    """Fit before each window on what was known by then, and predict the test span in order of time."""
+    """Fit before each window on the jobs known by then, and predict the test span in order of time."""
     table, judged = one.table, one.judged
     rows = replay(table, watched=judged | _some(~one.in_test, seed), landmarks_s=_list_landmarks())
     in_span = rows.take(judged[rows.job])
@@ -142,17 +142,18 @@ def tracked(model: DurationModel, table: HistoryJobs, rows: DurationRows) -> Arr
 
 
 def kin(table: HistoryJobs) -> NDArray[np.object_]:
-    """Return each job's group, or its queue if it has no group."""
+    """Return (job,) the group of each job, or its queue if it has no group."""
     return np.where(table.group != "", table.group, table.queue)
 
 
 def baselines(table: HistoryJobs, train: HistoryJobs, rows: DurationRows) -> dict[str, Array]:
-    """Return the forecasts of each baseline.
+    """Return method → (row, level) forecasts of each baseline, as logarithms of seconds.
 
     last_two: the mean of the user's (else the group's) last two runs. group: the median of the last 20 and
     quantiles of the last 200 runs of its group with as many GPUs. group_train: the same group's quantiles
-    over all that was known at the fit. limit: the limit that the user requested. train: the history known
-    at the fit.
+    over all jobs known at the fit. limit: the limit that the user requested.
+
+    The argument `train` is the history known at the fit.
     """
     features = rows.features.astype(np.float64)
     two = features[:, COLUMN["user_mean_two"]]
@@ -204,9 +205,9 @@ def _sized(table: HistoryJobs) -> NDArray[np.str_]:
 def estimate_conditional_medians(
     table: HistoryJobs, train: HistoryJobs, now_s: float, rows: DurationRows
 ) -> dict[str, Array]:
-    """Return the median remaining times of all jobs and of the job's group.
+    """Return method → (row,) logarithms of median remaining seconds, by all jobs and by the job's group.
 
-    They are computed from the runs known at the fit that lasted longer than the job has run.
+    The medians come from runs known at the fit that lasted longer than the job has run.
     """
     curve = _survival(train, now_s)
     everyone = np.log(np.maximum(1.0, curve.beyond(rows.elapsed_s, 0.5) - rows.elapsed_s))

@@ -30,8 +30,8 @@ class Judged:
     """The predictions of one set in the test span, as logarithms of seconds.
 
     runs: method -> (row, level) for the jobs `job`, NaN if the method has none. A point forecast has only the
-    median. remaining: method -> (row,) medians for the jobs `late_job` after `elapsed_s`. windows: those that
-    were fitted for. run_in, late_in: (row,) the number of each row's window.
+    median. remaining: method -> (row,) medians for the jobs `late_job` after `elapsed_s`. windows: the rolling
+    windows, each with a fit of its own. run_in, late_in: (row,) the number of each row's window.
     """
 
     dataset: str

@@ -197,7 +197,7 @@ def shuffle_findings(
 ) -> list[FlagSpell]:
     """Return the same number of findings, of the same lengths, on random nodes at random times.
 
-    This is what chance would find.
+    They show how many faults chance alone would find.
     """
     moved = []
     for row in findings:

@@ -1,7 +1,7 @@
 """`fleetcast evaluate fingerprint`: periods, phases, classes and checkpoints, compared with baselines.
 
-telemetry/rendered      step times of real runs as telemetry: period within 2 %, and "unknown" where it is aliased
-telemetry/h100-phases   recorded runs with phases: macro-F1, what is learnt of phases left one run out
+telemetry/rendered      step times of real runs as telemetry: period within 2 %, and "unknown" if aliased
+telemetry/h100-phases   recorded runs with phases: macro-F1, with the phases of all other runs known
 faults/simulated        jobs that report checkpoints: the next one, predicted half-way to it
 """
 
@@ -63,7 +63,7 @@ class Recorded:
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Evaluate the sets that the test folder has.
+    """Evaluate fingerprints on the sets that the test folder has.
 
     Phases learn from the runs of both folders, except the run that they are judged on.
     """

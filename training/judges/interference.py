@@ -1,17 +1,19 @@
 """`fleetcast evaluate interference`: how fast jobs run when they share a GPU, compared with baselines.
 
-    unseen_pair     both models are in the train folder, this pair is not (one folder for both: a fifth of the pairs)
-    unseen_family   a model of the pair is not in the train folder (none is: each family of models left out in turn)
+    unseen_pair     both models are in the train folder, but this pair is not
+    unseen_family   a model of the pair is not in the train folder
+
+If one folder serves as both, a fifth of the pairs, and each family of models in turn, are left out of the fit.
 
 Three co-runs of each job of an unseen family are revealed to some methods, and no method is judged on
-them. Ours is what the service runs (fleetcast.models.jobs.interference):
+them. Ours is the model of the service (fleetcast.models.jobs.interference):
 
-    ours              a site whose own co-runs are those of the train folder (the newest that the service remembers)
+    ours              a site whose own co-runs are those of the train folder (the newest that it stores)
     ours_3_co_runs    and three co-runs of each new job (a configuration: model, data set, batch size, precision)
     ours_3_of_model   and three of each new model in all, whatever its configurations
     new_site, new_site_3_co_runs, new_site_3_of_model   the same of a site that has no other co-runs
     rule              min(1, 1 / (u1 + u2));  constant   the mean speed of the train folder
-    trees             the rule and trees for what it misses, fitted on the train folder (no trees ship)
+    trees             the rule and trees for its errors, fitted on the train folder (no trees ship)
     lucid_label       accepts where the sum of labels is at most 2; they come from measured co-runs
     sum_100           accepts where u1 + u2 <= 100
 """
@@ -94,9 +96,9 @@ def _families(rows: CoRunPairs) -> list[set[str]]:
 def predictions(
     fitted: CoRunPairs, judged: CoRunPairs, new: set[str], seed: int
 ) -> tuple[CoRunPairs, dict[str, Array]]:
-    """Return the rows that remain to be judged, and each method's speeds: method -> (row,).
+    """Return the rows that remain to be judged, and the speeds of each method: method -> (row,).
 
-    The entries `…|bound` are their lower bounds.
+    The entries `…|bound` are the lower bounds of these speeds. Revealed co-runs are not judged.
     """
     shown = draw_revealed_co_runs(judged, new, seed)
     rest, of_jobs = judged.take(~shown), judged.take(shown)
@@ -275,9 +277,10 @@ def _judge_rule(
     speed: Array,
     order: NDArray[np.intp],
 ) -> None:
-    """Evaluate a rule of yes and no.
+    """Evaluate a rule that accepts or refuses a co-run, without predicting its speed.
 
-    The metrics are the share that it accepts, how much of that is harmed, and the same at 73 %.
+    The metrics are the share of co-runs that it accepts, the harmed share of those, and the harmed share if it
+    accepts 73 %.
     """
     add(method, "accepted_share", accepted.astype(np.float64)[order], None)
     if accepted.any():

@@ -39,9 +39,9 @@ OURS = "ours"
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The data of one run.
+    """The GPU use and the forecasts of one run.
 
-    use: (round, n) of each node's GPUs. issued: the forecasts at some rounds: method -> (level, n).
+    use: (round, n) mean use of each node's GPUs. issued: number of a round → method -> (level, n) forecasts.
     """
 
     time_ms: NDArray[np.int64]

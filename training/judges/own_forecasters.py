@@ -46,9 +46,9 @@ class OwnForecaster:
         return cls(path, name, limit_s)
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """Return the forecaster's answer.
+        """Return (quantile, step, origin, series) the forecasts of the user's forecaster.
 
-        Raises FleetcastError if it fails, takes too long or has another shape.
+        Raises FleetcastError if the call fails or takes too long, or if the result has another shape.
         """
         what = f"{len(origins):,} origins of {len(panel.names)} series of {panel.target}"
         found = limited(lambda: _made(self.path).forecast(panel, origins, steps), self.path, self.limit_s, what)
@@ -82,9 +82,9 @@ def make(path: str) -> Callable[[], Forecaster]:
 
 
 def limited(answer: Callable[[], Answer], path: str, limit_s: float, what: str = "making it") -> Answer:
-    """Return what `answer` returns within the limit.
+    """Call `answer` in a thread, and return its result if it comes within the limit.
 
-    Raises FleetcastError that names the path if it fails or takes longer. Our own errors and failed checks
+    Raises FleetcastError that names the path if the call fails or takes longer. Our own errors and failed checks
     are raised unchanged.
     """
     future: Future[Answer] = Future()

@@ -2,7 +2,8 @@
 
 It measures which share of the GPUs a policy allocates. Pods arrive one by one, and no pod ever leaves.
 A policy scores each way to place a pod. Scores are stored by kind of pod. Only nodes that have changed
-since that kind was last evaluated get new scores. So an arrival costs what changed, not what there is.
+since that kind was last evaluated get new scores. So the cost of an arrival depends on the changed nodes
+alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +30,8 @@ SOON, LATE = 250, 2000  # arrivals between two looks at the demand: as many as t
 class Policy(Protocol):
     """A policy that decides where a pod goes.
 
-    good: (ways,) higher is better. begin: runs before each arrival, and returns True if all scores are to be
-    computed again.
+    It scores the ways to place the pod: (ways,) higher is better. Before each arrival it says whether all scores
+    must be computed again.
     """
 
     def begin(self, arrived: int, shape: MemberShape) -> bool: ...
@@ -130,7 +131,7 @@ def _update_cached_scores(
 
 
 def arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> Ints:
-    """Return (arrivals,) kinds in random order.
+    """Return (arrivals,) int64 indices of the arriving pods' kinds, in random order.
 
     Each pod arrives once. Clones of drawn pods follow until `load` times the GPUs are requested.
     """
@@ -151,7 +152,7 @@ def find_first_best(good: Floats) -> int:
 
 
 class ByGrowth:
-    """A policy of least growth of a measure over a demand.
+    """A policy that places a pod where a measure over the demand grows least.
 
     The measure is the potential, or a part of it. `learns`: the demand is learned from the arrivals.
     """
@@ -228,7 +229,7 @@ class ByChance(ByScore):
 
 
 def best_fit(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """Score highest the node with the fewest GPUs and CPUs left, and the fullest slot on it.
+    """Return (ways,) scores, highest on the node with the fewest GPUs and CPUs left, in its fullest slot.
 
     Both are counted as parts of the largest node.
     """
@@ -238,9 +239,9 @@ def best_fit(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) ->
 
 
 def dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """Score highest the least dot product of requested and free resources.
+    """Return (ways,) scores, highest for the least dot product of requested and free resources.
 
-    Each is a part of the largest node.
+    Each resource is counted as a part of the largest node.
     """
     whole = fleet.milli.shape[1] * WHOLE
     free = fleet.milli[rows].sum(axis=1)[taken.at] / whole
@@ -250,7 +251,7 @@ def dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways)
 
 
 def packing(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """Score highest a slot in use, then an idle slot of a node in use, and last an idle node."""
+    """Return (ways,) scores: slots in use come first, then idle slots of nodes in use, then idle nodes."""
     used = (fleet.milli[rows].sum(axis=1) < fleet.machines.milli[rows].sum(axis=1, dtype=np.int64))[taken.at]
     shared = (taken.slot >= 0) & (_left(taken) < WHOLE - shape.milli)
     return np.where(shared, 2.0, used.astype(np.float64)) - _left(taken) / (100 * WHOLE)

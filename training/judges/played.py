@@ -1,12 +1,12 @@
 """`fleetcast play`: the serving plan played through a trace, compared with peers and oracles.
 
-All play on the same machine.
+All methods play on the same machine.
 
-| method | who is next |
+| method | next job |
 |---|---|
 | ours | the serving plan by the file of queues; without one all are in one queue, the least area first |
-| one_queue | the same plan without the file: what fairness costs |
-| kueue_order | the same plan and file; shares count what is held now alone, first come within a queue |
+| one_queue | the same plan without the file, which shows the cost of fairness |
+| kueue_order | the same plan and file; shares count only GPUs held now, first come within a queue |
 | one_line | the same plan as it serves without a file: priority and arrival |
 | others | `fleetcast.training.judges.queue_policies` |
 """
@@ -125,7 +125,7 @@ class RefusedStarts:
 def scene_of(
     table: HistoryJobs, nodes: int, each: int, tree: QueueTree | None, max_wait_s: float, refused: float = 0.0
 ) -> tuple[PlayScene, Counter[str]]:
-    """Return the jobs that every method can play, and the number of left-out jobs by reason.
+    """Return the scene of the jobs that every method can play, and the number of other jobs by reason.
 
     refused: the share of starts that is refused.
     """
@@ -150,9 +150,9 @@ def _refused(scene: PlayScene, job: int) -> str:
 
 
 def play(scene: PlayScene, method: str, tick: Tick = lambda now_s: None) -> Played:
-    """Play a method to the end.
+    """Play a method to the end, and return its result.
 
-    tick: called with the time of each step.
+    tick: function that is called with the time of each step.
     """
     begun_s = time.process_time()
     if method == "conservative_limits":

@@ -94,7 +94,7 @@ def measure_held_gpus(
 
 
 def describe_fairness_price(found: Sequence[PlayNumbers]) -> str:
-    """Return what the file of queues costs in mean wait, as a sentence.
+    """Return a sentence on the mean wait that the file of queues costs.
 
     Returns "" if `ours` or `one_queue` was not played.
     """

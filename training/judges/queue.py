@@ -189,7 +189,7 @@ def _judge(results: Results, scene: QueueScene, method: str, start_s: Floats, se
 
 
 def _spans(scene: QueueScene) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield all judged jobs, and those of each thirty days if there are more."""
+    """Yield (name, (job,) mask) of all judged jobs, and of each 30 days if there are several."""
     yield "all", scene.judged
     submit_s = np.array(scene.trace.submit_s)
     month = ((submit_s - submit_s[scene.judged].min(initial=NEVER)) // MONTH_S).astype(np.int64)

@@ -6,8 +6,8 @@
 | gpus_only | GPUs |
 | limit_x_cores | limit x GPUs |
 | qssf | mean of the user's newest runs x GPUs, from a stream (QSSF's idea: Hu et al., SC 2021) |
-| ours | the area that the plan goes by: limit x GPUs, GPUs alone where there is no limit (`order.py`) |
-| forecast_x_cores | mean run of what is alike x GPUs, from a stream: shortest expected processing time first |
+| ours | the area in the serving plan: limit x GPUs, GPUs alone without a limit (`order.py`) |
+| forecast_x_cores | mean run of similar jobs x GPUs, from a stream: shortest expected processing time first |
 | sjf_oracle, area_oracle | true run time; the same x GPUs |
 """
 

@@ -75,9 +75,10 @@ class Profile:
         return int(self._times[step])
 
     def place(self, cores: int, length_s: int, wanted: int, step: int = 0) -> tuple[int, int]:
-        """Reserve `cores` for each of the jobs that can start together earliest. Returns (step, jobs placed).
+        """Reserve cores for each of the jobs that can start together earliest. Returns (step, jobs placed).
 
-        It places at most `wanted` jobs. The search begins at `step`. The last step must have enough cores.
+        cores: cores of one job. It places at most `wanted` jobs. step: where the search begins. The last step must have
+        enough cores.
         """
         times, free, size = self._times, self._free, self._size
         low = (free[step:size] < cores).nonzero()[0]
@@ -183,7 +184,7 @@ class QueueSimulation:
         return starts
 
     def fork(self, run_s: Sequence[int] | Mapping[int, int], reserved: int | None = None) -> "QueueSimulation":
-        """Return a copy of this moment with other run times.
+        """Return a copy of the simulation at this moment, with other run times.
 
         Running jobs also end by these run times, but not before now. reserved: the number of waiting jobs with
         a place in the plan. Fewer are faster to play. The time between passes grows by `COARSER` of the time
@@ -253,7 +254,10 @@ class QueueSimulation:
         self.now_s = max(self.now_s, until_s)
 
     def step(self, next_s: int) -> None:
-        """Move to `next_s`, the value that `next_s()` returned. Jobs end, and a pass runs if one is due."""
+        """Move the clock to the next event. Jobs end, and a pass runs if one is due.
+
+        next_s: the time of the next event.
+        """
         self.now_s = next_s
         while self._running and self._running[0][0] <= next_s:
             self._end(heapq.heappop(self._running)[1])

@@ -3,7 +3,7 @@
 A row is a working node at the beginning of a day. Its label is whether a fault of the node begins
 within the horizon. The model is fitted on the train folder, and the history moves on with each day.
 Nodes without a fault are added up to the stated size of the fleet. A log of faults alone
-(`evaluate_fault_log`) is judged on windows, each with a fit on what was known when it began.
+(`evaluate_fault_log`) is judged on windows, each with a fit on the faults known when it began.
 """
 
 import math
@@ -79,7 +79,7 @@ class FaultSet:
         return self.names[node] if node < len(self.names) else f"never failed {node - len(self.names)}"
 
     def train(self, until_day: int) -> FaultHistory:
-        """Return what the train folder knew on a day."""
+        """Return the faults of the train folder that were known on a day."""
         some, whole = slice(self.train_faults), self.history
         node, start, end, hardware = whole.node[some], whole.start_day[some], whole.end_day[some], whole.hardware[some]
         return FaultHistory(node, start, end, hardware).until(until_day)
@@ -152,7 +152,8 @@ def read_fault_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
 def fit_history_file(path: Path, until_day: int | None, nodes: int) -> HistoryFit:
     """Fit the history hazard to a table of faults with the columns NEEDED.
 
-    Only faults that began by `until_day` count, of all `nodes`. Raises RecordError.
+    Only faults that began by `until_day` count. nodes: the size of the fleet. Raises RecordError if the table
+    cannot be read or fitted on.
     """
     table = read_table(path)
     missing = set(NEEDED) - set(table.columns)
@@ -204,7 +205,10 @@ def baselines(history: FaultHistory, days: range, since_day: float, nodes: int) 
 
 
 def evaluate_fault_log(path: Path, nodes: int, seed: int, say: Say) -> Results:
-    """Evaluate a log of faults (`node,start,end,kind`) of a fleet of `nodes`. Raises FleetcastError."""
+    """Evaluate a log of faults (`node,start,end,kind`) of a fleet of `nodes`.
+
+    Raises FleetcastError if the log cannot be read or is too short.
+    """
     results = Results("risk")
     log = read_fault_log(path, nodes)
     results.skipped += [f"{count:,} rows of {path.name}: {reason}" for reason, count in sorted(log.skipped.items())]
@@ -256,7 +260,7 @@ class ScoredRows:
 def make_rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> dict[int, ScoredRows]:
     """Return horizon in days → forecasts of all judged rows.
 
-    The rows of a window are forecast by the fit on what was known when the window began.
+    The rows of a window are forecast by a fit on the faults that were known when the window began.
     """
     forecasts = {days: ScoredRows(np.zeros(len(judged.day)), np.zeros(len(judged.day))) for days in HORIZONS_DAYS}
     for cut, until in pairwise(cuts):

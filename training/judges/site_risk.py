@@ -1,7 +1,7 @@
 """Site risk out of sample: rolling windows over the last part of a site's days.
 
-Ours is a fit on what had matured when the window began. `shipped` is what a service without that fit
-would have predicted then, with the history hazard that it fits by itself. Rows are nodes at work, once
+`ours` is a fit on the rows whose outcomes were known when the window began. `shipped` is the prediction of
+a service without that fit, with the history hazard that it fits by itself. Rows are nodes at work, once
 a day. Each kind and horizon is judged.
 """
 
@@ -65,7 +65,7 @@ def windows_of(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
 
 
 def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, since_ms: int = 0) -> JudgedDays:
-    """Fit before each window, and return what each method would have predicted in it.
+    """Fit before each window, and return the predictions of all methods in the windows.
 
     served: the version that serves. It is judged on the rows from since_ms on, when its data ended.
     """
@@ -99,7 +99,10 @@ def fit_own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
 
 
 def _base(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
-    """Return the share of each kind among the rows whose outcome was known when the window began."""
+    """Return (kind, horizon, n) base rates: the share of rows with an event of each kind.
+
+    Only rows whose outcome was known when the window began count.
+    """
     found = np.zeros((len(RISK_KINDS), len(HORIZONS_DAYS), len(rows)))
     for k, kind in enumerate(RISK_KINDS):
         for h, span in enumerate(HORIZONS_DAYS):
@@ -154,7 +157,7 @@ def _add_rows(
 
 
 def metrics(time_ms: NDArray[np.int64], p: Array, labels: Mask) -> dict[str, float]:
-    """Return every one of METRICS. Equal probabilities share their ranks."""
+    """Return the value of each of METRICS by name. Equal probabilities share their ranks."""
     came, is_judged = float(labels.mean()), float(p.mean())
     days = np.unique(time_ms, return_inverse=True)[1]
     ranked = Ranked(NodeDays(days, labels, int(days.max()) + 1), p).metrics(np.ones(int(days.max()) + 1))
@@ -187,9 +190,9 @@ def _compute_precision(p: Array, labels: Mask, share: float) -> float:
 
 
 def _compute_calibration_error(p: Array, labels: Mask) -> float:
-    """Return the mean gap of predicted and observed frequency, over the share that came. 0 is best.
+    """Return the mean gap of predicted and observed frequency, divided by the base rate. 0 is best.
 
-    The gap is taken in each tenth of the rows by probability.
+    The gap is computed in each tenth of the rows by probability.
     """
     order = np.argsort(p, kind="stable")
     gaps = [

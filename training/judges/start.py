@@ -195,7 +195,7 @@ def forecast(scene: Scene, seed: int, say: Say) -> list[WaitForecast]:
 def forecast_waits(
     scene: Scene, moments: Sequence[SubmitMoment], start_s: Ints, seed: int, say: Say = lambda line: None
 ) -> list[WaitForecast]:
-    """Return the forecasts for the moments that `watch` returned."""
+    """Return the forecasts of the judged jobs, made at these moments, in order of submission."""
     tried, judged = chosen(scene, [moment.job for moment in moments], seed)
     say(f"{scene.dataset}: forecasting {len(judged):,} jobs that wait, and {len(tried):,} before, to calibrate")
     player = QueuePlayer(scene, start_s, seed)
@@ -237,7 +237,7 @@ def watch(scene: Scene) -> tuple[list[SubmitMoment], Ints]:
 
 
 class QueuePlayer:
-    """A player of moments, in their order.
+    """A forecaster that plays the queue forward from each moment, in order of time.
 
     It knows only the run times and waits of jobs that had ended by then.
     """
@@ -343,7 +343,10 @@ def _model(method: str, scene: Scene) -> str:
 
 
 def _make_prediction_columns(scene: Scene, rows: Sequence[WaitForecast]) -> dict[str, Sequence[Any]]:
-    """Return one line for each job and level of our forecasts. Waits are in seconds from its submission."""
+    """Return columns with one row for each job and level of our forecasts.
+
+    Waits are in seconds from the job's submission.
+    """
     size = len(rows) * len(LEVELS)
     same = {"dataset": scene.dataset, "target": "start", "series": "all", "model": _model("ours", scene)}
     job = np.array([row.job for row in rows])

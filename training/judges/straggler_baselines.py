@@ -31,7 +31,7 @@ class BaselineMoment:
     gangs: Mapping[str, NDArray[np.int64]]
 
     def column(self, name: str) -> Array:
-        """Return (gpu,) one feature."""
+        """Return (gpu,) the values of one feature."""
         return self.gpu.column(name).astype(np.float64)
 
     def on_nodes(self, bad: Mask) -> Mask:
@@ -67,9 +67,9 @@ def flag_by_health_rules(sight: BaselineMoment) -> Mask:
 
 
 class FleetWideZ:
-    """A rule that flags GPUs far below all loaded ones.
+    """A rule that flags nodes with a GPU far below all loaded GPUs.
 
-    The GPU's clock, power or tensor activity must be 3 robust deviations below theirs for 4 rounds.
+    The GPU's clock, power or tensor activity must be 3 robust deviations below their median for 4 rounds.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ def _find_outlier(values: Array) -> int | None:
 
 
 def baselines() -> dict[str, Rule]:
-    """Return new rules by name."""
+    """Return name → rule, with new instances of the rules that have a state."""
     return {
         "static thresholds": flag_by_thresholds,
         "NVIDIA health rules": flag_by_health_rules,

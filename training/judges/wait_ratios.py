@@ -36,9 +36,9 @@ class WaitRatios:
         self._issued.append(_Issued(now_s, forecast_s, start_s))
 
     def at(self, levels: Sequence[float], now_s: int, near_s: float | None = None) -> tuple[float, ...]:
-        """Return quantiles of real over forecast waits as known now, at most the largest ratio.
+        """Return the quantiles of real waits divided by forecast waits, as known now.
 
-        near_s: only the forecasts nearest to it count.
+        None of them exceeds the largest ratio. near_s: only the forecasts nearest to it count.
         """
         issued = list(self._issued)
         if near_s is not None:

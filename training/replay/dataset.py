@@ -60,7 +60,8 @@ class LabelledFault:
 class RiskRows:
     """A table of n moments of nodes.
 
-    levels: (n, rule) strengths as the risk model receives them. labels: (kind, n) whether it came true.
+    levels: (n, rule) strengths as the risk model receives them. labels: (kind, n) whether that kind of risk came
+    true.
     """
 
     time_ms: NDArray[np.int64]

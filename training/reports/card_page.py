@@ -20,7 +20,7 @@ MOST_HORIZONS = 4
 
 
 def card_html(card: Card) -> str:
-    """Return the page. It leaves out sections that the card has no data for."""
+    """Return the HTML page of a card. It leaves out sections that the card has no data for."""
     body = [_verdict(card), *_measured(card), *_render_calibration(card), _made(card)]
     return page(
         f"Model card: {card.kind} {card.version}",

@@ -139,7 +139,10 @@ def sentences(found: Iterable[Comparison]) -> list[str]:
 
 
 def _parts(group: list[Comparison]) -> str:
-    """Join the sizes and horizons. Neighbours with the same rival share its name."""
+    """Return the sizes and horizons of these comparisons as one text.
+
+    Neighbours with the same rival share its name.
+    """
     parts = []
     for at, contest in enumerate(group):
         last = at + 1 == len(group) or group[at + 1].rival.method != contest.rival.method

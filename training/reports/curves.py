@@ -31,7 +31,7 @@ INKS = """<style>svg { --ink: #12161b; --ink-3: #5c6673; --line: #d5dae0; --ours
 class CurvePoint:
     """One point of a curve.
 
-    at: its place on the axis, a number or the name of what was left out. faults: the number of faults
+    at: its place on the axis, a number or the name of the telemetry that was left out. faults: the number of faults
     judged. values: name of a column → (value, low, high), None if unknown.
     """
 
@@ -40,7 +40,7 @@ class CurvePoint:
     values: dict[str, tuple[float, float | None, float | None]] = field(default_factory=dict)
 
     def words(self) -> str:
-        """Return its numbers in one line."""
+        """Return the point's numbers as one line of text."""
         return ", ".join(f"{name} {value:.3f}" for name, (value, _, _) in self.values.items())
 
 
@@ -99,9 +99,9 @@ def _cell(value: tuple[float, float | None, float | None] | None) -> str:
 
 
 def draw_curve(task: str, axis: str, points: Sequence[CurvePoint]) -> str:
-    """Draw the first metric and the false alarms over the points, as an SVG file for light and dark.
+    """Draw the first metric and the false alarms over the points. Returns an SVG file as text.
 
-    Text stays text.
+    The file fits light and dark pages. Its text is not converted into paths.
     """
     good, bad = METRICS[task][0][2], METRICS[task][-1][2]
     at = np.arange(len(points))

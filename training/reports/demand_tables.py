@@ -1,6 +1,6 @@
 """The tables of `evaluate demand`: ours against persistence and statsmodels, window by window.
 
-Another table has one row for each method. Ours is compared window by window.
+One table has a row for each set and target. Another has a row for each method.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Key = tuple[str, str, int | None]  # data set, target, lead
 
 
 def demand_tables(results: Results) -> dict[str, list[list[str]]]:
-    """Return name -> rows, with the header first."""
+    """Return name -> table, as rows of cells with the header first."""
     numbers = _numbers(results.windows)
     return {
         "evaluate demand": _make_set_table(numbers),
@@ -37,9 +37,9 @@ def _leads(numbers: dict[Key, list[WindowRow]]) -> list[int | None]:
 
 
 def _make_set_table(numbers: dict[Key, list[WindowRow]]) -> list[list[str]]:
-    """Return a row for each set and target.
+    """Return a row for each set and target, with the header first.
 
-    A cell is ours over persistence (mean, worst window) and over the best method of statsmodels.
+    A cell compares ours with persistence (mean and worst window) and with the best method of statsmodels.
     """
     leads = _leads(numbers)
     lines = [["WQL over persistence's, mean and worst window, % (over the best of statsmodels)", *map(lead, leads)]]

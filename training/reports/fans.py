@@ -17,7 +17,7 @@ Shares = dict[int, Counter[str]]  # horizon_s -> how many forecasts were of whic
 
 
 def make_courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
-    """Return one course for each (dataset, target) in the predictions. It is of the largest series."""
+    """Return one course for each (dataset, target) in the predictions. It shows the largest series."""
     sets: dict[tuple[str, str], list[Columns]] = {}
     for block in predictions:
         if any(name not in block for name in NEEDED) or not len(block["issued_ms"]):

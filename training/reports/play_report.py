@@ -38,9 +38,9 @@ HEAD = (
 def play_report(
     scene: PlayScene, found: Sequence[PlayNumbers], starts: Mapping[str, Floats], skipped: Sequence[str]
 ) -> str:
-    """Return the page.
+    """Return the HTML page of a play.
 
-    starts: method → (job,) start times.
+    starts: method → (job,) start times. skipped: sentences about jobs and methods that were left out.
     """
     machine = f"{scene.nodes:,} nodes of {scene.each} GPUs" if scene.nodes else f"{scene.each:,} GPUs"
     lead = f"{len(scene.trace):,} jobs on {machine}; all methods play the same jobs on the same machine."

@@ -1,6 +1,6 @@
 """Plots from matplotlib as SVG, for light and dark pages.
 
-Placeholder colours become the page's CSS variables. Text stays text.
+Placeholder colours become the page's CSS variables. Text is not converted into paths.
 """
 
 import io
@@ -90,7 +90,7 @@ class Course:
 
 @contextmanager
 def drawn(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) -> Iterator[Canvas]:
-    """Yield a canvas in the house style.
+    """Yield a canvas in the house style, and render it as SVG when the context ends.
 
     label: describes the plot for people who cannot see it. It must be unique on a page.
     """

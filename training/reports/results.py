@@ -33,7 +33,7 @@ class WindowRow(msgspec.Struct, frozen=True):
 class ResultRow(msgspec.Struct, frozen=True):
     """One number of an evaluation.
 
-    method: "ours" or a baseline. model: what the gate served. low, high: 95 % interval. n: outcomes.
+    method: "ours" or a baseline. model: the model that the gate served. low, high: 95 % interval. n: outcomes.
     """
 
     dataset: str
@@ -51,7 +51,7 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Results:
-    """The rows of an evaluation, and what was skipped, with the reason.
+    """The rows of an evaluation, and the data sets and rows that it skipped, with the reasons.
 
     windows: the numbers of each rolling window. predictions: blocks, each with columns of equal length.
     """

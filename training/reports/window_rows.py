@@ -33,7 +33,10 @@ class WindowSummary(msgspec.Struct, frozen=True):
 
 
 def rows_of(window: RollingWindow, rows: Iterable[ResultRow]) -> list[WindowRow]:
-    """Return the numbers that were judged in one window. It leaves out those without a value."""
+    """Return the rows of one window from the numbers that were judged in it.
+
+    Numbers without a value are left out.
+    """
     return [
         WindowRow(
             *(row.dataset, row.target, row.series, row.horizon_s, row.method, row.metric),
@@ -75,9 +78,9 @@ def compute_badness(metric: str, value: float) -> float:
 
 
 def gains(rows: Sequence[WindowRow], rivals: Sequence[str], ours: str = OURS) -> list[float]:
-    """Return for each window ours over the best of these rivals, minus one. Below 0 is better.
+    """Return, for each window, our value divided by the best rival's, minus one. Below 0 is better.
 
-    rows: those of a single number.
+    rows: the rows of one metric, target and horizon. Windows without both values are left out.
     """
     values = {(row.begin_ms, row.method): row.value for row in rows}
     found = []

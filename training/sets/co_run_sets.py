@@ -149,7 +149,7 @@ def _numbers(column: "pd.Series[Any]") -> Array:
 def _profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, float, float]]:
     """Return configuration -> compute, bandwidth, memory (ratios) and Lucid's label (NaN: none).
 
-    It skips unreadable rows.
+    Rows with unreadable loads are skipped.
     """
     _need(table, [*PARTS, "gpu_util", "gmem_util", "gmem"])
     label = _numbers(table["label"]) if "label" in table.columns else np.full(len(table), np.nan)

@@ -49,8 +49,8 @@ HOLE_S, FEW = 60 * DAY_S, 0.01  # rows beyond such a hole that are so few have a
 class DemandSet:
     """A panel of one target.
 
-    train_bins: its first bins, which are of the train folder. If that is 0, `alone_bins` bins come before the
-    judged ones.
+    train_bins: the number of its first bins that come from the train folder. If it is 0, `alone_bins` bins come
+    before the judged ones.
     """
 
     dataset: str
@@ -165,9 +165,9 @@ def _find_judging_start(one: "_Found | JobDemand", trained: Sequence[tuple[float
 
 
 def capped(panel: Panel, bins: int) -> Panel:
-    """Return the panel with the ceiling that was known at the end of bin `bins` - 1.
+    """Return the panel with the capacity that was known at the end of bin `bins` - 1.
 
-    Without ceilings in its history, the panel is returned unchanged.
+    Without a known capacity in its history, the panel is returned unchanged.
     """
     known = panel.covariates.get("capacity")
     if known is None or panel.target != "running":
@@ -348,7 +348,7 @@ def _bin_rows(
 def _add_derived_columns(layout: DemandColumns, columns: dict[str, Array]) -> None:
     """Add the columns that follow from the others, in place.
 
-    These are the queue and running GPUs of flows, and what is wanted. Zeros of nodes become unknown.
+    These are the queued and running GPUs of flows, and the wanted GPUs. Zeros of nodes become unknown.
     """
     if layout.name == "nodes":
         columns["active_nodes"][columns["active_nodes"] == 0] = np.nan

@@ -1,10 +1,10 @@
-"""Telemetry that a site does not have: what is left out of a run before it is judged.
+"""Telemetry that some sites do not have. It is left out of runs on request before they are judged.
 
 default   GPU metrics that dcgm-exporter exports only when asked to (etc/default-counters.csv of 3.x and 4.x)
 ib        everything of InfiniBand ports
 xid       XID codes: some images of the exporter lack them, and the kernel log is not read
 prof      profiling metrics (DCGM fields from 1001 on), which need a licence or another tool's leave
-host      what node_exporter reports of CPUs, memory, pressure, disks and the chassis
+host      node_exporter's metrics of CPUs, memory, pressure, disks and the chassis
 """
 
 from collections.abc import Callable, Collection

@@ -1,4 +1,4 @@
-"""Job histories replayed through PastRuns: what was known of each job at submission and while it ran."""
+"""Job histories replayed through PastRuns: the features of each job at submission and while it ran."""
 
 import math
 from dataclasses import dataclass

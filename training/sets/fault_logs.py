@@ -44,7 +44,7 @@ class FaultLogFile:
 def read_fault_log(path: Path, nodes: int) -> FaultLogFile:
     """Read a log of a fleet of `nodes`. A repeated fault counts once, with the later of its ends.
 
-    Raises ConfigError if `nodes` is less than the log names, and RecordError if no row can be read.
+    Raises ConfigError if the log names more nodes than the fleet has, and RecordError if no row can be read.
     """
     faults: dict[tuple[str, float], tuple[float, bool]] = {}
     skipped = Counter[str]()

@@ -40,7 +40,7 @@ class RunTruth(msgspec.Struct, frozen=True):
     """One fault or decoy.
 
     `visible_ms`: the time from which the work running there showed it. `slowdown`: the worst step factor of
-    its job. `gpu` or `port`: the culprit. With neither, it is the whole node. `lead_s`: how long a
+    its job. `gpu` or `port`: the culprit. With neither, it is the whole node. `lead_s`: the seconds by which a
     precursor came before `start_ms`.
     """
 
@@ -92,12 +92,12 @@ class FaultRun:
 
     @cached_property
     def topology(self) -> Topology:
-        """The topology of the run. Raises ConfigError."""
+        """The topology of the run. Raises ConfigError if its file is missing or invalid."""
         return load_topology(self.folder / "topology.toml")
 
     @cached_property
     def truth(self) -> tuple[RunTruth, ...]:
-        """The faults and decoys, in order of start. Raises ConfigError."""
+        """The faults and decoys, in order of start. Raises ConfigError if a line is invalid."""
         rows = sorted(self._lines("truth.jsonl", _TRUTHS), key=lambda row: row.start_ms)
         strange = {row.node for row in rows} - set(self.topology.names)
         if strange:
@@ -106,7 +106,7 @@ class FaultRun:
 
     @cached_property
     def interval_s(self) -> float:
-        """The seconds from one scrape to the next. Raises ConfigError."""
+        """The seconds from one scrape to the next. Raises ConfigError if the run does not state them."""
         path = self.folder / "config.toml"
         try:
             interval_s = float(read_toml(path.read_text(encoding="utf-8"))["interval_s"])
@@ -136,7 +136,10 @@ class FaultRun:
             yield Round(time_ms, batches, events.until(time_ms), node_events.until(time_ms))
 
     def _lines(self, name: str, decoder: msgspec.json.Decoder[Line]) -> Iterator[Line]:
-        """Yield the objects of a JSON Lines file. A missing file yields no object. Raises ConfigError."""
+        """Yield the objects of a JSON Lines file. A missing file yields none.
+
+        Raises ConfigError if a line is invalid.
+        """
         path = self.folder / name
         if not path.exists():
             return
@@ -166,7 +169,7 @@ class FaultRun:
 
 
 class _EventQueue(Generic[Event]):
-    """Events in order of time. `until` returns the next ones up to a moment."""
+    """A queue of events in order of time, read up to one moment after the other."""
 
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events

@@ -33,14 +33,14 @@ UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zl
 def row_of(
     dataset: str, target: str, method: str, metric: str, values: Sequence[float], seed: int, series: str = "all"
 ) -> ResultRow:
-    """Return the mean of `values` with its interval."""
+    """Return the row of a metric: the mean of `values` with its interval."""
     value, low, high = interval(values, seed=seed)
     model = MODELS[target] if method == "ours" else method
     return ResultRow(dataset, target, series, None, method, model, metric, value, low, high, len(values))
 
 
 def readable(results: Results, dataset: str, paths: Sequence[Path], read: Callable[[Path], T | None]) -> Iterator[T]:
-    """Yield what `read` returns for each path, unless that is None.
+    """Yield the result of `read` for each path, except None.
 
     The number of unreadable files is added to `skipped`, with a reason.
     """
@@ -58,7 +58,10 @@ def readable(results: Results, dataset: str, paths: Sequence[Path], read: Callab
 
 
 def numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return columns as numbers, NaN where a value is none. Raises KeyError if a column is missing."""
+    """Return columns as numbers, NaN where a value is not a number.
+
+    Raises KeyError if a column is missing.
+    """
     return table[list(names)].apply(pd.to_numeric, errors="coerce").astype(np.float64)
 
 

@@ -34,8 +34,8 @@ COLUMNS = ("arriving_jobs", "arriving", "started_jobs", "started", "ended_jobs",
 class JobTimes:
     """The times of jobs in seconds, (job,) each.
 
-    start_s: inf if the job has not started. leave_s: when it left the queue, to run or cancelled. end_s: inf
-    while it still runs.
+    start_s: inf if the job has not started. leave_s: when the job left the queue, because it started or was
+    cancelled. end_s: inf while it still runs.
     """
 
     job: NDArray[np.object_]

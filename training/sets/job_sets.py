@@ -41,10 +41,9 @@ class HistoryJobs:
     """A table of jobs, one row for each, in order of submission.
 
     Where the source does not say, a string is "" and a number is NaN.
-
     submit_s: on the set's own clock (Unix time if it has dates). start_s: NaN if the source knows no waits,
-    inf if the job had not started by `until`. run_s: at least SHORTEST_S, NaN if the job had not ended by
-    `until`. gpus: processors on a CPU cluster. failed: 1 failed or cancelled, 0 ended well, NaN unknown.
+    inf if the job had not started yet. run_s: at least SHORTEST_S, NaN if the job had not ended yet. gpus:
+    processors on a CPU cluster. failed: 1 failed or cancelled, 0 ended well, NaN unknown.
     """
 
     job: Names
@@ -69,16 +68,16 @@ class HistoryJobs:
 
     @property
     def begin_s(self) -> Array:
-        """Start times. If the source knows no waits, the submission, as if the job had not waited."""
+        """(job,) start times in seconds, or the submission times if the source knows no waits."""
         return np.where(np.isnan(self.start_s), self.submit_s, self.start_s)
 
     @property
     def end_s(self) -> Array:
-        """End times. NaN if the run time is unknown."""
+        """(job,) end times in seconds. NaN if the run time is unknown."""
         return np.asarray(self.begin_s + self.run_s)
 
     def until(self, now_s: float) -> "HistoryJobs":
-        """Return what was known at `now_s`: the jobs submitted by then.
+        """Return the table as it was known at `now_s`: the jobs submitted by then.
 
         A start after `now_s` is inf, and an end after it leaves the run time NaN.
         """
@@ -92,11 +91,10 @@ class HistoryJobs:
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """A history from both folders, judged after `train_end_s`.
+    """A history from both folders, judged after the train folder's last submission, `train_end_s`.
 
-    That is the train folder's last submission. in_test: rows of the test folder, which may hold the past of
-    an unseen user or cluster. alone: the train folder has no rows of this set. Its train part is then that
-    of the other sets, and it is judged after some history of its own, too.
+    in_test: rows of the test folder, which may hold the past of an unseen user or cluster. alone: the train folder
+    has no rows of this set. The other sets are then its train part. It is judged after some history of its own.
     """
 
     dataset: str
@@ -108,7 +106,7 @@ class JobHistory:
 
     @property
     def train(self) -> HistoryJobs:
-        """Return what was known at the train folder's end, without later starts and ends."""
+        """The jobs of the train folder as known at its end, without later starts and ends."""
         return self.table.take(~self.in_test).until(self.train_end_s)
 
     @property
@@ -154,7 +152,10 @@ def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> 
 
 
 def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
-    """Read the jobs of one set's folder, or of one file. Also count the left-out rows by reason."""
+    """Read the jobs of one set's folder, or of one file.
+
+    Returns the jobs, and the number of left-out rows by reason.
+    """
     parts, skipped = [], Counter[str]()
     for path in [folder] if folder.is_file() else sorted(folder.rglob("*")):
         if path.is_file() and is_table(path):

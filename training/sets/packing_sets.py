@@ -28,7 +28,7 @@ MOST_GPUS = 1024  # of one node
 class Machines:
     """The n nodes of a cluster, by name.
 
-    milli: (n, g). cpus, memory_mib: (n,). model: (n,) index into `models`.
+    milli: (n, g) thousandths of each GPU. cpus, memory_mib: (n,). model: (n,) index into `models`.
     """
 
     milli: Milli
@@ -52,7 +52,7 @@ class PodKind:
 
 @dataclass(frozen=True, slots=True)
 class PodList:
-    """The arrivals.
+    """A list of arriving pods.
 
     kinds: the kinds of pods. kind: (pods,) the index of each pod's kind.
     """

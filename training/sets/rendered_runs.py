@@ -1,6 +1,6 @@
-"""An evaluation on step times of real runs as telemetry: their periods, and forecasts.
+"""An evaluation on step times of real runs, rendered as telemetry.
 
-A forecast is some cycles ahead.
+It judges the periods that are found, and forecasts some cycles ahead.
 """
 
 import hashlib
@@ -145,7 +145,7 @@ def _score_forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, flo
 
 
 def _expected(values: Array, period_s: float | None, samples: int, interval_s: float) -> dict[str, list[float]]:
-    """Return method -> p10, p50, p90."""
+    """Forecast the value `samples` ahead by each method. Returns method -> p10, p50 and p90."""
     level = np.quantile(values[-max(1, round(LEVEL_S / interval_s)) :], LEVELS).tolist()
     lock = locked(values, period_s / interval_s) if period_s is not None else None
     ours = level if lock is None else ahead(values, lock, samples, interval_s, LEVELS)

@@ -1,9 +1,9 @@
 """An evaluation of fleets with faults: which node and unit is found, and how soon?
 
 It also counts false alarms. A run is replayed through the code that serves. Ours flags a node while its
-action is more than `watch`, or while the answer for a slow job blames it. `judges/findings.py` defines
+action is more than to watch it, or while the answer for a slow job blames it. `judges/findings.py` defines
 what counts as right. A blame on a stage of a job without a faulty node is a false alarm, too. Simulated
-runs and recordings are judged apart. Each has three pools: runs with faults ("all"), runs with
+runs and recordings are judged apart. Each has three groups: runs with faults ("all"), runs with
 look-alikes and no fault ("decoys alone"), and runs with neither ("healthy").
 """
 
@@ -125,7 +125,7 @@ def series_of(run: FaultRun) -> str:
 
 
 def _add_fault_scores(table: Table, pool: Pool) -> None:
-    """Add what each method found. For ours, also add it by kind of fault."""
+    """Add the scores of each method on runs with faults. Ours also gets scores by kind of fault."""
     for method, one in pool.methods.items():
         table.found(method, one.right, one.wrong, one.missed, spells=one.spells)
         table.delays("delay_s", method, one.delays)
@@ -172,7 +172,10 @@ def watch(run: FaultRun) -> FlaggedRun:
 
 
 def _flagged(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str, str]]:
-    """Yield (node, what is named there) of every node whose action is more than to watch it."""
+    """Yield (node, named entity) of every node whose action is more than to watch it.
+
+    The entity is that of the main reason, "" if there is none.
+    """
     for row, action in fleet.risk.actions.items():
         if action.code not in QUIET_CODES:
             reasons = fleet.risk.reasons.get(row, ())

@@ -2,12 +2,12 @@
 
 A slowdown is 10 to 60 % over 20 to 600 steps. The series are the runs of `faults/megatron_step_times`
 that recorded at least FEWEST steps, either every step or every n-th one. A hash of the name decides
-which runs may be tuned on and which are judged. A judged run plays as it was (false alarms) and with
-drawn slowdowns (recall, delay). Some real runs were slow of themselves (`find_natural_spells`, which looks
-at both sides, as no live rule can). Alarms there are counted apart, such steps do not count as
-exposure, and no slowdown is put there.
+which runs may be tuned on and which are judged. A judged run is played as it was (false alarms) and with
+drawn slowdowns (recall, delay). Some real runs were slow by themselves. `find_natural_spells` finds these
+spells by the steps on both sides, as no live rule can. Alarms there are counted apart, such steps do not
+count as exposure, and no slowdown is put there.
 
-Most runs recorded 50 to 100 steps, so a run is extended with blocks of its own calm steps (`continued`).
+Most runs recorded 50 to 100 steps, so a run is extended with blocks of its own calm steps.
 Long healthy runs are made in the same way, and their false alarms have rows of their own. Because blocks
 repeat, their bound is an optimistic one.
 """
@@ -82,9 +82,10 @@ def is_judged(name: str) -> bool:
 
 
 def find_natural_spells(seconds: Array, width: int = 5, ratio: float = 1.05, before: int = 24) -> Mask:
-    """Return (step,) whether the run was slow of itself there.
+    """Return (step,) whether the recorded run was slow there by itself.
 
-    It was if the median of 5 steps is 5 % and 3 robust sigmas above the 24 calm steps before.
+    A step is slow if the median of the 5 steps around it is high enough above the 24 calm steps before. High
+    enough is 5 % and 3 robust sigmas.
     """
     log = np.log(seconds)
     padded = np.pad(log, width // 2, mode="edge")
@@ -126,9 +127,9 @@ def ours(seconds: Array) -> Iterator[bool]:
 def change_point(seconds: Array) -> Iterator[bool]:
     """Yield after each step whether Greyhound's rule calls the job slow (Wu et al., ATC 2025).
 
-    It does after a change of the mean of more than 10 %, more than 10 steps ago, with a posterior above 0.8,
-    until a change back. The rule decides between one mean and two over the last 60 steps (normal, BIC,
-    |z| > 3 dropped).
+    The job is slow once the mean has changed by more than 10 %, more than 10 steps ago, with a posterior above
+    0.8. It stays slow until the mean changes back. The rule decides between one mean and two over the last 60
+    steps (normal, BIC, |z| > 3 dropped).
     """
     usual = None
     for at in range(len(seconds)):
@@ -228,7 +229,7 @@ class _Alarms:
     def watch(self, slow: Iterable[bool], spells: Mask) -> None:
         """Count the alarms of one run, and its steps outside natural spells.
 
-        spells: (step,) whether the recorded run was slow of itself. Steps after its end are a calm
+        spells: (step,) whether the recorded run was slow by itself. Steps after its end are a calm
         continuation.
         """
         was = False

@@ -199,7 +199,7 @@ FINDERS: dict[str, Finder] = {
 
 
 def _judge(table: Table, method: str, finder: Finder, cases: list[Case]) -> None:
-    """Evaluate a method. A finding is a worker in a step.
+    """Add the rows of one method over cases of one series. A finding is a worker in a step.
 
     Top-1 is the share of steps in which the worst worker found is the culprit.
     """

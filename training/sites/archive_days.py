@@ -1,6 +1,6 @@
 """SiteDays from a site's archive: samples and events replayed through the code that serves.
 
-    archive ─ a minute at a time ─ FleetWatch ─ every EVERY_MS: fold_evidence ─ once a day: SiteRecorder.note
+    archive ─ a minute at a time ─ FleetWatch ─ every EVERY_MS: update_fleet_evidence ─ once a day: SiteRecorder
 
 There is one row for each node and day. If no data arrived at a moment, a rule's level is its last one.
 Nodes are those that sent samples at the beginning, in the middle or at the end, and those that node
@@ -52,7 +52,10 @@ def read_days(
 
 
 def span_of(files: ArchiveFiles, end_ms: int) -> ArchiveSpan:
-    """Return the span of all that an archive has up to a moment. Raises FleetcastError if it has nothing."""
+    """Return the span of an archive's samples and events up to a moment.
+
+    Raises FleetcastError if there are none.
+    """
     days = [day_ms(day) for dataset in ("samples", "events") for day in files.days(dataset)]
     begun_ms = [time_ms for time_ms in days if time_ms < end_ms]
     if not begun_ms:

@@ -1,10 +1,10 @@
 """A site's own history, replayed from its archive through the code that serves.
 
     archive ─ a day of events at a time ─ JobFold: DemandSeries ─ its bins, before they leave the window ─ Panel
-                                          └──── what is known of each attempt ─ rows of a job table
+                                          └──── the state of each attempt ─ rows of a job table
 
-Bins are read once the service's own window has passed them, so a panel holds what the live series held
-then.
+Bins are read once the service's own window has passed them. So a panel has the values that the live series
+had.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,7 +55,7 @@ class JobReplay:
             self.attempts[changed.job, changed.attempt] = changed
 
     def rest(self, now_ms: int) -> None:
-        """Forget jobs as the service does."""
+        """Forget ended jobs after the same time as the service does."""
         for attempt in self.fold.rest(now_ms - REST_MS, now_ms - RETENTION_MS):
             attempt.events.clear()  # the packed copy has them; this one is for the job table
 
@@ -82,7 +82,7 @@ def read_history(
     fleet_gpus: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> ArchiveHistory:
-    """Read all that the archive knows of jobs in a span, in full bins.
+    """Read the jobs of an archive in a span, as demand in full bins and as attempts.
 
     fleet_gpus: the GPUs that any queue may use. 0 counts the GPUs that sent samples just before the end. A
     level is that of the end of a bin, and arrivals are its sum. Raises FleetcastError if there are no job

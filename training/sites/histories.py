@@ -87,7 +87,7 @@ class TrainingInputs:
         return self._some([row for row in found if len(row[1])], "job histories (jobs/…)")
 
     def _before(self, panel: Panel) -> Panel:
-        """Return the bins that had ended by then."""
+        """Return the panel with only the bins that had ended by `until_ms`."""
         bins = min(panel.bins, max(0, (self.until_ms - panel.first_ms) // (panel.bin_s * 1000)))
         return capped(panel.until(bins), bins)
 

@@ -1,9 +1,9 @@
-"""SiteDays: what was known of every node on many days, and what happened to it.
+"""SiteDays: the state of every node on many days, and the events that followed.
 
 Site risk is fitted on these rows.
 
-    a folded fleet (RiskState, NodeTable) ── note, once a day ──> columns, shipped probabilities ┐
-    faults, drains, warnings, as events say ── begins ───────────────────────────────────────────┴> SiteDays
+    a folded fleet (RiskState, NodeTable) ── recorded once a day ──> columns, shipped probabilities ┐
+    faults, drains, warnings, as events say ── begins ──────────────────────────────────────────────┴> SiteDays
 
 The same rows come from an archive (archive_days.py) and from a made-up year
 (training/sets/simulated_year.py).
@@ -50,7 +50,7 @@ class Begun:
     time_ms: NDArray[np.int64]
 
     def until(self, time_ms: int) -> int:
-        """Return how many had begun by then."""
+        """Return how many had begun by `time_ms`."""
         return int((self.time_ms <= time_ms).sum())
 
 
@@ -59,7 +59,8 @@ class SiteDays:
     """A table of n rows, by time: a node at work at a moment.
 
     columns: (n, SITE_FEATURES). levels: (n, rule) at that moment. history: (n, RISK_HORIZONS_S) hazard as
-    shipped. begun: by kind. faults: those of the whole span. All is known until end_ms.
+    shipped. begun: kind → the beginnings of its events. faults: all faults of the span. All events are known until
+    end_ms.
     """
 
     names: tuple[str, ...]
@@ -76,7 +77,7 @@ class SiteDays:
         return len(self.time_ms)
 
     def take(self, rows: Mask | NDArray[np.intp]) -> "SiteDays":
-        """Return some of the rows, with all that happened."""
+        """Return some of the rows, with all events."""
         return replace(
             self,
             time_ms=self.time_ms[rows],
@@ -87,7 +88,7 @@ class SiteDays:
         )
 
     def labels(self, kind: str, days: int) -> Mask:
-        """Return (n,) whether an event of this kind begins in the `days` days after the row's moment."""
+        """Return (n,) whether an event of this kind begins within a horizon in days after the row's moment."""
         begun_rows = self.begun[kind]
         order = np.lexsort((begun_rows.time_ms, begun_rows.node))
         node, time_ms = begun_rows.node[order], begun_rows.time_ms[order]
@@ -101,9 +102,10 @@ class SiteDays:
         return np.asarray(same & (later - self.time_ms <= days * DAY_MS))
 
     def probabilities(self, fit: SiteFit | None, refit: HistoryFit | None = None) -> Array:
-        """Return (kind, HORIZONS_DAYS, n) as the service computes them, with a site's fit or as shipped.
+        """Return (kind, HORIZONS_DAYS, n) probabilities as the service computes them.
 
-        refit: the history hazard that a service with enough faults fits by itself.
+        fit: the site's own fit, None for the shipped one. refit: the history hazard that a service with enough faults
+        fits by itself.
         """
         levels = self.levels.astype(np.float64)
         excess: Excess = compute_excess_hazard(levels, load_shipped_fit())
@@ -117,7 +119,7 @@ class SiteDays:
 
 @dataclass(slots=True)
 class SiteRecorder:
-    """A recorder of the rows of a fleet while it is folded, and of what its events report."""
+    """A recorder of a fleet's rows while its events are folded, and of its drains and warnings."""
 
     names: tuple[str, ...]
     _place: dict[str, int] = field(init=False)
@@ -158,9 +160,9 @@ class SiteRecorder:
         self._rows.append((now_ms, rows, columns[rows], levels[rows], history[rows]))
 
     def days(self, faults: FaultLog, end_ms: int) -> SiteDays:
-        """Return all rows.
+        """Return the recorded rows with their events.
 
-        faults: those of the whole span.
+        faults: the faults of the whole span.
         """
         counts = [len(rows) for _, rows, *_ in self._rows]
         times = np.repeat(np.array([time_ms for time_ms, *_ in self._rows], np.int64), counts)

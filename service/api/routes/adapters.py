@@ -1,6 +1,6 @@
 """Routes for outside schedulers. They answer at once, from the newest board or neutrally.
 
-kube-scheduler waits for the answer before it places a pod.
+They must be fast, because kube-scheduler waits for the answer before it places a pod.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ def _asked(adapter: str, verb: str) -> Handler:
 
 
 async def _answer_load_watcher(request: Request, context: Context, query: Query) -> Response:
-    """Answer the load watcher for all nodes of the newest board, even a stale one.
+    """Answer the load watcher for all nodes of the newest board, even if the board is stale.
 
-    Trimaran sends no names.
+    Trimaran's request names no nodes.
     """
     board = context.cache.latest()
     names = bytes(board.raw("names.node")) if board is not None and "names.node" in board else b""

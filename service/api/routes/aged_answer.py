@@ -1,4 +1,4 @@
-"""JSON answers about the fleet, with headers that say how old they are."""
+"""JSON answers about the fleet, with headers that state the age of their data."""
 
 from starlette.responses import Response
 
@@ -8,7 +8,7 @@ from fleetcast.service.http.table import JSON, NO_STORE
 
 
 def make_age_headers(context: Context, as_of_ms: int, board: Board | None = None) -> dict[str, str]:
-    """Return the headers with the age in whole seconds of fleet time, and the number of the board."""
+    """Return the headers with the age in whole seconds of fleet time, and the board's sequence number."""
     age_s = max(0, (context.clock.now_ms() - as_of_ms) // 1000)
     headers = {"age": str(age_s), "cache-control": NO_STORE}
     if board is not None:
@@ -17,5 +17,5 @@ def make_age_headers(context: Context, as_of_ms: int, board: Board | None = None
 
 
 def answer(context: Context, board: Board, as_of_ms: int, body: bytes) -> Response:
-    """Return a JSON answer about the fleet, with its age."""
+    """Return a JSON answer about the fleet, with the age of its data."""
     return Response(body, 200, make_age_headers(context, as_of_ms, board), JSON)

@@ -1,6 +1,6 @@
-"""ROWS: every route of the API in the order of matching, the hot ones first.
+"""ROWS: every route of the API in the order of matching, the most frequent ones first.
 
-A new route is a line here.
+A new route is added here.
 """
 
 from fleetcast.service.api.routes import (

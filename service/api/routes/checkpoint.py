@@ -1,4 +1,4 @@
-"""Checkpoint intervals of a job, from the risk of its own nodes and the cost of its checkpoints."""
+"""The route for a job's checkpoint interval, from its nodes' risk and the cost of its checkpoints."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -23,7 +23,7 @@ NOT_LOOKED_AT = "It was not looked at yet; ask again in some seconds."
 
 
 class CheckpointFacts(msgspec.Struct, frozen=True):
-    """The facts about a job's checkpoints in its fingerprint."""
+    """The facts about checkpoints in a job's fingerprint."""
 
     checkpoint_cost_s: float | None = None
     checkpoint_every_s: float | None = None
@@ -33,11 +33,11 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
 
 
 class CheckpointAnswer(msgspec.Struct):
-    """The best checkpoint interval of a job, and its present one, `every_s`.
+    """The best checkpoint interval of a job, and the present one (`every_s`), in seconds.
 
-    `interval_s` and `expected_ettr` are null if the cost or the nodes are unknown. `failure_rate_per_day` is
-    that of the whole gang, including the racks, power domains and rails that it shares. `restart_s` is
-    assumed.
+    `interval_s` and `expected_ettr` are null if the cost or the nodes are unknown.
+    `failure_rate_per_day` is the rate of the whole gang, including the racks, power domains and rails
+    that it shares. `restart_s` is an assumption. ETTR: the share of the time that is useful work.
     """
 
     as_of_ms: int
@@ -54,7 +54,7 @@ class CheckpointAnswer(msgspec.Struct):
 
 
 async def checkpoint(request: Request, context: Context, query: Query) -> Response:
-    """Return the best interval of one job."""
+    """Answer with the best checkpoint interval of one job."""
     cache, board = context.cache, context.cache.board()
     name = request.path_params["job"]
     row = find_job(cache, board, name)
@@ -69,10 +69,7 @@ async def checkpoint(request: Request, context: Context, query: Query) -> Respon
 
 
 def _rate(cache: BoardCache, board: Board, nodes: Sequence[str]) -> float | None:
-    """Return the gang's failures per day, including faults of its domains.
-
-    Returns None if it has no nodes.
-    """
+    """Return the gang's failures per day, including faults of its domains. None if it holds no nodes."""
     if not nodes:
         return None
     cache.section(board, "node.risk")
@@ -115,7 +112,7 @@ def _advice(as_of_ms: int, model: str, facts: CheckpointFacts, rate: float | Non
 
 
 def _failing(nodes: int, rate: float) -> str:
-    """Return how often the nodes fail, in words. rate: failures per day.
+    """Describe how often the nodes fail. rate: failures per day.
 
     >>> _failing(1, 0.00342), _failing(8, 0.84), _failing(512, 3.328)
     ('1 node fails once in 292 days', '8 nodes fail once in 29 h', '512 nodes fail 3.3 times a day')

@@ -1,6 +1,6 @@
 """The console's files at /, and a plain list of routes at /docs.
 
-The content policy forbids assets from elsewhere.
+The content security policy forbids assets from other sites.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ TYPES = {
 
 
 async def file(request: Request, context: Context, query: Query) -> Response:
-    """Serve a file of the console. Browsers ask each time, and get 304 if it has not changed."""
+    """Answer with a file of the console. Browsers revalidate it, and get 304 if it has not changed."""
     name = request.path_params.get("file", "") or "index.html"
     path = _files().get(name)
     kind = TYPES.get(path.suffix) if path else None
@@ -53,12 +53,15 @@ async def file(request: Request, context: Context, query: Query) -> Response:
 
 
 def _files() -> dict[str, Path]:
-    """Return the files to serve, by path below the folder. No request can reach a file outside the folder."""
+    """Return path below the folder -> file, for the files to serve.
+
+    No request can reach a file outside the folder.
+    """
     return {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*") if path.is_file()}
 
 
 def docs(rows: Sequence[Row]) -> Handler:
-    """Return a page that lists the routes. /openapi.json has the rest."""
+    """Make the handler of a page that lists the routes. /openapi.json has the details."""
     lines = "\n".join(
         f"<tr><td>{row.method}</td><td><code>{html.escape(row.path.replace(':path', ''))}</code></td>"
         f"<td>{html.escape(row.summary)}</td><td>{'anybody' if row.is_open else row.needs}</td></tr>"

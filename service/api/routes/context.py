@@ -1,4 +1,4 @@
-"""The shared objects of the handlers of one API process."""
+"""The objects that the handlers of one API process share."""
 
 from dataclasses import dataclass, field
 
@@ -52,11 +52,11 @@ class Context:
         return convert_to_problem(error)
 
     def writer(self) -> InboxWriter:
-        """Return the inbox. Raises SourceError before the start and after the end."""
+        """Return the writer of the inbox. Raises SourceError before the application's start and after its end."""
         return _open(self.inbox)
 
     def open_sample_writer(self) -> InboxWriter:
-        """Return the inbox of samples. Raises SourceError also while too many samples wait."""
+        """Return the inbox writer for samples. Raises SourceError if it is not open or too many samples wait."""
         self.backlog.refuse()
         return _open(self.writes)
 

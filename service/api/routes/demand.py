@@ -1,4 +1,4 @@
-"""Routes for demand: forecasts by queue or pool, the outcomes of earlier ones, and the demand model."""
+"""Routes for demand: forecasts by queue or pool, their accuracy, and the demand model."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, get_args
@@ -58,7 +58,7 @@ MODEL_PARAMS = (
 
 
 async def demand(request: Request, context: Context, query: Query) -> Response:
-    """Return the forecast quantiles of the series that match."""
+    """Answer with the demand forecasts of the series that match the query."""
     cache, board = context.cache, context.cache.board()
     cache.section(board, "demand.keys")  # a 503 where there is none
     as_of_ms = cache.as_of_ms(board, "doc.demand")
@@ -69,9 +69,9 @@ async def demand(request: Request, context: Context, query: Query) -> Response:
 
 
 def encode_demand(cache: BoardCache, board: Board, query: Query, as_of_ms: int) -> bytes:
-    """Encode the matching series, found by their keys.
+    """Encode the answer for the series that match the query.
 
-    Rows are decoded only if they are cut to one horizon, or if a note is added.
+    Rows are decoded only if the query names one horizon, or if a note is added.
     """
     keys = read_demand_keys(board)
     asked = {name: query[name] for name in KEYS if query.get(name) is not None}
@@ -88,10 +88,10 @@ def encode_demand(cache: BoardCache, board: Board, query: Query, as_of_ms: int) 
 
 
 def _find(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int], str]:
-    """Return the rows that match, and a note if `pool` names a queue.
+    """Return the rows of the series that match, and a note if `pool` names a queue.
 
-    A queue without a pool means that queue in all pools, and a pool without a queue means all queues in it.
-    Raises UnknownEntity for a name that no series has.
+    A queue without a pool means that queue in all pools, and a pool without a queue means all queues in
+    it. Raises UnknownEntity for a name that no series has.
     """
     scope = choose_demand_scope(asked.get("queue"), asked.get("pool"))
     _known("queue", asked.get("queue"), keys.by_queue)
@@ -106,7 +106,7 @@ def _find(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int], str]:
 
 
 def choose_demand_scope(queue: str | None, pool: str | None) -> dict[str, str]:
-    """Return the queue and pool that a query means, or {} for every series.
+    """Return the queue and pool that a query means, or {} if it names neither.
 
     Raises a 422 problem for both at once, because a series belongs to a queue or to a pool.
     """
@@ -118,13 +118,13 @@ def choose_demand_scope(queue: str | None, pool: str | None) -> dict[str, str]:
 
 
 def _known(name: str, value: str | None, names: Collection[str]) -> None:
-    """Raise a 404 problem for a queue or group that no series has."""
+    """Raise UnknownEntity for a queue or group that no series has."""
     if value is not None and names and value not in names:
         raise UnknownEntity(f"no {name} {value[:200]!r}; {name}s are {', '.join(sorted(names)[:NAMED])}")
 
 
 def _cut(rows: list[DemandRow], horizon_s: int) -> list[DemandRow]:
-    """Cut the rows to one horizon. Raises a 422 problem if none of them has it."""
+    """Return the rows reduced to one horizon. Raises a 422 problem if no row has it."""
     horizons = sorted({horizon for row in rows for horizon in row.horizons_s})
     if rows and horizon_s not in horizons:
         raise make_unprocessable_problem("horizon_s", horizon_s, "one of " + ", ".join(map(str, horizons)))
@@ -132,14 +132,14 @@ def _cut(rows: list[DemandRow], horizon_s: int) -> list[DemandRow]:
 
 
 def _at(row: DemandRow, horizon_s: int) -> DemandRow:
-    """Cut a series to one horizon."""
+    """Return a row reduced to one horizon."""
     at = row.horizons_s.index(horizon_s)
     cut = structs.replace(row, horizons_s=[horizon_s], values=[[values[at]] for values in row.values])
     return structs.replace(cut, models=[row.models[at]], model=row.models[at]) if row.models else cut
 
 
 async def record(request: Request, context: Context, query: Query) -> Response:
-    """Return the history, the forecast now and the one issued about an hour ago."""
+    """Answer with the history, the present forecast, and the forecast issued about an hour ago."""
     cache, board = context.cache, context.cache.board()
     cache.section(board, "demand_record.keys")
     as_of_ms = cache.as_of_ms(board, "doc.demand_record")
@@ -159,12 +159,12 @@ async def record(request: Request, context: Context, query: Query) -> Response:
 
 
 def _make_record_name(scope: Mapping[str, str], query: Query) -> str:
-    """Return the name of a record, as `DemandForecaster.record` makes it."""
+    """Return the name under which `DemandForecaster.record` publishes a record."""
     return format_series_name(SeriesKey(scope["queue"], query["class"], pool=scope["pool"]), query["target"])
 
 
 async def model(request: Request, context: Context, query: Query) -> Response:
-    """Return the demand model: the demand that is always there, the bursts, and how long users wait."""
+    """Answer with the demand model: the constant demand, the bursts, and how long users wait."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.demand_model")
     rows = cache.document(board, "doc.demand_model")["rows"]

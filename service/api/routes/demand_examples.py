@@ -1,4 +1,4 @@
-"""Examples of the demand routes, for OpenAPI."""
+"""Example answers of the demand routes, for OpenAPI."""
 
 NOW_MS = 1_760_000_000_000
 

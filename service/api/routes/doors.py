@@ -1,6 +1,6 @@
-"""Routes for the adapters: their state, and their writes with time and reason.
+"""Routes for the state of the adapters, and for their writes with time and reason.
 
-They are read from the files of the adapters role.
+They read the files of the adapters role.
 """
 
 import asyncio

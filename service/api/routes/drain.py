@@ -1,6 +1,6 @@
-"""The effects of draining a node now.
+"""The route that predicts the effects of draining a node now.
 
-The counts are computed from the board. The placer estimates when the interrupted jobs would start
+It counts jobs and GPUs on the board. The placer estimates when the interrupted jobs would start
 again.
 """
 
@@ -35,10 +35,11 @@ DAY = RISK_HORIZONS_S.index(86_400)
 
 
 class HitJob(msgspec.Struct, rename={"class_": "class"}):
-    """A job that a drain would interrupt.
+    """A job that draining the node would interrupt.
 
-    `restart_ms`: when it would start again elsewhere, behind the jobs that wait. GPUs that the job itself
-    would free on other nodes do not count as free for it. If it is null, `restart_reason` says why.
+    `restart_ms`: when it would start again elsewhere, behind the jobs that wait. GPUs that the job
+    itself would free on other nodes do not count as free for it. If it is null, `restart_reason` says
+    why.
     """
 
     job: str
@@ -56,7 +57,7 @@ class HitJob(msgspec.Struct, rename={"class_": "class"}):
 
 
 class PoolCounts(msgspec.Struct):
-    """GPUs of a node's pool, now and without the node."""
+    """The GPUs of a node's pool, with and without the node."""
 
     in_service: bool
     pool: str
@@ -71,10 +72,10 @@ class PoolCounts(msgspec.Struct):
 class Drain(msgspec.Struct):
     """The effects of draining a node.
 
-    `gpus_lost`: usable GPUs that leave the pool. free: on nodes in service. `p_day`: probability that the
-    node fails anyway. `unknown_gpus`: GPUs here that are at work and in no event. `promised`: requests that
-    were placed here and whose jobs no event shows running, with their GPUs here. `kept_by`: windows and
-    reservations that withhold the node.
+    `gpus_lost`: usable GPUs that leave the pool. Free GPUs count only on nodes in service. `p_day`:
+    probability that the node fails anyway within a day. `unknown_gpus`: busy GPUs here that no event
+    explains. `promised`: request -> GPUs here, for placed requests whose jobs no event shows running.
+    `kept_by`: windows and reservations that withhold the node.
     """
 
     node: str
@@ -98,7 +99,7 @@ class Drain(msgspec.Struct):
 
 
 async def drain(request: Request, context: Context, query: Query) -> Response:
-    """Return the effects of draining a node now. The request itself drains nothing."""
+    """Answer with the effects of draining a node now. The request itself drains nothing."""
     cache, board = context.cache, context.cache.board()
     name = request.path_params["node"]
     rows = cache.node_answers(board).rows
@@ -128,7 +129,7 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
 
 
 def _held(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
-    """Return job -> GPUs that it holds on a node, the largest first."""
+    """Return job -> number of GPUs that it holds on a node, the largest number first."""
     cache.section(board, "gpu.job")
     holder = board.array("gpu.job")[row]
     names = board.names("names.job")
@@ -137,7 +138,7 @@ def _held(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
 
 
 def _find_non_job_use(board: Board, row: int) -> tuple[int, dict[str, int]]:
-    """Return the GPUs of a node in unknown use, and the requests to which GPUs there are promised."""
+    """Return the number of a node's GPUs in unknown use, and request -> GPUs promised to it there."""
     use = read_gpu_use(board)
     if row >= len(use):
         return 0, {}
@@ -199,14 +200,14 @@ async def _jobs(
 
 
 def _compute_unsaved_seconds(last_ms: int | None, now_ms: int) -> float | None:
-    """Return the seconds of work that would be repeated, or None without a known complete checkpoint."""
+    """Return how many seconds of work would be repeated, or None if no complete checkpoint is known."""
     return None if last_ms is None else round(max(0.0, (now_ms - last_ms) / 1000), 1)
 
 
 async def _estimate_restart(
     request: Request, context: Context, row: JobRow, asks: object, node: str
 ) -> tuple[dict[str, int] | None, str]:
-    """Return when a job like this one would start elsewhere if it were submitted now.
+    """Return quantiles of when an interrupted job would start elsewhere if submitted now (Unix ms).
 
     If that is unknown, return None and the reason.
     """
@@ -218,10 +219,10 @@ async def _estimate_restart(
 
 
 def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str, window: str) -> str:
-    """Return the effects in words.
+    """Describe the effects in a sentence.
 
-    others: the work on GPUs of the node that no job holds. window: what withholds the node. Both are empty if
-    there is none.
+    others: the work on GPUs of the node that no job holds. window: what withholds the node. Both are ""
+    if there is none.
     """
     if not about.in_service:
         return f"{name} is out of service already{f' ({window})' if window else ''}: draining it changes nothing."

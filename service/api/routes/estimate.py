@@ -1,4 +1,4 @@
-"""Route for estimates of a job's needs and start.
+"""The route for estimates of a job's needs and start.
 
 The needs come from the tables of job kinds, and the start from the placer.
 """
@@ -27,7 +27,7 @@ decode_answer = msgspec.json.Decoder(StartAnswer).decode
 
 
 async def estimate_job(request: Request, context: Context, query: Query) -> Response:
-    """Return run time and needs from the board, and the start from the placer.
+    """Answer with run time and needs from the board, and the start from the placer.
 
     The start is null, with the reason, while the placer does not answer.
     """
@@ -41,7 +41,10 @@ async def estimate_job(request: Request, context: Context, query: Query) -> Resp
 
 
 async def ask(request: Request, context: Context, body: bytes) -> Forwarded | SourceError:
-    """Ask the placer about the start of a request. A replica gets the whole answer of the api that has a placer."""
+    """Request the start of a job from the placer. Returns the answer, or the SourceError without one.
+
+    A replica gets the whole answer of the api that has a placer.
+    """
     headers = context.access.make_caller_headers(request) | {
         "content-type": "application/json",
         "accept": "application/json",
@@ -54,9 +57,9 @@ async def ask(request: Request, context: Context, body: bytes) -> Forwarded | So
 
 
 def _read(body: bytes) -> PlacementRequest:
-    """Decode the request.
+    """Decode the placement request.
 
-    Raises a problem if it is invalid, or asks for something that is not supported yet.
+    Raises a problem if it is invalid, or needs something that is not supported yet.
     """
     wanted = decode(body)
     check_request(wanted)
@@ -65,7 +68,7 @@ def _read(body: bytes) -> PlacementRequest:
 
 
 def start_of(reply: Forwarded | SourceError) -> Start:
-    """Return the placer's estimate of the start, or the reason why there is none now."""
+    """Return the placer's estimate of the start, or the reason why there is none."""
     if isinstance(reply, SourceError):
         return Start(None, str(reply))
     try:

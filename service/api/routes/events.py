@@ -38,7 +38,7 @@ RECORDS_A_TURN = 5_000  # some ten milliseconds of the loop
 
 
 async def events(request: Request, context: Context, query: Query) -> Response:
-    """Accept every good record of the body, and refuse the others one by one. 422 if all were refused."""
+    """Accept every good record of the body, and refuse each bad one. Answers 422 if all were refused."""
     context.writer()
     try:
         body = await read_event_body(request, context)
@@ -54,10 +54,10 @@ async def events(request: Request, context: Context, query: Query) -> Response:
 
 
 async def accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
-    """Write a body's new records, and return how many were accepted.
+    """Write a body's new records, and return the answer with the counts.
 
-    Raises a 429 problem for too many new names. The other records are stored, and the sender may send all of
-    them again.
+    Raises a 429 problem for too many new names. The other records are stored, and the sender may send
+    all of them again.
     """
     with context.listening.hold_listening_statement():
         return await _accept(request, context, decoded, now_ms)
@@ -87,7 +87,10 @@ async def _accept(request: Request, context: Context, decoded: DecodedBody, now_
 
 
 async def refuse_unreadable_body(context: Context, problem: Problem) -> None:
-    """Count a body that cannot be read. A body that found no room may hold the start of any promise."""
+    """Count a request body that cannot be read.
+
+    If it found no room, it may have contained the start of any promise, so listening was interrupted.
+    """
     if problem.status == 503:
         context.listening.interrupt()
     context.metrics.refused.labels(problem.code).inc()
@@ -95,7 +98,7 @@ async def refuse_unreadable_body(context: Context, problem: Problem) -> None:
 
 
 async def read_event_body(request: Request, context: Context, expected: str = EXPECTED) -> bytes:
-    """Return the body, unpacked and not empty.
+    """Return the body of a request, unpacked and not empty.
 
     Raises problems 400, 413, 415 and 422 that say what is expected.
     """
@@ -118,9 +121,10 @@ async def _decode(body: bytes, now_ms: int, headers: dict[str, str], context: Co
 async def filter_new_records(
     records: Sequence[DecodedRecord], recent: RecentIdentities
 ) -> list[tuple[DecodedRecord, Identity]]:
-    """Return the records that are new to us and not repeated in this body.
+    """Return the records that were not received before, each once.
 
-    A record that another request is still writing counts as new, because that request may fail.
+    A record that another request is still writing counts as new, because that request may fail. Other
+    tasks can run in between.
     """
     fresh: dict[Identity, DecodedRecord] = {}
     for place, record in enumerate(records, 1):
@@ -135,7 +139,7 @@ async def filter_new_records(
 async def _filter_admitted_records(
     records: Sequence[tuple[DecodedRecord, Identity]], names: NamesOfBody
 ) -> list[tuple[DecodedRecord, Identity]]:
-    """Return the records whose names pass the bounds. Other tasks can run in between."""
+    """Return the records whose names are within the bounds. Other tasks can run in between."""
     fresh = []
     for place, (record, key) in enumerate(records, 1):
         if place % RECORDS_A_TURN == 0:
@@ -146,7 +150,7 @@ async def _filter_admitted_records(
 
 
 async def _mark_refused_promises(context: Context, decoded: DecodedBody) -> None:
-    """Leave a mark for each promise whose own start is among the refused records. Raises SourceError."""
+    """Mark each promise whose job's start is among the refused records. Raises SourceError."""
     found = [context.promises.find(job, attempt) for job, attempt in decoded.refused_starts]
     held = [promise.request_id for promise in found if promise is not None and promise.state is IntentState.ACTIVE]
     if not held:
@@ -159,10 +163,10 @@ async def _mark_refused_promises(context: Context, decoded: DecodedBody) -> None
 
 
 def _make_all_refused_problem(body: EventsAnswer) -> Problem:
-    """Return a 422 problem with the fields of the ordinary answer.
+    """Return a 422 problem that contains the fields of the ordinary answer.
 
-    A sender that reads only the status must notice that nothing was stored. Routes for programs that resend a
-    refused body for ever (Slurm's plugin, exporters of health events) answer 2xx instead.
+    A sender that reads only the status must notice that nothing was stored. Routes for programs that
+    resend a refused body forever (Slurm's plugin, exporters of health events) answer 2xx instead.
     """
     count = len(body.rejected)
     what = "the record was" if count == 1 else f"all {count:,} records were"
@@ -171,7 +175,7 @@ def _make_all_refused_problem(body: EventsAnswer) -> Problem:
 
 
 def _make_too_many_problem(context: Context, names: NamesOfBody, body: EventsAnswer) -> Problem:
-    """Count the bounds that a body reached, and return the 429 problem that names them."""
+    """Count the names that each bound refused, and return the 429 problem that lists the bounds."""
     reasons = []
     for bound, count, why in names.bounds():
         context.metrics.limited.labels(bound).inc(count)
@@ -184,7 +188,7 @@ def _make_too_many_problem(context: Context, names: NamesOfBody, body: EventsAns
 
 
 async def _record_refusals(writer: InboxWriter, errors: Sequence[RecordError], now_ms: int) -> None:
-    """Let the pipeline count the records that were refused here.
+    """Write the refusals to the inbox, so that the pipeline counts them.
 
     Refusals may get lost, so a full disk costs only their count.
     """

@@ -1,4 +1,4 @@
-"""Routes for fingerprints: that of one job, and the use that all jobs make of their GPUs."""
+"""Routes for the fingerprint of one job, the use that jobs make of their GPUs, and load peaks."""
 
 from typing import get_args
 
@@ -21,7 +21,7 @@ MAX_ROWS = 100_000
 
 
 async def fingerprint(request: Request, context: Context, query: Query) -> Response:
-    """Return the fingerprint of one running job."""
+    """Answer with the fingerprint of one running job."""
     cache, board = context.cache, context.cache.board()
     name = request.path_params["job"]
     parts = cache.document(board, "doc.fingerprints", dict[str, msgspec.Raw])
@@ -36,7 +36,7 @@ class _Made(msgspec.Struct):
 
 
 def _unseen(row: JobRow, as_of_ms: int) -> Fingerprint:
-    """Return the fingerprint of a job that does not run, or has none yet."""
+    """Return a fingerprint without values for a job that does not run, or has not been evaluated yet."""
     why = (
         "it was not looked at yet" if row.state == "running" else f"it is {row.state}: only what runs has a fingerprint"
     )
@@ -51,7 +51,7 @@ def _unseen(row: JobRow, as_of_ms: int) -> Fingerprint:
 
 
 async def utilisation(request: Request, context: Context, query: Query) -> Response:
-    """Return the use that running jobs make of their GPUs, the largest waste first."""
+    """Answer with the use that running jobs make of their GPUs, the largest waste first."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.utilisation")
     rows = cache.document(board, "doc.utilisation", list[dict[str, object]])
@@ -66,13 +66,13 @@ def _looked(cache: BoardCache, board: Board) -> dict[str, int]:
 
 
 def _compute_wasted_gpu_seconds(row: dict[str, object]) -> float:
-    """Return the GPU-seconds without work."""
+    """Return the idle GPU-seconds of a job, 0 if unknown."""
     idle_s, gpus = row["idle_s"], row["gpus"]
     return float(idle_s) * float(gpus) if isinstance(idle_s, int | float) and isinstance(gpus, int) else 0.0
 
 
 async def spikes(request: Request, context: Context, query: Query) -> Response:
-    """Return the load peaks ahead, by domain."""
+    """Answer with the future load peaks, by domain."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.spikes")
     rows = cache.document(board, "doc.spikes", list[dict[str, object]])

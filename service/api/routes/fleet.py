@@ -17,27 +17,27 @@ from fleetcast.service.http.table import Param, Query, Row
 
 
 async def fleet(request: Request, context: Context, query: Query) -> Response:
-    """Return the document of the console's map and header."""
+    """Answer with the fleet at a glance, for the console's map and header."""
     return _document(context, "doc.fleet")
 
 
 async def ingestion(request: Request, context: Context, query: Query) -> Response:
-    """Return sources, rates, lag, and bad records by reason."""
+    """Answer with the sources, rates and lag of ingestion, and its bad records by reason."""
     return _document(context, "doc.ingestion")
 
 
 async def served_models(request: Request, context: Context, query: Query) -> Response:
-    """Return requests, KV cache and time to first token of every served model."""
+    """Answer with requests, KV cache and time to first token of every served model."""
     return _document(context, "doc.served_models")
 
 
 async def models(request: Request, context: Context, query: Query) -> Response:
-    """Return the serving fitted models, their recent outcomes, and the conditions that ask for a new fit."""
+    """Answer with the serving fitted models, their recent accuracy, and the reasons to fit them again."""
     return _document(context, "doc.models")
 
 
 def _document(context: Context, name: str) -> Response:
-    """Return a section of the board as the whole body of an answer."""
+    """Answer with a section of the board as the whole body."""
     cache, board = context.cache, context.cache.board()
     body = cache.get_or_derive(board, ("body", name), lambda: bytes(cache.section(board, name)))
     return answer(context, board, cache.as_of_ms(board, name), body)
@@ -50,7 +50,7 @@ BOARD_PARAMS = (
 
 
 async def board(request: Request, context: Context, query: Query) -> Response:
-    """Return the board's container, for a reader on another host. 304 if the caller has that ETag."""
+    """Answer with the board's bytes, for a reader on another host. 304 if the caller has that ETag."""
     newest = context.cache.board()
     headers = {**make_age_headers(context, newest.as_of_ms, newest), "cache-control": "no-cache"}
     known = request.headers.get("if-none-match", "")
@@ -66,7 +66,7 @@ async def board(request: Request, context: Context, query: Query) -> Response:
 def _read(path: Path, known: str) -> tuple[str | None, memoryview | None]:
     """Return the ETag and the mapped bytes of a published file.
 
-    There are no bytes if the caller knows the ETag. Both are None if there is no file.
+    The bytes are None if `known` contains the ETag. Both are None if there is no file.
     """
     try:
         with open(path, "rb") as file:

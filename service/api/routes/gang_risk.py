@@ -1,4 +1,4 @@
-"""Route for the joint risk of a set of nodes, before a gang is placed there."""
+"""The route for the joint risk of a set of nodes, before a gang is placed there."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -27,14 +27,14 @@ DOMAINS = (("rack", "rack"), ("power", "power"), ("rail", "rail_group"))
 
 
 class GangAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A question about whole nodes, each named once, for a duration in seconds of fleet time."""
+    """A query for a gang on whole nodes, for a duration in seconds of fleet time. Each node is named once."""
 
     nodes: tuple[str, ...]
     duration_s: float
 
 
 class Weakest(msgspec.Struct):
-    """The member that adds most to the larger of the gang's two risks.
+    """The node that adds most to the larger of the gang's two risks.
 
     `p`: the probability that it interrupts or slows the gang.
     """
@@ -46,7 +46,7 @@ class Weakest(msgspec.Struct):
 
 
 class Domain(msgspec.Struct):
-    """A domain that two or more members share. `share`: its share of the risk of an interruption."""
+    """A domain that at least two of the gang's nodes share. `share`: its share of the interruption risk."""
 
     level: str
     name: str
@@ -71,9 +71,9 @@ GANG = msgspec.json.Decoder(GangAsked)
 
 
 async def gang(request: Request, context: Context, query: Query) -> Response:
-    """Return the risk of the gang, from the board.
+    """Answer with the risk of the gang, from the board.
 
-    Nodes about which nothing is known count as ordinary nodes, and the answer names them.
+    Nodes without known risk count as ordinary nodes, and the answer names them.
     """
     asked = _read(await read_body(request, context.config.api.max_body_bytes))
     board = context.cache.board()
@@ -98,7 +98,7 @@ async def gang(request: Request, context: Context, query: Query) -> Response:
 
 
 def _read(body: bytes) -> GangAsked:
-    """Decode the question. Raises a problem that names the invalid field."""
+    """Decode the query. Raises a problem that names the invalid field."""
     asked = decoded(body, GANG)
     if not asked.nodes or len(asked.nodes) > MOST_NODES:
         raise make_unprocessable_problem("nodes", f"{len(asked.nodes)} names", f"from 1 to {MOST_NODES} names")
@@ -121,7 +121,10 @@ def find_repeated_name(names: Iterable[str]) -> str | None:
 
 
 def domains_of(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[str]]]:
-    """Return (level, names of the rows' domains) for each level that the board has."""
+    """Return (level, domain of each row) for each level that the board has. rows: (n,) node rows.
+
+    A domain is "" if the node has none.
+    """
     found = []
     for level, section in DOMAINS:
         if f"node.domain.{section}" in board:
@@ -152,14 +155,14 @@ def _body(
 
 
 def _find_weakest_member(found: GangRisk) -> tuple[int, float, Literal["interruption", "slowness"]]:
-    """Return the member that adds most to the larger risk, its own probability, and which risk that is."""
+    """Return the node that adds most to the larger risk, its own probability, and which risk that is."""
     if found.p_slow > found.p_interrupted:
         return found.slowest, float(found.slow[found.slowest]), "slowness"
     return found.weakest, float(found.node[found.weakest]), "interruption"
 
 
 def _sentence(asked: GangAsked, found: GangRisk, domains: list[Domain], unknown: int) -> str:
-    """Return the answer in words.
+    """Describe the risk in words.
 
     >>> risk = GangRisk(0.083, 0.08, 0.6, np.array([0.05, 0.03]), np.array([0.0, 0.6]), 0, 1, ())
     >>> print(_sentence(GangAsked(("a", "b"), 7200), risk, [], 1))  # doctest: +NORMALIZE_WHITESPACE

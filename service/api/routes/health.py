@@ -1,4 +1,4 @@
-"""Health routes: whether the api lives, whether it is ready, and all metrics for Prometheus."""
+"""Health routes: liveness, readiness, and all metrics for Prometheus."""
 
 import asyncio
 
@@ -21,12 +21,12 @@ PLACER_UP = "# HELP fleetcast_placer_up 1 while the placer answers.\n# TYPE flee
 
 
 async def healthz(request: Request, context: Context, query: Query) -> Response:
-    """Answer that this process is alive, without any other check."""
+    """Answer that this process is alive, without any check."""
     return Response(b'{"status":"ok"}', 200, {"cache-control": NO_STORE}, JSON)
 
 
 async def readyz(request: Request, context: Context, query: Query) -> Response:
-    """Answer whether every part that an answer needs is there. 503 with a list of the missing ones if not."""
+    """Answer whether every part that the api needs works. 503 with a list of the failed checks if not."""
     found = await checks(context)
     missing = [check.sentence for check in found if not check.ok]
     if missing:
@@ -39,9 +39,10 @@ async def readyz(request: Request, context: Context, query: Query) -> Response:
 
 
 async def metrics(request: Request, context: Context, query: Query) -> Response:
-    """Return our own metrics.
+    """Answer with all of our own metrics.
 
-    They cover this process, the pipeline and the fleet as the board reports them, the placer, and the adapters.
+    They cover this process, the pipeline and the fleet as the board reports them, the placer, and the
+    adapters.
     """
     adapters = make_adapters_page(AdapterRecords(context.config.folder).status(), context.clock.now_ms())
     pages = [context.metrics.page(), _make_pipeline_page(context), await _fetch_placer_page(request, context), adapters]
@@ -63,7 +64,7 @@ def _make_pipeline_page(context: Context) -> str:
 
 
 def _read_fleet_page(context: Context) -> bytes:
-    """Return the page that the pipeline rendered. Its families are in no other page."""
+    """Return the metrics page that the pipeline rendered. No other page contains its families."""
     board = context.cache.latest()
     return bytes(board.raw("metrics.fleet")) if board is not None and "metrics.fleet" in board else b""
 

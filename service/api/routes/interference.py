@@ -1,4 +1,4 @@
-"""Routes for the mutual slowdown of jobs on shared hardware, and for isolation checks."""
+"""Routes for the mutual slowdown of jobs that share hardware, and for isolation checks."""
 
 from typing import Annotated, Literal
 
@@ -57,7 +57,7 @@ Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 
 
 class JobLike(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A job that has not been submitted yet, described as it will be submitted."""
+    """A job that has not been submitted yet."""
 
     user: Name = ""
     name: Name = ""
@@ -65,9 +65,9 @@ class JobLike(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class InterferenceQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Two jobs by name if they run or wait, or described as they will be submitted.
+    """A query for two jobs. Each is named if it runs or waits, or described as it will be submitted.
 
-    others: further jobs, only on a link.
+    others: further jobs, only if all of them share a link.
     """
 
     a: Name | JobLike
@@ -77,7 +77,7 @@ class InterferenceQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Speed(msgspec.Struct):
-    """A speed relative to running alone, null if nothing is known.
+    """A speed relative to running alone, null if unknown.
 
     `lower_90` is also null while too few co-runs were observed for a bound.
     """
@@ -89,11 +89,11 @@ class Speed(msgspec.Struct):
 class Interference(msgspec.Struct):
     """The predicted speeds of two jobs that share hardware.
 
-    known: something is known about a or b. If nothing is, no speed is predicted. basis: the evidence.
-    observed: number of co-runs of the two jobs, or of their kinds, behind the answer. compatibility,
-    shifts_s: for all jobs on a link, and how many seconds after a each (a, b, others) should begin, null if
-    they drift. now: the two jobs run next to each other now, at these speeds. reasons: field or job -> why it
-    is unknown.
+    known: both jobs are known. A speed is null if nothing supports it. basis: the evidence. observed:
+    number of co-runs of the two jobs, or of their kinds, behind the answer. compatibility: of all jobs
+    on a link, null on GPUs. shifts_s: by how many seconds each job (a, b, others) should begin after a,
+    null if they drift. now: a, b -> the present speed, if the jobs run next to each other now. reasons:
+    field or job -> why it is unknown.
     """
 
     as_of_ms: int
@@ -122,9 +122,9 @@ EXPECTED = msgspec.json.Decoder(ToVerify)
 
 
 async def interference(request: Request, context: Context, query: Query) -> Response:
-    """Return the predicted speeds of two jobs that run next to each other.
+    """Answer with the predicted speeds of two jobs that run next to each other.
 
-    If nothing is known about either job, `known` is false and no speed is predicted.
+    `known` is false unless both jobs are known. No speed is predicted if neither is.
     """
     asked = decoded(await read_body(request, context.config.api.max_body_bytes), PAIR)
     cache, board = context.cache, context.cache.board()
@@ -147,7 +147,7 @@ async def interference(request: Request, context: Context, query: Query) -> Resp
 
 
 def _now(going: dict[str, Going], asked: InterferenceQuery) -> dict[str, Going]:
-    """Return a, b -> the speed next to the other one, if they run next to each other now."""
+    """Return a, b -> the present speed of that job, if the two jobs run next to each other now."""
     found = {}
     for who, one, other in (("a", asked.a, asked.b), ("b", asked.b, asked.a)):
         row = going.get(one) if isinstance(one, str) else None
@@ -197,9 +197,9 @@ def _answer(pair_speeds: Speeds, share: str, now: dict[str, Going], as_of_ms: in
 
 
 def _unknown(share: str, other_known: bool) -> str:
-    """Return why nothing is known about a job.
+    """Explain why nothing is known about a job.
 
-    If the other job is known, also return what is assumed about this one.
+    If the other job is known, also say what is assumed about this one.
     """
     if share not in ON_GPU:
         why = "no steps of it, or of its like, told of their communication"
@@ -211,7 +211,7 @@ def _unknown(share: str, other_known: bool) -> str:
 
 
 def _slower(now: dict[str, Going]) -> str:
-    """Return a sentence for each of the two jobs that runs slower than its bound next to the other."""
+    """Return a sentence for each of the two jobs that now runs slower than its lower bound."""
     return "".join(
         f" {who} runs beside it now at {row.speed:.0%}, slower than its bound of {row.lower_90:.0%}: part them."
         for who, row in now.items()
@@ -234,7 +234,7 @@ def _sentence(known: tuple[bool, bool], rows: list[Speed], share: str, basis: Ba
 
 
 async def verify(request: Request, context: Context, query: Query) -> Response:
-    """Return a check for each expected field of a GPU, with the present observation."""
+    """Answer with a check of each expected field of a GPU against the present observation."""
     asked = decoded(await read_body(request, context.config.api.max_body_bytes), EXPECTED)
     cache, board = context.cache, context.cache.board()
     row = cache.node_answers(board).rows.get(asked.node.encode())
@@ -254,9 +254,10 @@ async def verify(request: Request, context: Context, query: Query) -> Response:
 
 
 def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> ObservedGpu:
-    """Return the observations of a GPU.
+    """Return what telemetry observes of a GPU.
 
-    Raises UnknownEntity for a GPU without observations if the node is known to have fewer GPUs.
+    Raises UnknownEntity if the board has no row for the GPU, or if it has no readings and the node
+    fewer GPUs.
     """
     readings, counts = board.array(READINGS), board.array("node.gpus")
     count = int(counts[row]) if row < len(counts) else 0

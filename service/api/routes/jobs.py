@@ -1,4 +1,4 @@
-"""Routes for jobs: those that run, wait or ended lately, one of them, and what slows it down."""
+"""Routes for jobs: a list of running, waiting and lately ended jobs, one job, and why it is slow."""
 
 import re
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ LIST_PARAMS = (
 
 
 async def jobs(request: Request, context: Context, query: Query) -> Response:
-    """Return running, queued and lately ended jobs, in that order."""
+    """Answer with the running, queued and lately ended jobs, in that order."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.jobs")
     rows, caller = cache.document(board, "doc.jobs", list[msgspec.Raw]), get_admitted_caller(request)
@@ -54,7 +54,7 @@ async def jobs(request: Request, context: Context, query: Query) -> Response:
 
 
 class Head(msgspec.Struct):
-    """The fields by which a row is selected."""
+    """The fields of a job's row by which rows are selected."""
 
     job: str
     attempt: int
@@ -65,7 +65,7 @@ class Head(msgspec.Struct):
 
 
 def sees(caller: Caller, row: Head | JobRow) -> bool:
-    """Return whether the caller may read one of the queues that a job waits or ran in."""
+    """Return whether the caller may read one of the queues in which a job waits or ran."""
     return any(map(caller.sees, row.queues or (row.queue,)))
 
 
@@ -88,7 +88,7 @@ def row_of(cache: BoardCache, board: Board, name: str) -> JobRow | None:
 
 
 def _latest(heads: list[Head]) -> dict[str, int]:
-    """Return the index of each job's latest attempt."""
+    """Return job name -> index of its latest attempt."""
     latest: dict[str, int] = {}
     for place, head in enumerate(heads):
         if head.job not in latest or head.attempt > heads[latest[head.job]].attempt:
@@ -97,10 +97,10 @@ def _latest(heads: list[Head]) -> dict[str, int]:
 
 
 def _map_reused_numbers(latest: dict[str, int], heads: list[Head]) -> dict[str, int]:
-    """Return further names for jobs whose number Slurm has reused. The number alone names the newest job.
+    """Return further names -> index, for jobs whose number Slurm has reused.
 
-    The first job has its number as its name. It also gets a name that ends with its submission time, so that
-    clients can still ask for it.
+    The number alone names the newest job. The first job has that number as its name. It also gets a
+    name that ends with its submission time, so that clients can still ask for it.
     """
     found: dict[str, int] = {}
     for name in sorted(filter(GIVEN_AGAIN.fullmatch, latest), key=lambda name: int(name.rpartition("@")[2])):
@@ -113,13 +113,13 @@ def _map_reused_numbers(latest: dict[str, int], heads: list[Head]) -> dict[str, 
 
 
 def part_of(cache: BoardCache, board: Board, section: str, name: str, kind: type[T]) -> T | None:
-    """Return the part of a section about one job, or None if there is none."""
+    """Decode the part of a board section that is about one job. Returns None if there is none."""
     parts = cache.document(board, section, dict[str, msgspec.Raw])
     return msgspec.json.decode(parts[name], type=kind) if name in parts else None
 
 
 async def job(request: Request, context: Context, query: Query) -> Response:
-    """Return one job's latest attempt, with its placement and last events.
+    """Answer with one job's latest attempt, its placement and its last events.
 
     A job that is no longer on the board is read from the archive.
     """
@@ -146,7 +146,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
 async def _read_archived_job(context: Context, name: str) -> Object:
     """Return the archive's record of a job.
 
-    Raises UnknownEntity that says where we searched, and SourceError.
+    Raises UnknownEntity that says how far back the search went, and SourceError if the archive fails.
     """
     nowhere = f"no job {name[:200]!r} runs, waits or ended within the last hour"
     if context.mirror is not None:
@@ -168,7 +168,7 @@ async def _read_archived_job(context: Context, name: str) -> Object:
 
 
 def _describe_search_range(found: Found) -> str:
-    """Return a phrase that says how far back we searched, or "" if we searched everything."""
+    """Describe how far back the archive was searched. Returns "" if it was searched completely."""
     if found.stopped_ms is None:
         return ""
     since = datetime.fromtimestamp(found.stopped_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
@@ -176,9 +176,9 @@ def _describe_search_range(found: Found) -> str:
 
 
 def _reasons(state: str) -> dict[str, str]:
-    """Return, for each null field, the reason it is null in this state.
+    """Return field -> the reason why it is null in this state.
 
-    The start of a waiting job has its own reasons.
+    The start of a waiting job has other reasons.
     """
     match state:
         case "queued":
@@ -200,9 +200,9 @@ def _reasons(state: str) -> dict[str, str]:
 async def estimate_similar_start(
     request: Request, context: Context, row: JobRow, request_id: str, asks: object, **more: object
 ) -> Start:
-    """Ask the placer when it would start a job like this one.
+    """Request from the placer when a job with the same needs would start.
 
-    asks: the keys that the job was submitted with. more: further keys.
+    asks: the keys with which the job was submitted. more: further keys.
     """
     if not isinstance(asks, dict) or not asks:
         return Start(None, "nobody told what it asks for")
@@ -211,7 +211,7 @@ async def estimate_similar_start(
 
 
 async def _start(request: Request, context: Context, row: JobRow, asks: object) -> tuple[dict[str, int] | None, str]:
-    """Return when a waiting job should start, by the placer.
+    """Return quantiles of when a waiting job should start, by the placer's estimate (Unix ms).
 
     If that is unknown, return None and the reason.
     """
@@ -236,7 +236,7 @@ NO_SCORE = {
 
 
 async def stragglers(request: Request, context: Context, query: Query) -> Response:
-    """Return whether a job is slow, since when, and which member or cause slows it."""
+    """Answer whether a job is slow, since when, and which member or cause slows it."""
     cache, board = context.cache, context.cache.board()
     name = request.path_params["job"]
     as_of_ms = cache.as_of_ms(board, "doc.stragglers")
@@ -249,7 +249,7 @@ async def stragglers(request: Request, context: Context, query: Query) -> Respon
 
 
 def _find_last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
-    """Return the last verdict on a job before its end.
+    """Return the last verdict on a job that has ended, or a verdict without values if it has none.
 
     Raises UnknownEntity if neither job nor verdict is known.
     """

@@ -1,4 +1,4 @@
-"""POST /v1/kernel-log: lines of a node's kernel log as text, translated into node events on arrival."""
+"""POST /v1/kernel-log: accept lines of a node's kernel log, and translate them into node events."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ async def kernel_log(request: Request, context: Context, query: Query) -> Respon
 def decode(body: bytes, reader: KernelReader, now_ms: int) -> DecodedBody:
     """Decode the events and the bad lines of a kernel log.
 
-    The index of a bad line is the number of events plus the number of bad lines before it.
+    Bad lines are numbered after the events.
     """
     events, bad = reader.read(body.splitlines(), now_ms)
     if len(events) > MAX_RECORDS or len(bad) > MAX_REJECTED:

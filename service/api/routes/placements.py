@@ -1,6 +1,6 @@
 """Routes for placements, the queue and the audit.
 
-They forward bytes and status unchanged to the placer.
+They forward requests and answers unchanged between the client and the placer.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ FORWARDED_HEADERS = ("content-type", "accept", "if-match", "if-none-match", "use
 
 
 async def forward(request: Request, context: Context, query: Query) -> Response:
-    """Return the placer's answer to the same request without /v1."""
+    """Forward the request to the placer, and return its answer unchanged."""
     body = await read_body(request, context.config.api.max_body_bytes) if request.method in ("POST", "PUT") else None
     headers = {name: value for name, value in request.headers.items() if name in FORWARDED_HEADERS or name[:3] == "ce-"}
     headers |= context.access.make_caller_headers(request)
@@ -41,7 +41,7 @@ async def _ask(placer: PlacerLink, request: Request, body: bytes | None, headers
 
 
 def make_placer_path(request: Request) -> str:
-    """Return path and query as the client sent them, still encoded, without /v1."""
+    """Return the request's path and query without /v1, still encoded as the client sent them."""
     raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     path = raw.partition(b"?")[0].decode("ascii", "replace").removeprefix("/v1")
     query: bytes = request.scope["query_string"]

@@ -1,4 +1,4 @@
-"""Routes for queues and charges. They forward bytes and status unchanged to the placer."""
+"""Routes for queues and charges. They forward requests and answers unchanged to and from the placer."""
 
 from typing import Any
 

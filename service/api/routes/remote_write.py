@@ -1,8 +1,9 @@
 """POST /api/v1/write: Prometheus remote write 1.0 and 2.0.
 
-A request is read once, written to disk unchanged, and only then acknowledged. The api checks only that
-the samples can be read, and the pipeline finds their series. A sender retries after 5xx and 429, and
-drops samples after other 4xx. So a full disk and a long backlog are 503, and an unreadable body is 400.
+A request is read once, written to disk unchanged, and only then acknowledged. The api checks only
+that the samples can be read, and the pipeline finds their series. A sender retries after 5xx and
+429, and drops samples after other 4xx. So a full disk and a long backlog are 503, and an unreadable
+body is 400.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ EXPECTED = f"{PROTOBUF}, and no other proto= than prometheus.WriteRequest or io.
 
 
 async def write(request: Request, context: Context, query: Query) -> Response:
-    """Accept one request, or refuse all of it."""
+    """Accept all samples of a request, or refuse the whole request."""
     writer = context.open_sample_writer()
     version = _version(request.headers.get("content-type", ""))
     _check_coding(request.headers.get("content-encoding", ""))
@@ -57,12 +58,12 @@ async def write(request: Request, context: Context, query: Query) -> Response:
 
 
 def read(body: bytes, version: Version) -> WriteRequest:
-    """Return the contents of a body. Raises RecordError if it is unreadable."""
+    """Unpack and decode a request body. Raises RecordError if it is unreadable."""
     return walk(unpack(body, MAX_UNPACKED_BYTES), version)
 
 
 def _version(content_type: str) -> Version:
-    """Return the version of the message that a content type names. Raises Problem 415."""
+    """Return the protocol version that a content type names. Raises problem 415."""
     kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
     named = {key.strip(): value.strip().strip('"') for key, _, value in (part.partition("=") for part in parameters)}
     version = MESSAGES.get(named.get("proto", ""))
@@ -72,9 +73,9 @@ def _version(content_type: str) -> Version:
 
 
 def _check_coding(coding: str) -> None:
-    """Check that the body is packed with snappy's block format. Raises Problem 415.
+    """Check that the body is compressed with snappy's block format. Raises problem 415.
 
-    The protocol knows no other coding. A sender of 1.0 need not name it.
+    The protocol knows no other encoding. A sender of version 1.0 need not name it.
     """
     if coding.strip().lower() not in ("snappy", ""):
         detail = f"content-encoding {coding[:40]!r}: remote write is packed with snappy, and nothing else"
@@ -82,9 +83,9 @@ def _check_coding(coding: str) -> None:
 
 
 def _written(taken: WriteRequest) -> dict[str, str]:
-    """Return the headers for a sender of 2.0.
+    """Return the headers with the numbers of stored records, for a sender of version 2.0.
 
-    They say that samples are stored, histograms and exemplars not.
+    Samples are stored. Histograms and exemplars are not.
     """
     counts = {"samples": len(taken.of), "histograms": 0, "exemplars": 0}
     return {WRITTEN.format(what): str(count) for what, count in counts.items()}

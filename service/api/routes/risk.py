@@ -1,4 +1,7 @@
-"""Routes for risk: the ranking of all nodes, and one node in full. They are the two hottest routes."""
+"""Routes for risk: the ranking of all nodes, and one node in full.
+
+They are the two most frequent routes.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -34,7 +37,7 @@ RANKING_PARAMS = (
 
 
 async def node(request: Request, context: Context, query: Query) -> Response:
-    """Return the prebuilt answer of one node."""
+    """Answer with the prebuilt answer of one node."""
     board = context.cache.board()
     answers = context.cache.node_answers(board)
     name = request.path_params["node"]
@@ -47,7 +50,7 @@ async def node(request: Request, context: Context, query: Query) -> Response:
 
 
 async def ranking(request: Request, context: Context, query: Query) -> Response:
-    """Return the nodes, the riskiest first."""
+    """Answer with the ranking of nodes, the riskiest first."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "answers.risk")
     of_rack = _make_rack_mask(board, query["rack"])
@@ -73,7 +76,7 @@ async def ranking(request: Request, context: Context, query: Query) -> Response:
 
 
 def _record(cache: BoardCache, board: Board) -> bytes:
-    """Return how accurate past probabilities were, and the data that the history hazard was fitted on."""
+    """Return the JSON of how accurate past probabilities were, and of the history hazard's training data."""
     known = cache.document(board, "doc.risk_calibration")
     return b'"calibration":%b,"history":%b' % (encode(known["rows"]), encode(known["history"]))
 
@@ -82,7 +85,8 @@ def _record(cache: BoardCache, board: Board) -> bytes:
 class Ranking:
     """All nodes at one horizon, the riskiest first.
 
-    order: (n,) node rows. p: (n,) probabilities, -1 if unknown. rows: the JSON of each node.
+    order: (n,) node rows. p: (n,) probabilities in that order, -1 if unknown. rows: the JSON of each
+    node.
     """
 
     order: NDArray[np.int64]
@@ -91,7 +95,7 @@ class Ranking:
 
 
 async def _rank(cache: BoardCache, board: Board, horizon_s: int, kind: str | None) -> Ranking:
-    """Rank the nodes and render their rows in slices, so that other requests can run in between."""
+    """Rank the nodes, and render their rows as JSON in slices. Other requests can run between slices."""
     kinds = RISK_KINDS if kind is None else (kind,)
     risk = board.array("node.risk")[[RISK_KINDS.index(name) for name in kinds], RISK_HORIZONS_S.index(horizon_s)]
     known = np.nan_to_num(risk, nan=-1.0)
@@ -115,7 +119,7 @@ async def _rank(cache: BoardCache, board: Board, horizon_s: int, kind: str | Non
 
 
 def _make_rack_mask(board: Board, rack: str | None) -> NDArray[np.bool_] | None:
-    """Return (n,) whether each node is in a rack, or None for all racks. Raises UnknownEntity."""
+    """Return (n,) bool, whether each node is in a rack, or None for all racks. Raises UnknownEntity."""
     if rack is None:
         return None
     racks = board.names("names.rack")

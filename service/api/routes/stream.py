@@ -1,4 +1,4 @@
-"""GET /v1/stream: server-sent events that say when there is something new to fetch."""
+"""GET /v1/stream: server-sent events that announce new data."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from fleetcast.service.http.table import Query, Row
 
 
 async def stream(request: Request, context: Context, query: Query) -> Response:
-    """Stream events to one client, until it disconnects or the server stops."""
+    """Stream events to one client until it disconnects or the server stops."""
     if context.stream.clients >= MAX_CLIENTS:
         raise Problem(503, "too_many_streams", f"{MAX_CLIENTS} streams are open", headers={"retry-after": "10"})
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}

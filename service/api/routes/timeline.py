@@ -1,6 +1,6 @@
-"""The timeline of one node: the past of its signals, scores, faults, jobs and actions.
+"""The route for the timeline of one node: its past signals, scores, faults, jobs and actions.
 
-The pipeline records it on the board.
+The pipeline records the timeline on the board.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ WORDS = {
 
 
 class ProbabilityStep(msgspec.Struct):
-    """A step of a probability. `p` holds until the next step, and is null if nothing was known."""
+    """A probability that holds from `time_ms` until the next step. `p` is null if nothing was known."""
 
     time_ms: int
     p: float | None
 
 
 class Scores(msgspec.Struct):
-    """The steps of the likeliest of fail, drain and slow within one horizon.
+    """The steps of the highest probability (fail, drain or slow) within one horizon.
 
     The first step may lie before `from_ms`.
     """
@@ -55,9 +55,9 @@ class Value(msgspec.Struct):
 
 
 class SignalSpell(msgspec.Struct):
-    """A reason, for as long as it held. `ended_ms` is null while it still holds.
+    """A risk reason and the time for which it held. `ended_ms` is null while it still holds.
 
-    A value holds until the next one.
+    Each value holds until the next one.
     """
 
     feature: str
@@ -72,7 +72,7 @@ class SignalSpell(msgspec.Struct):
 
 
 class Happening(msgspec.Struct):
-    """An event on the node's timeline: a node event, or a hard signal of its own telemetry (`fault`)."""
+    """A node event on the timeline, or a hard signal from the node's own telemetry (`fault`)."""
 
     time_ms: int
     type: Literal["drain", "undrain", "lost", "returned", "xid", "health", "withhold", "release", "fault"]
@@ -83,9 +83,9 @@ class Happening(msgspec.Struct):
 
 
 class JobStay(msgspec.Struct):
-    """An attempt on this node. `gpus`: how many it held here, null if no event named them.
+    """The time of an attempt on this node. `gpus`: the number of GPUs it held here, null if unknown.
 
-    `outcome` is "" while it runs, or if unknown.
+    `outcome` is "" while the attempt runs, or if unknown.
     """
 
     job: str
@@ -97,7 +97,7 @@ class JobStay(msgspec.Struct):
 
 
 class ActionSpan(msgspec.Struct):
-    """A span of an action.
+    """The time for which an action was advised or taken.
 
     `taken`: the node was taken out of service. Otherwise this was only advised.
     """
@@ -116,7 +116,7 @@ class StateSpan(msgspec.Struct):
 
 
 class NodeTimeline(msgspec.Struct):
-    """The changes of one node.
+    """The timeline of one node from `from_ms` to `as_of_ms`.
 
     Nothing is known about the time before `known_since_ms`. Older scores and values are sparser.
     """
@@ -134,7 +134,7 @@ class NodeTimeline(msgspec.Struct):
 
 
 async def timeline(request: Request, context: Context, query: Query) -> Response:
-    """Return the changes of the last minutes, the oldest first."""
+    """Answer with the timeline of a node over the last minutes, the oldest first."""
     cache, board = context.cache, context.cache.board()
     shown = read_node_past(cache, board, request.path_params["node"])
     as_of_ms = cache.as_of_ms(board, "answers.node")
@@ -143,7 +143,10 @@ async def timeline(request: Request, context: Context, query: Query) -> Response
 
 
 def read_node_past(cache: BoardCache, board: Board, name: str) -> Shown:
-    """Return the past of a node. Raises UnknownEntity, and a 503 problem while there is none."""
+    """Return the recorded past of a node.
+
+    Raises UnknownEntity, and a 503 problem if the node is too new to have one.
+    """
     rows = cache.node_answers(board).rows
     row = rows.get(name.encode())
     if row is None:
@@ -181,9 +184,9 @@ def _since(row: Spell | PastSpan | Stay | ActionSpan, from_ms: int) -> bool:
 
 
 def _scores(past: Shown, at: int, from_ms: int) -> Scores:
-    """Return the steps of one horizon, without steps that do not change it.
+    """Return the steps of one horizon from `from_ms` on, without steps that change nothing.
 
-    The last step before the span begins it.
+    at: the index of the horizon. The last step before `from_ms` is the first one returned.
     """
     steps: list[ProbabilityStep] = []
     for time_ms, values in past.steps:
@@ -222,7 +225,7 @@ def _make_event_happening(event: NodeEvent) -> Happening:
 
 
 def _drains(events: Sequence[NodeEvent]) -> list[ActionSpan]:
-    """Return the spans from each drain to its undrain, as its reporter stated them."""
+    """Return a span from each drain to its undrain, as events reported them."""
     spans: list[ActionSpan] = []
     for event in sorted(events, key=lambda row: row.time_ms):
         is_open = bool(spans) and spans[-1].ended_ms is None

@@ -1,4 +1,4 @@
-"""POST /v1/webhooks/nvsentinel: messages of NVSentinel's event exporter, translated on arrival."""
+"""POST /v1/webhooks/nvsentinel: accept messages of NVSentinel's event exporter, translated on arrival."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""POST /v1/webhooks/slurm-jobcomp: translate Slurm's messages.
+"""POST /v1/webhooks/slurm-jobcomp: accept Slurm's messages about completed jobs.
 
 It answers 200, because Slurm's Elasticsearch plugin resends after 202.
 """
@@ -51,7 +51,7 @@ PARAMS = (
 
 
 class KnownAttempt(msgspec.Struct):
-    """An attempt in the board's rows of jobs."""
+    """An attempt in the list of jobs on the board."""
 
     job: str
     attempt: int
@@ -63,7 +63,7 @@ class KnownAttempt(msgspec.Struct):
 
 
 async def accept_slurm_jobcomp(request: Request, context: Context, query: Query) -> Response:
-    """Accept every good record of the body. Jobs without GPUs that are not known yet are ignored."""
+    """Accept every good record of the body. Unknown jobs without GPUs are ignored."""
     context.writer()
     prefix = query["prefix"]
     if len(prefix) > MOST_PREFIX or not prefix.isprintable():
@@ -85,7 +85,7 @@ async def accept_slurm_jobcomp(request: Request, context: Context, query: Query)
 
 
 async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms: int) -> DecodedBody:
-    """Return the events of the records, numbered in order, with the bad records after them.
+    """Return the events of the records, numbered in order, and the bad records, numbered after them.
 
     Other tasks can run in between.
     """
@@ -114,11 +114,11 @@ async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms:
 
 
 class _Passed(Exception):
-    """Raised for a job that does not concern us."""
+    """The exception that skips a job without GPUs that is not known here."""
 
 
 def _named(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
-    """Return the record under the name of its job, if the board has other jobs with the same number."""
+    """Return the record with the right job name if several jobs on the board have its Slurm number."""
     number = number_of(job.id)
     rows = _find_attempts_by_number(context).get(prefix + number, ())
     jobs: dict[str, NumberedJob] = {}
@@ -135,7 +135,7 @@ def _named(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
 
 
 def _find_attempts_by_number(context: Context) -> dict[str, list[KnownAttempt]]:
-    """Return the board's submitted attempts by the number that Slurm gave their job.
+    """Return Slurm job number -> submitted attempts on the board.
 
     The number has the prefix of its cluster.
     """
@@ -156,9 +156,9 @@ def _group_attempts_by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[Kn
 
 
 def _numbered(job: SlurmJob, prefix: str, numbers: dict[str, list[tuple[int, int]]], context: Context) -> SlurmJob:
-    """Return the job with its attempt number.
+    """Return the record with its attempt number. A known job without GPUs keeps only its end.
 
-    If it names no GPUs but is known, return only its end.
+    Raises _Passed for an unknown job without GPUs.
     """
     name = prefix + job.id
     attempt = job.attempt or context.slurm_attempts.of(name, job.submit_ms, numbers.get(name, ()))
@@ -173,10 +173,9 @@ def _numbered(job: SlurmJob, prefix: str, numbers: dict[str, list[tuple[int, int
 
 
 def _corrected(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -> JobEvent:
-    """Return the event, with a later sequence if the board differs.
+    """Return the event, with a later sequence if the board shows something else.
 
-    It differs if it still shows another queue, or still shows as blocked a job that was released, or the
-    reverse.
+    The board may show another queue. It may also show a released job as blocked, or the reverse.
     """
     if isinstance(event, Submitted) and (row.queue, row.queues) != (event.queue or row.queue, event.queues):
         since_ms = job.start_ms or job.end_ms if job.holds or job.ended else now_ms
@@ -188,7 +187,7 @@ def _corrected(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -
 
 
 def known_attempts(context: Context) -> dict[tuple[str, int], KnownAttempt]:
-    """Return the board's rows of jobs by job and attempt. Empty before the first board."""
+    """Return (job, attempt) -> its row on the board. Empty before the first board."""
     board, cache = context.cache.latest(), context.cache
     if board is None or "doc.jobs" not in board:
         return {}
@@ -197,7 +196,7 @@ def known_attempts(context: Context) -> dict[tuple[str, int], KnownAttempt]:
 
 
 def read_attempt_numbers(context: Context) -> dict[str, list[tuple[int, int]]]:
-    """Return job → [(submission, attempt)] from the board. Empty before the first board."""
+    """Return job → [(submission in Unix ms, attempt)] from the board. Empty before the first board."""
     board = context.cache.latest()
     if board is None or "doc.jobs" not in board:
         return {}

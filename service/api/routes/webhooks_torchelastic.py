@@ -1,6 +1,6 @@
-"""POST /v1/webhooks/torchelastic: messages of the launchers of torchelastic and NVRx.
+"""POST /v1/webhooks/torchelastic: accept messages of the launchers torchelastic and NVRx.
 
-The api translates them on arrival.
+The api translates them into events on arrival.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ PARAMS = (
 
 
 async def torchelastic(request: Request, context: Context, query: Query) -> Response:
-    """Accept every good record of the body. Records without news are ignored."""
+    """Accept every good record of the body. Records that change nothing are ignored."""
     context.writer()
     try:
         body = await read_event_body(request, context)

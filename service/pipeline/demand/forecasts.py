@@ -1,13 +1,13 @@
-"""Forecasts of demand, alongside a running pipeline.
+"""Forecasts of demand in a running pipeline.
 
 They are made about once a minute, in a thread that works on copied series.
 
     ticks ── watch ──> facts about served models and GPUs ──────────────┐ recorded in the loop
     events ── fold ──> DemandSeries ── read in slices ──────────────────┴─> histories ── thread ──> rows, fans, sections
 
-The demand model is made once in ten minutes, when a new bin begins. While gates have a history to learn,
-forecasts follow each other faster, for at most a third of the time. Until the first forecast, the board
-shows the forecast of the previous process.
+The demand model is made once in ten minutes, when a new bin begins. While gates still have past
+demand to learn from, forecasts run more often, for at most a third of the time. Until the first
+forecast, the board shows the forecast of the previous process.
 """
 
 import asyncio
@@ -60,10 +60,10 @@ MAX_UNREAD_TICKS = 60  # ticks between two forecasts, with room to spare
 
 @dataclass(frozen=True, slots=True)
 class TickStamp:
-    """The facts of one tick that demand learns from.
+    """The facts of one tick from which the demand series learn.
 
-    unknown_use: number of GPUs. It is None until every source of jobs has answered once.
-    held_milli, displaced: as in `Tick`.
+    unknown_use: number of GPUs in use without a known job. It is None until every source of jobs has
+    answered once. held_milli, displaced: as in `Tick`.
     """
 
     time_ms: int
@@ -142,7 +142,10 @@ class DemandForecasts(Capability):
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
-        """Dump the forecaster in a thread, because its state is large, and keep it unchanged meanwhile."""
+        """Dump the forecaster in a thread, because its state is large.
+
+        The forecaster does not change while the context is open.
+        """
         async with self.free:
             self.dumped = await run_in_thread(self._forecaster.dump)
             yield
@@ -150,7 +153,7 @@ class DemandForecasts(Capability):
     async def work(self, state: FleetState) -> None:
         """Forecast about once a minute, after the inbox backlog is folded.
 
-        A gate scores a forecast only once, so the outcome that it scores must be complete.
+        A gate scores a forecast only once, so the outcome must be complete by then.
         """
         if self._caught_up is not None:
             await self._caught_up.wait()
@@ -166,10 +169,10 @@ class DemandForecasts(Capability):
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))
 
     async def _wait_for_past_events(self, state: FleetState) -> None:
-        """Wait once for a fleet's past events, if they are still arriving.
+        """Wait once for a fleet's past events if they are still arriving, for at most a minute.
 
-        With half of the events, levels would be wrong. The past is complete once no more old events arrive and the
-        newest event is not old. The wait ends after a minute in any case.
+        With half of the events, the levels of demand would be wrong. The past is complete once no more old
+        events arrive and the newest event is not old.
         """
         counts = state.counts
         if self._has_forecast or counts.past_events <= self._on_disk:
@@ -250,7 +253,7 @@ def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
 
 
 def find_running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
-    """Return (queue, class) -> GPUs in use. Queues come first, then their classes."""
+    """Return (queue, class) -> GPUs in use, for whole queues and for their classes."""
     (running,) = (one for one in histories if one.target == "running")
     return {
         (key.queue, key.class_): RunningGpus(minutes, ten_minute)
@@ -262,9 +265,9 @@ def find_running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGp
 def add_gpu_bounds(
     rows: Sequence[DemandRow], histories: Sequence[Histories], quota: Mapping[DemandScope, float]
 ) -> None:
-    """Add to each row the GPUs that it may use, and to rows of queued GPUs how many wait for a quota.
+    """Add the number of usable GPUs to each row, and to queued rows the GPUs that wait for a quota.
 
-    quota: scope -> GPUs that wait for a quota. The rest beyond the listed series has no such number.
+    quota: scope -> GPUs that wait for a quota. Rows for unlisted queues and groups get no such number.
     """
     capacity = {
         key: gpus if math.isfinite(gpus) else None
@@ -282,7 +285,7 @@ def add_gpu_bounds(
 
 
 def unknown_by_pool(tick: Tick) -> Counter[str]:
-    """Return pool of machines -> GPUs at work that no job holds."""
+    """Return pool of machines -> number of GPUs at work that no job holds."""
     at_work = np.count_nonzero(tick.gpu_use == Occupant.UNKNOWN, axis=1)
     counts = np.maximum(at_work - tick.bound_gpus, 0).tolist()  # jobs whose pods are bound count by what they ask for
     found: Counter[str] = Counter()
@@ -293,9 +296,9 @@ def unknown_by_pool(tick: Tick) -> Counter[str]:
 
 
 def observe_held_gpus(tick: Tick) -> dict[Key, ObservedGpus]:
-    """Return (queue, class) -> GPUs with known memory and activity, those loaded, and those active.
+    """Count the GPUs that running attempts hold, by (queue, class).
 
-    Only GPUs that a running attempt holds are counted.
+    Returns the GPUs with known memory and activity, and how many of them are loaded and active.
     """
     used, free = _reading(tick, "fb_used_bytes"), _reading(tick, "fb_free_bytes")
     total = _reading(tick, "fb_total_bytes")
@@ -316,7 +319,7 @@ def observe_held_gpus(tick: Tick) -> dict[Key, ObservedGpus]:
 
 
 def _reading(tick: Tick, feature: str) -> NDArray[np.float64]:
-    """Return (n, g) the last fresh value of each GPU, NaN if unknown."""
+    """Return (n, g) float64, the last fresh value of a feature of each GPU, NaN if unknown."""
     if feature not in tick.frames.gpu.names:
         return np.full(tick.gpu_rows.shape, np.nan)
     return tick.read_gpu_feature(feature)

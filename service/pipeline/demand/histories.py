@@ -1,4 +1,4 @@
-"""The histories that demand is forecast from.
+"""The histories from which demand is forecast.
 
 They cover queues, classes, user groups, pools and served models, up to now.
 """
@@ -26,8 +26,8 @@ SERVING = "inference"
 def everybody(demand: DemandSeries) -> tuple[SeriesKey, ...]:
     """Return the keys of all series: queues, classes, groups, the rest of each queue, and pools.
 
-    The rest of a queue is its demand beyond its listed groups.
-    The queue OTHER has the demand of queues beyond the bound.
+    The rest of a queue is its demand beyond its listed groups. If there are more queues than the limit,
+    the queue OTHER has the demand of the unlisted ones.
     """
     queues = demand.queues()
     groups = [SeriesKey(*scope) for scope in demand.scopes("group") if scope.queue in queues]
@@ -78,7 +78,7 @@ def _histories(keys: tuple[SeriesKey, ...], tables: dict[tuple[Target, int], Arr
 
 
 def _fill_other_demand(table: Array, keys: Sequence[SeriesKey]) -> None:
-    """Fill in the demand of "all" beyond the listed queues, and of each queue beyond its groups.
+    """Fill in the rows of unlisted demand: beyond the listed queues, and beyond each queue's groups.
 
     table: (series, bin).
     """
@@ -95,15 +95,15 @@ def _fill_other_demand(table: Array, keys: Sequence[SeriesKey]) -> None:
 
 
 def _rest(table: Array, whole: int, parts: Sequence[int]) -> Array:
-    """Return the demand of a series beyond its listed parts.
+    """Return (bin,) the demand of a series beyond its listed parts, at least 0.
 
-    table: (series, bin). whole, parts: rows.
+    table: (series, bin). whole: row of the series. parts: rows of its parts.
     """
     return np.maximum(thousandths(table[whole] - np.nan_to_num(table[parts]).sum(axis=0)), 0.0)
 
 
 def thousandths(gpus: Array) -> Array:
-    """Round sums of GPUs to thousandths, which removes rounding errors of parts of GPUs."""
+    """Round sums of GPUs to thousandths, which removes the rounding errors of partial GPUs."""
     return np.round(gpus, 3)
 
 
@@ -118,10 +118,10 @@ def sum_last_ten_minutes(minutes: Array) -> Array:
 
 
 def count_usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:
-    """Return (series,) the GPUs that each series may use, NaN if no inventory knows.
+    """Return (series,) the number of GPUs that each series may use, NaN if no inventory states it.
 
-    A pool may use the GPUs of its nodes. A queue may use the GPUs of the pools that its jobs may run in, which
-    are all pools while one of its jobs may run anywhere.
+    A pool may use the GPUs of its nodes. A queue may use the GPUs of the pools in which its jobs may
+    run. If one of its jobs may run anywhere, these are all pools.
     """
     gpus, total = demand.inventory.gpus, sum(demand.inventory.gpus.values())
     allowed = find_allowed_pools(demand.known())
@@ -132,7 +132,7 @@ def count_usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:
 
 
 def read_request_rates(requests: RequestSeries, now_ms: int) -> Histories:
-    """Return requests per second: of all queues together, of each queue, and of each of its models.
+    """Return the requests per second of all queues together, of each queue, and of each of its models.
 
     A serving pool counts as a queue.
     """

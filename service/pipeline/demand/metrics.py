@@ -114,7 +114,7 @@ def _largest(size: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
 
 
 def make_parts_page(rows: Rows) -> bytes:
-    """Make the page of user groups and served models. rows: of `/v1/demand`.
+    """Make the metrics page of user groups and served models. rows: the rows of `/v1/demand`.
 
     The label `pool` of a served model is that of its exporter, as in the metrics of served models.
     """
@@ -151,7 +151,7 @@ def _ahead(named: Sequence[NamedRow], horizons_s: Sequence[int]) -> list[tuple[d
 
 
 def make_trees_page(trees: ServedTrees | None) -> bytes:
-    """Make the metrics of the trees: which version forecasts, and whether the promoted version fails to."""
+    """Make the metrics of the demand trees: the version in use, and whether the promoted version fails."""
     page = Page()
     if trees is not None:
         rows = [({"model": trees.version}, 1)] if trees.version else []

@@ -1,6 +1,6 @@
-"""The sections of demand on the board, encoded once for each forecast.
+"""The board sections of demand, encoded once for each forecast.
 
-With the keys and offsets, a reader decodes only the rows that it asks for.
+With the keys and offsets, a reader decodes only the rows that it needs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,9 +31,10 @@ def make_demand_sections(
     model: Sequence[Mapping[str, Any]],
     as_of_ms: int,
 ) -> list[Section]:
-    """Return the sections of one forecast.
+    """Return the board sections of one forecast.
 
-    rows: of `/v1/demand`. record: as `DemandForecaster.record`. model: rows of `/v1/demand/model`.
+    rows: the rows of `/v1/demand`. record: as `DemandForecaster.record`. model: the rows of
+    `/v1/demand/model`.
     """
     head = b'{"as_of_ms":%d,"series":[' % as_of_ms
     body, offsets = _joined(head, [encode(row) for row in rows], b"]}")
@@ -52,9 +53,9 @@ def make_demand_sections(
 
 
 def copy_demand_sections(board: Board) -> list[Section]:
-    """Return the demand sections of an older board, with their own times.
+    """Return the demand sections of an older board, with their original times.
 
-    Returns an empty list if the board lacks one of them, or knows no pools of machines.
+    Returns an empty list if the board lacks one of them, or was written before demand had pools.
     """
     if not all(name in board for name in SECTIONS):
         return []
@@ -69,7 +70,10 @@ def copy_demand_sections(board: Board) -> list[Section]:
 
 
 def _joined(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, NDArray[np.int64]]:
-    """Join parts with commas. Also return (part, 2) the begin and end of each part."""
+    """Join parts with commas between `head` and `tail`.
+
+    Also return (part, 2) int64, the begin and end offset of each part.
+    """
     sizes = np.array([len(part) for part in parts], np.int64)
     begins = len(head) + np.concatenate([[0], np.cumsum(sizes + 1)[:-1]]) if len(parts) else sizes
     return head + b",".join(parts) + tail, np.stack([begins, begins + sizes], axis=1).astype(np.int64)
@@ -77,9 +81,10 @@ def _joined(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, ND
 
 @dataclass(frozen=True, slots=True)
 class DemandKeys:
-    """The (queue, class, group, target, pool) of every row, with indexes.
+    """The keys of all demand rows, with indexes.
 
-    The indexes are the rows of each queue, and the names of all groups and pools.
+    rows: the key (queue, class, group, target, pool) of each row. by_queue: queue → its rows. groups,
+    pools: all names.
     """
 
     rows: list[Key]
@@ -88,16 +93,16 @@ class DemandKeys:
     pools: frozenset[str]
 
     def find_matching_rows(self, wanted: Mapping[str, str]) -> list[int]:
-        """Return the rows that have all these values. `wanted` has names of KEYS."""
+        """Return the indices of the rows that have all the wanted values. wanted: name in KEYS → value."""
         values = [(KEYS.index(name), value) for name, value in wanted.items()]
         among: Iterable[int] = self.by_queue.get(wanted["queue"], ()) if "queue" in wanted else range(len(self.rows))
         return [row for row in among if all(self.rows[row][at] == value for at, value in values)]
 
 
 def read_demand_keys(board: Board) -> DemandKeys:
-    """Return the keys of the forecasts on a board. Raises KeyError if the board has no forecast.
+    """Return the keys of the demand rows on a board. Raises KeyError if the board has no forecast.
 
-    Boards with the same keys share the result.
+    Boards with the same keys share one result.
     """
     return _keys(bytes(board.raw("demand.keys")))
 
@@ -112,20 +117,20 @@ def _keys(encoded: bytes) -> DemandKeys:
 
 
 def _complete_key(key: Sequence[str]) -> Key:
-    """Return a row's complete key. The keys of an older version have no pool, which becomes "all"."""
+    """Return a row's key with its pool. A key of an older version has none, and gets the pool "all"."""
     queue, class_, group, target, pool = (*key, "all")[: len(KEYS)]
     return queue, class_, group, target, pool
 
 
 def read_demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
-    """Return some rows without decoding them."""
+    """Return the demand rows at the given indices, still encoded."""
     return _parts(board, "doc.demand", "demand.offsets", at)
 
 
 def read_demand_record(board: Board, name: str) -> dict[str, msgspec.Raw] | None:
-    """Return the record of a series for `/v1/demand/record`. Returns None if the series has none.
+    """Return the record of a series for `/v1/demand/record`, or None if the series has none.
 
-    name: `format_series_name`.
+    name: the series as `format_series_name` writes it.
     """
     names = msgspec.json.decode(board.raw("demand_record.keys"), type=list[str])
     if name not in names:

@@ -1,6 +1,6 @@
 """The demand trees that serve: the registry's current version.
 
-While there is no usable version, `trouble` says why and the other forecasters serve.
+While no version is usable, `trouble` says why, and the other forecasters serve.
 """
 
 import logging
@@ -29,7 +29,7 @@ UNREAD = "?"  # no version has this name
 class ServedTrees:
     """The forecaster `trees` of a pipeline.
 
-    It has one reader: `refresh` and forecasts may run in a thread, one at a time.
+    `refresh` and `forecast` may run in a thread, but only one call at a time.
     """
 
     name = "trees"
@@ -46,9 +46,9 @@ class ServedTrees:
         self._withheld: frozenset[str] = frozenset()
 
     def refresh(self) -> bool:
-        """Load the wanted version.
+        """Load the version that should serve, and return whether the trees that forecast have changed.
 
-        Return whether the trees that forecast have changed. Blocks.
+        This blocks on files.
         """
         try:
             wanted = self._wanted()
@@ -73,7 +73,7 @@ class ServedTrees:
         return self._registry.current_version(KIND)
 
     def _load(self, version: str) -> None:
-        """Load a version. Raises OSError, after which `refresh` tries again.
+        """Load the current version's trees. If OSError is raised, `refresh` tries again.
 
         A damaged version is not tried again.
         """
@@ -95,8 +95,8 @@ class ServedTrees:
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
         """Return (quantile, step, origin, series) forecasts.
 
-        They are NaN for small series, for a target that the version lost in its back-test, for origins in the time
-        that it was fitted on, and while there is no model.
+        They are NaN for small series, and for a target that the version lost in its back-test. They are
+        also NaN for origins in the time that it was fitted on, and while no model is loaded.
         """
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
         ends = panel.first_ms + (origins + 1) * panel.bin_s * 1000
@@ -121,9 +121,9 @@ class ServedTrees:
 
 
 def load_trees(folder: Path) -> tuple[Forecaster, int]:
-    """Load the model of a version's folder. Also return the time up to which it was fitted.
+    """Load the model from a version's folder, and return it with the end of its training data in Unix ms.
 
-    LightGBM is imported here. Raises ModelError.
+    Imports LightGBM. Raises ModelError.
     """
     from fleetcast.models.demand.trees import DemandTrees
 
@@ -154,7 +154,7 @@ class ShadowTrees(ServedTrees):
 def make_shadow_model(
     losses: Mapping[str, Mapping[str, tuple[float, int]]], shadow: ServedTrees, serving: ServedTrees
 ) -> ShadowModel | None:
-    """Return the shadow's record over all targets. Returns None without a shadow.
+    """Return the shadow's record over all targets, or None if there is no shadow.
 
     losses: target -> forecaster -> (mean loss relative to persistence's, number of losses).
     """

@@ -1,4 +1,4 @@
-"""The past co-runs that a promoted version knows, in addition to a pipeline's own co-runs.
+"""The promoted version of past co-runs, which a pipeline uses in addition to its own co-runs.
 
 `fleetcast train interference` makes such versions.
 """
@@ -19,7 +19,7 @@ CHECK_INTERVAL_MS = 10_000
 
 
 class ServedCoRuns:
-    """The co-runs that the serving version knows. There are none without a version."""
+    """The past co-runs of the version that serves. They are empty if no version serves."""
 
     def __init__(self, registry: Registry | None) -> None:
         self.version = ""  # as interference-0002; empty when none serves
@@ -33,7 +33,7 @@ class ServedCoRuns:
     def refresh(self, now_ms: int) -> bool:
         """Load the version that was promoted or rolled back to. Return whether the version changed.
 
-        The registry is polled at most once in CHECK_INTERVAL_MS.
+        Polls the registry at most once in CHECK_INTERVAL_MS.
         """
         if self._registry is None or 0 <= now_ms - self._looked_ms < CHECK_INTERVAL_MS:
             return False

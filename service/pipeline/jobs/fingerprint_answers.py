@@ -34,7 +34,10 @@ NO_LABEL = f"the job has no label {FLOPS_LABEL}"
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A time during which a job did nothing: from `since_ms` to `until_ms`, the end of its last readings."""
+    """A time in which a job did nothing, in Unix ms.
+
+    `until_ms`: the end of the job's last readings.
+    """
 
     since_ms: int
     until_ms: int
@@ -42,7 +45,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class JobCopy:
-    """A copy of one job for the thread.
+    """A copy of one job's data for the thread that makes fingerprints.
 
     trouble: why its readings could not be copied. idle, past: results of the previous evaluation.
     """
@@ -57,12 +60,12 @@ class JobCopy:
 
     @property
     def whole(self) -> JobWindow | None:
-        """The window, if it covers the whole job. None otherwise."""
+        """The window if it covers the whole job, otherwise None."""
         return self.window if self.window is not None and self.window.is_whole else None
 
     @property
     def idle_before_s(self) -> float:
-        """Seconds that the job did nothing before the window. It is 0 if part of that time is unknown."""
+        """The seconds for which the job was idle before the window, or 0 if part of that time is unknown."""
         window, idle = self.whole, self.idle
         if window is None or idle is None or idle.until_ms < window.first_ms:
             return 0.0
@@ -70,7 +73,7 @@ class JobCopy:
 
     @property
     def unheard(self) -> str:
-        """The reason why telemetry does not cover the job, or "" if it does."""
+        """The reason why telemetry does not cover the whole job, or "" if it does."""
         if self.trouble:
             return self.trouble
         if self.window is None or not self.window.heard:
@@ -81,7 +84,7 @@ class JobCopy:
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """The checkpoints of a job so far, and the times at which its next pauses are due."""
+    """The checkpoints of a job so far, and when its next checkpoint and evaluation are due."""
 
     begins: list[int]  # Unix ms
     lasts: list[float]  # seconds, of whole checkpoints
@@ -95,7 +98,10 @@ class Pauses:
 
 
 def find_reported_pauses(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int] = ()) -> Pauses:
-    """Return the pauses that the job reported. seen_ms: pauses that telemetry shows, for a job that reports none."""
+    """Return the job's past checkpoints and its next pauses, as the job reported them.
+
+    seen_ms: pauses that telemetry shows, used for a job that reports none.
+    """
     reported = episodes(attempt.checkpoints)
     begins = [one.begin_ms for one in reported] or list(seen_ms)
     evaluations = sorted(row.time_ms for row in attempt.evaluations)
@@ -109,10 +115,10 @@ def find_reported_pauses(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int
 
 @dataclass(frozen=True, slots=True)
 class SeenPauses:
-    """Pauses at regular intervals that telemetry shows.
+    """The regular pauses of a job that telemetry shows.
 
-    every_s: None without a rhythm. Then `reason` says why. begins_ms: when the pauses began. Empty if they last
-    too long to be checkpoints.
+    every_s: seconds between pauses, None without a rhythm. Then `reason` says why. begins_ms: when each
+    pause began. Empty if the pauses last too long to be checkpoints.
     """
 
     every_s: float | None
@@ -121,7 +127,7 @@ class SeenPauses:
 
 
 def find_pause_rhythm(past: JobPast | None, interval_s: float) -> SeenPauses:
-    """Find the rhythm of a job's pauses in its own past."""
+    """Find the rhythm of a job's pauses in its own past readings. interval_s: seconds between readings."""
     if past is None:
         return SeenPauses(None, reason=UNHEARD)
     known = np.isfinite(past.values).mean(axis=1) >= LEAST_KNOWN
@@ -137,7 +143,7 @@ def find_pause_rhythm(past: JobPast | None, interval_s: float) -> SeenPauses:
 
 
 def fingerprint_of(seen: JobCopy) -> Fingerprint:
-    """Return the response body of `/v1/jobs/{id}/fingerprint` for one job."""
+    """Make the fingerprint of one job, the response body of `/v1/jobs/{id}/fingerprint`."""
     attempt, window, now_ms = seen.attempt, seen.whole, seen.now_ms
     found = _find_period(window, seen.past) if window else Period(None, seen.unheard)
     rhythm = find_pause_rhythm(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.unheard)
@@ -180,10 +186,10 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
 
 
 def _choose_period_s(window: JobWindow, found: Period, pauses: Pauses) -> float | None:
-    """Return the period of the job's readings.
+    """Return the period of the job's readings in seconds, or None if it is unknown.
 
-    It is the period that the readings show. Otherwise it is the interval of the checkpoints, if that is long
-    enough to show in the readings. Returns None if neither is known.
+    It is the period that the readings show. Otherwise it is the interval of the checkpoints, if that is
+    long enough to show in the readings.
     """
     if found.period_s is not None:
         return found.period_s
@@ -193,7 +199,7 @@ def _choose_period_s(window: JobWindow, found: Period, pauses: Pauses) -> float 
 
 
 def make_use_row(seen: JobCopy) -> UseRow:
-    """Return one row of `/v1/utilisation`."""
+    """Make the row of `/v1/utilisation` for one job."""
     attempt, window = seen.attempt, seen.whole
     gpu = np.full((len(GPU_METRICS), 1, 1), np.nan) if window is None else window.gpu.astype(np.float64)
     of = {name: gpu[row] for row, name in enumerate(GPU_METRICS)}
@@ -228,9 +234,9 @@ def make_use_row(seen: JobCopy) -> UseRow:
 
 
 def find_idle_time(seen: JobCopy, idle_s: float | None) -> Idle | None:
-    """Return the idle time from which the next evaluation continues. Returns None if the job is not idle.
+    """Return the idle time from which the next evaluation continues, or None if the job is not idle.
 
-    idle_s: from the answer of this evaluation.
+    idle_s: the idle seconds that this evaluation found.
     """
     if seen.whole is None or not idle_s:
         return None
@@ -240,7 +246,11 @@ def find_idle_time(seen: JobCopy, idle_s: float | None) -> Idle | None:
 def _find_checkpoint_cost(
     attempt: JobAttempt, lasts: list[float]
 ) -> tuple[float | None, Literal["measured", "told"] | None]:
-    """Return the median duration of the job's checkpoints, or the cost that its submission states."""
+    """Return the cost of a checkpoint in seconds, and where it comes from.
+
+    It is the median duration of the job's checkpoints, or else what its submission states. Returns
+    (None, None) if neither is known.
+    """
     cost_s = attempt.submission.checkpoint_cost_s if attempt.submission else None
     if lasts:
         return float(np.median(lasts)), "measured"
@@ -255,7 +265,7 @@ def _number(text: str) -> float:
 
 
 def _compute_step_period(attempt: JobAttempt) -> float | None:
-    """Return the median duration of the latest steps. Returns None if that is not above zero."""
+    """Return the median duration of the latest steps in seconds, or None if it is not above zero."""
     steps = attempt.steps[-STEPS:]
     median_s = float(np.median([step.duration_s for step in steps])) if steps else 0.0
     return median_s if median_s > 0 else None
@@ -264,7 +274,7 @@ def _compute_step_period(attempt: JobAttempt) -> float | None:
 def _find_period(window: JobWindow, past: JobPast | None) -> Period:
     """Find the period in the last half hour, or else in the job's longer past.
 
-    A long period shows only over hours.
+    A long period shows only over hours of readings.
     """
     channels, averaged = _channels(window)
     found = find_period(channels, window.interval_s, averaged)
@@ -277,7 +287,7 @@ def _find_period(window: JobWindow, past: JobPast | None) -> Period:
 def _channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
     """Return (channel, slot) series in which a period may show, and (channel,) whether each is averaged.
 
-    An averaged channel has means over its slots.
+    Each value of an averaged channel is the mean over its slot.
     """
     names = ("sm_active", "tensor_active", "power_w", "nvlink_tx_bytes_per_s", "pcie_tx_bytes_per_s")
     watts, is_mean = compute_watts(window)
@@ -289,7 +299,7 @@ def _channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _compute_exchange_rate(window: JobWindow) -> Array:
-    """Return (slot,) bytes/s that a GPU sends to others, over NVLink and its share of the node's ports."""
+    """Return (slot,) bytes/s that one GPU sends over NVLink and its share of the node's ports."""
     nvlink, ports = window.mean("nvlink_tx_bytes_per_s"), window.sent / max(window.gpus, 1)
     known = np.isfinite(nvlink) | np.isfinite(ports)
     return np.where(known, np.nan_to_num(nvlink) + np.nan_to_num(ports), np.nan)
@@ -309,9 +319,9 @@ def _compute_class_odds(window: JobWindow, period: Period) -> dict[str, float] |
 
 
 def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, int | None]:
-    """Return the phase that the job reports, or else the phase that its levels show.
+    """Return the phase that the job reports, or else the phase that its readings show.
 
-    The second value is when the phase began, None if unknown.
+    The second value is when the phase began in Unix ms, None if unknown.
     """
     if attempt.phase:
         return attempt.phase, attempt.phase_since_ms
@@ -329,9 +339,9 @@ def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, i
 
 
 def _predict_phase_end(phase: str | None, since_ms: int | None, pauses: Pauses, now_ms: int) -> TimeQuantiles | None:
-    """Return when the phase ends. Returns None if that is unknown.
+    """Return when the phase ends, as quantiles in Unix ms, or None if that is unknown.
 
-    A checkpoint ends as earlier ones did. Steady work ends at the next pause.
+    A checkpoint is expected to last as long as earlier ones. Steady work ends at the next pause.
     """
     if phase == "checkpoint" and since_ms is not None and pauses.lasts:
         ends = since_ms + np.quantile(pauses.lasts, LEVELS) * 1000

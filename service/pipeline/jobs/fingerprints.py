@@ -1,13 +1,14 @@
-"""Fingerprints, made alongside a running pipeline with a share of a core.
+"""The fingerprints of running jobs, made in a pipeline with a share of a core.
 
 New jobs and those that were evaluated longest ago come first.
 
     loop: copy the rings of some jobs ──> thread: periods, phases, use ──> again, until the budget of the pass is spent
 
-A pass takes BUDGET_SHARE of the time until the next one, or one slice of jobs if that takes longer. New and
-known jobs alternate slice by slice, so that many short jobs do not keep the others waiting. Load peaks are
-summed every SPIKES_S, or sooner once there are many more jobs. A job whose numbers break the arithmetic is
-unknown, with the reason, and the other jobs are evaluated as usual.
+A pass takes BUDGET_SHARE of the time until the next one, or one slice of jobs if that takes longer.
+Slices of new and of known jobs alternate, so that many short jobs do not delay the others. Load
+peaks are summed every SPIKES_S, or sooner once there are many more jobs. If the arithmetic fails on
+a job's numbers, its fingerprint is unknown and states the reason. The other jobs are evaluated as
+usual.
 """
 
 import asyncio
@@ -62,7 +63,8 @@ Attempt = tuple[str, int]
 class Answers:
     """The answers about one job.
 
-    idle, past: reach back beyond the window of one evaluation. Both start again after a restart.
+    idle, past: the parts that reach back beyond the window of one evaluation. Both are lost at a
+    restart.
     """
 
     fingerprint: Fingerprint
@@ -73,7 +75,7 @@ class Answers:
 
 
 class _Places:
-    """The places of nodes in a topology, by their names."""
+    """The lookup tables of a topology by node name: rows, GPU models and GPU counts."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -84,10 +86,10 @@ class _Places:
 
 
 class Fingerprints(Capability):
-    """The fingerprints of the running jobs.
+    """The capability that makes the fingerprints of the running jobs.
 
-    `latest`: sections for the board, of the jobs evaluated so far. `answers`: the job that was evaluated
-    longest ago comes first.
+    `latest`: board sections about the jobs evaluated so far. `answers`: by attempt, the one evaluated
+    longest ago first.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -111,9 +113,9 @@ class Fingerprints(Capability):
         return self._metrics.page(tick, self.latest, self._find_fingerprint)
 
     def _find_fingerprint(self, attempt: JobAttempt) -> Fingerprint | None:
-        """Return the fingerprint of an attempt, or None. Looks it up by key.
+        """Return the fingerprint of an attempt, or None if it has none.
 
-        A thread may be renewing the answers, so this must not iterate over them.
+        A thread may be changing the answers, so this looks the attempt up by key and does not iterate.
         """
         found = self.answers.get((attempt.job, attempt.attempt))
         return None if found is None else found.fingerprint
@@ -156,9 +158,10 @@ class Fingerprints(Capability):
         self._rows = {key: row for key, row in self._rows.items() if key in running}
 
     def _due(self, running: Mapping[Attempt, JobAttempt], now_ms: int) -> Iterator[list[JobAttempt]]:
-        """Yield slices of new jobs and of jobs evaluated longest ago, in turn. The turn outlives the pass.
+        """Yield slices of new jobs and of jobs evaluated longest ago, in turn.
 
-        Jobs that were evaluated less than REFRESH_S ago are left out.
+        The next pass continues with the other kind. Jobs that were evaluated less than REFRESH_S ago are
+        left out.
         """
         refresh_ms = REFRESH_S * 1000
         looked = [(key, answers.use.looked_ms) for key, answers in self.answers.items()]
@@ -174,7 +177,7 @@ class Fingerprints(Capability):
             yield due
 
     async def _copy(self, state: FleetState, row: JobAttempt, places: _Places, now_ms: int) -> JobCopy:
-        """Copy a job for the thread. This runs in the event loop, where the job's data changes."""
+        """Copy a job's data for the thread. This runs in the event loop, which changes the data."""
         model = places.models.get(row.hosts[0], "") if row.hosts else ""
         window, trouble = None, ""
         try:
@@ -186,9 +189,9 @@ class Fingerprints(Capability):
         return JobCopy(row.copy(), window, model, now_ms, trouble, idle, past)
 
     def _rows_of(self, state: FleetState, row: JobAttempt, places: _Places) -> JobRows:
-        """Return the rows of the job's readings.
+        """Return the rows of the job's readings, from a cache.
 
-        They are looked up again if its GPUs, ports, nodes or ranks changed.
+        The cache is renewed if its GPUs, ports, nodes or ranks have changed.
         """
         tables = state.store.entities
         sizes = (len(tables[EntityKind.GPU]), len(tables[EntityKind.PORT]))
@@ -199,7 +202,7 @@ class Fingerprints(Capability):
         return known[1]
 
     def _answer(self, seen: Sequence[JobCopy], places: _Places) -> float:
-        """Compute the answers for copied jobs, and return the CPU seconds that it took. Runs in a thread."""
+        """Compute the answers for copied jobs in a thread, and return the CPU seconds that this took."""
         began = time.thread_time()
         for one in seen:
             key = one.attempt.job, one.attempt.attempt
@@ -234,7 +237,7 @@ class Fingerprints(Capability):
 
 
 def _slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
-    """Yield slices of at least one job, and otherwise of at most SLICE_JOBS jobs and SLICE_GPUS GPUs."""
+    """Yield slices of at most SLICE_JOBS jobs and SLICE_GPUS GPUs, but of at least one job."""
     due: list[JobAttempt] = []
     gpus = 0
     for row in rows:
@@ -248,7 +251,10 @@ def _slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
 
 
 def _answers_of(seen: JobCopy, shares: Mapping[Domain, float]) -> Answers:
-    """Return the answers. Raises ODD_ERRORS if the job's numbers break the arithmetic."""
+    """Return the answers about a job. Raises ODD_ERRORS if the arithmetic fails on its numbers.
+
+    shares: domain -> share of the job's nodes that lie in it.
+    """
     past = extend_past(seen.past, seen.whole) if seen.whole else seen.past
     load = load_of(seen.attempt, seen.whole, shares, seen.now_ms)
     use = make_use_row(seen)
@@ -256,7 +262,10 @@ def _answers_of(seen: JobCopy, shares: Mapping[Domain, float]) -> Answers:
 
 
 def _unknown(seen: JobCopy, shares: Mapping[Domain, float], why: str) -> Answers:
-    """Return the answers for a job with implausible numbers, from its submission and its place alone."""
+    """Return the answers about a job with implausible numbers, from its submission and its nodes alone.
+
+    why: the reason that its fingerprint states.
+    """
     row = seen.attempt
     bare = JobAttempt(row.job, row.attempt, submission=row.submission, ranks=row.ranks, nodes=row.nodes)
     answers = _answers_of(replace(seen, attempt=bare, window=None), shares)

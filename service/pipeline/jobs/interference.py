@@ -2,13 +2,13 @@
 
     share.job       (k,) uint64 hashes of job names, sorted    share.job.keys    (k, 2) uint64: the job and its kind
     share.load      (k,) uint64 keys, sorted                   share.load.alone  (k, ALONE) NaN unknown
-    doc.interference    gpu|mig|pcie|nic|rail -> co-runs and what they teach
+    doc.interference    gpu|mig|pcie|nic|rail -> co-runs and the residuals learnt from them
     doc.co_runs         job -> the co-run that it is in now, and whether it is slower there than its bound
 
-A rule predicts the speed of jobs that share a GPU. MIG slices lose nothing. On a link, the prediction
-depends on how often two periodic jobs meet. Observed co-runs correct these predictions
-(fleetcast.models.jobs.interference). A few co-runs are learnt at once, and many each half minute, because the cost
-is cubic.
+A rule predicts the speed of jobs that share a GPU. MIG slices lose nothing. On a link, the
+prediction depends on how often two periodic jobs meet. Observed co-runs correct these predictions
+(fleetcast.models.jobs.interference). Learning has cubic cost. A few co-runs are learnt at once, and many
+each half minute.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ Pair = tuple[Attempt, Attempt]
 
 
 class LearntCoRuns(msgspec.Struct):
-    """The co-runs on one kind of hardware, and the results of learning from them.
+    """The co-runs on one kind of hardware, with the residuals learnt from them.
 
     pairs: each row is [load, partner's load, keys, partner's keys].
     """
@@ -74,7 +74,7 @@ class LearntCoRuns(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The tables of the board that the module's docstring lists."""
+    """The tables about shared hardware on a board, as listed in the module's docstring."""
 
     jobs: NDArray[np.uint64]
     job_keys: NDArray[np.uint64]
@@ -91,9 +91,9 @@ class Known:
         return None if at < 0 else (int(self.job_keys[at, 0]), int(self.job_keys[at, 1]))
 
     def party(self, keys: Keys | None) -> "Party":
-        """Return one side of a co-run, with the job's own loads or else those of its kind.
+        """Return one side of a co-run, with the job's own loads, or else those of its kind.
 
-        If `keys` is None, nothing about the job is known.
+        If `keys` is None, nothing is known about the job.
         """
         if keys is None:
             return Party(NOBODY)
@@ -102,7 +102,7 @@ class Known:
 
 
 class Party(msgspec.Struct):
-    """One of two jobs that share hardware: its keys, and its known behaviour when it runs alone."""
+    """One of two jobs that share hardware: its keys, and its behaviour when it runs alone."""
 
     keys: Keys
     load: Sequence[float] = UNKNOWN
@@ -114,9 +114,9 @@ class Party(msgspec.Struct):
 
 
 class Speeds(msgspec.Struct):
-    """The predicted speeds of two jobs that share hardware: a next to b, and b next to a.
+    """The predicted speeds of two jobs a and b that share hardware.
 
-    known: for each, whether anything is known. fit: on a link, how well the jobs fit together.
+    known: for each job, whether anything is known. fit: how well the jobs fit together, only on a link.
     """
 
     found: Prediction
@@ -125,9 +125,9 @@ class Speeds(msgspec.Struct):
 
 
 class Going(msgspec.Struct):
-    """A co-run in progress: its speed relative to running alone, and its bound.
+    """A co-run in progress: its speed relative to running alone, and the bound of that speed.
 
-    lower_90: nine in ten co-runs like it are faster than this.
+    lower_90: the bound that nine in ten such co-runs exceed.
     """
 
     beside: str
@@ -140,13 +140,14 @@ class Going(msgspec.Struct):
 class Sharing(Capability):
     """The capability that learns how jobs on shared hardware slow each other down.
 
-    It holds the latest results of learning, and publishes the sections of a tick.
+    It publishes the latest results as board sections.
     """
 
     def __init__(self, co_runs: CoRuns, registry: Registry | None = None) -> None:
         """Start with the pipeline's own co-runs.
 
-        registry: has versions of past co-runs, which are used in addition to the own ones. None: there are none.
+        registry: the registry with versions of past co-runs, used in addition to `co_runs`. None if there
+        is none.
         """
         self.co_runs = co_runs
         self._served = ServedCoRuns(registry)
@@ -158,7 +159,7 @@ class Sharing(Capability):
         self._wiring, self._waiting_keys = Wiring(), KeyTable()
 
     def sections(self, tick: Tick) -> list[Section]:
-        """Return the sections about jobs that share hardware, and the facts for isolation checks."""
+        """Observe a tick's co-runs, and return the sections about them and about isolation."""
         if tick.topology is not self._topology:
             self._topology, self._wiring = tick.topology, Wiring(tick.topology)
         running, waiting = tick.events.running, tick.open.waiting
@@ -181,11 +182,11 @@ class Sharing(Capability):
 
     @property
     def version(self) -> str:
-        """The version of the past co-runs, such as interference-0002. Empty if no version serves."""
+        """The version of past co-runs in use, such as interference-0002. Empty if no version serves."""
         return self._served.version
 
     def going(self) -> dict[str, Going]:
-        """Return job -> the co-run that it is in now."""
+        """Return job -> the co-run that the job is in now."""
         rows = {}
         for pair, row in self.co_runs.going.items():
             bound = self._bounds.get(pair, math.nan)
@@ -214,11 +215,10 @@ class Sharing(Capability):
 
 
 def explain_by_co_run(score: Mapping[str, Any], going: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return a new cause and sentence for an unexplained slow job, if its co-run explains it.
+    """Return a cause and a sentence that explain a slow job by its co-run, or {} if it does not.
 
-    Else return {}.
-
-    The co-run explains it if its speed is below its bound. going: the job's current co-run.
+    Only an otherwise unexplained slow job whose co-run is slower than its bound is explained. score:
+    the job's straggler score. going: the job's current co-run.
     """
     unexplained = score["slow"] and score["culprit"]["kind"] == "nobody" and score["cause"] in EXPLAINED
     if not unexplained or going is None or not going["slower"]:
@@ -229,14 +229,14 @@ def explain_by_co_run(score: Mapping[str, Any], going: Mapping[str, Any] | None)
 
 
 def _alone(co_runs: CoRuns) -> dict[int, tuple[float, ...]]:
-    """Return key -> the values named in ALONE."""
+    """Return key -> the values named in ALONE, as the pipeline's own co-runs know them."""
     unknown = (math.nan,) * 2
     found = {key: (*load, *co_runs.turns.get(key, unknown)) for key, load in co_runs.loads.items()}
     return found | {key: (*UNKNOWN, *turns) for key, turns in co_runs.turns.items() if key not in found}
 
 
 def _table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[NDArray[np.uint64], NDArray[Any]]:
-    """Return the keys, sorted, and the values of each key."""
+    """Return (k,) uint64 sorted keys, and (k, width) the values of each key."""
     keys = np.fromiter(rows, np.uint64, len(rows))
     values = np.array(list(rows.values()), kind).reshape(len(rows), width)
     order = np.argsort(keys)
@@ -248,7 +248,7 @@ def _make_jobs_table(keys: Mapping[Attempt, Keys]) -> tuple[NDArray[np.uint64], 
 
 
 def _place(keys: NDArray[np.uint64], key: int) -> int:
-    """Return the row of a key in a sorted column, or -1 if the column does not have it."""
+    """Return the row of a key in a sorted column, or -1 if the column lacks it."""
     at = int(np.searchsorted(keys, np.uint64(key)))
     return at if at < len(keys) and int(keys[at]) == key else -1
 
@@ -273,7 +273,10 @@ def compute_attempt_loads(tick: Tick) -> Array:
 
 
 def _find_silent_gpus(gpus: Collection[str], tick: Tick) -> set[str]:
-    """Return those of these GPUs about which telemetry reports nothing now. Their last known state holds."""
+    """Return the GPUs among `gpus` about which telemetry reports nothing now.
+
+    Their last known state holds.
+    """
     if not gpus:
         return set()
     is_known = np.isfinite(stack_gpu_readings(tick))
@@ -314,7 +317,7 @@ def _convert_nan_to_none(value: float) -> float | None:
 
 
 def _make_party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
-    """Make one side of a co-run from the loads of the job alone.
+    """Make one side of a co-run from the loads that were observed while the job ran alone.
 
     alone: rows of ALONE, first that of the job itself, then that of its kind. Either may be missing.
     """
@@ -324,7 +327,7 @@ def _make_party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
 
 
 def decode_residuals(taught: LearntCoRuns | None) -> Residuals:
-    """Return the residuals that were learnt from co-runs, as the board has them."""
+    """Return the residuals learnt from co-runs, as a board publishes them."""
     if taught is None:
         return learn(Pairs.of([]), np.zeros(0))
     rows = [([math.nan if value is None else value for value in load] for load in row[:2]) for row in taught.pairs]
@@ -334,7 +337,7 @@ def decode_residuals(taught: LearntCoRuns | None) -> Residuals:
 
 
 def predict_prior_speed(a: Party, b: Party, share: str) -> float:
-    """Return the predicted speed of a next to b before any co-run is counted. NaN if unknown."""
+    """Return the predicted speed of a next to b, without learning from co-runs. NaN if unknown."""
     if share == "gpu":
         return _apply_gpu_prior(a.load[0], b.load[0])
     if share == "mig":
@@ -348,7 +351,10 @@ _meets = lru_cache(4096)(overlap)
 
 
 def _apply_gpu_prior(own: float, other: float) -> float:
-    """Apply `compute_gpu_prior` to one pair."""
+    """Return the prior speed of a job that shares a GPU, NaN if both loads are unknown.
+
+    It is `compute_gpu_prior` for one pair. own, other: the loads of the job and of its partner.
+    """
     if math.isnan(own) and math.isnan(other):
         return math.nan
     own, other = (MOST_LOAD if math.isnan(load) else min(load, MOST_LOAD) for load in (own, other))
@@ -356,9 +362,9 @@ def _apply_gpu_prior(own: float, other: float) -> float:
 
 
 def speeds(a: Party, b: Party, share: str, residuals: Residuals, more: Sequence[Party] = ()) -> Speeds:
-    """Predict the speeds of both jobs.
+    """Predict the speeds of two jobs that share hardware.
 
-    more: on a link, other jobs there, which the fit covers as well.
+    more: on a link, other jobs there, which the fit includes.
     """
     pairs = Pairs.of([(a.load, b.load, a.keys, b.keys), (b.load, a.load, b.keys, a.keys)])
     found = predict(pairs, np.array([predict_prior_speed(a, b, share), predict_prior_speed(b, a, share)]), residuals)

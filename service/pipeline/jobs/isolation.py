@@ -1,11 +1,11 @@
-"""Checks whether an isolation that a scheduler relies on is in force, by telemetry and job events.
+"""Checks whether the isolation that a scheduler relies on is in force, by telemetry and job events.
 
     gpu.isolation    (n, g, OBSERVED) float32, NaN unknown      node.network  (n,) bytes/s in and out, NaN unknown
     doc.isolation    mig {gpu: {instance: GiB}}   holders {gpu: [job]}   somewhere {node: [job]}, on GPUs unnamed
 
-If a field cannot be observed, its `ok` is null and `reason` names the metric that would show it. The
-whole answer is then null too, unless another field is false. For a limit, only the use is observed: true
-means that the use lies below the limit, not that anything enforces the limit.
+If a field cannot be observed, its `ok` is null and `reason` names the metric that would show it.
+The whole answer is then null too, unless another field is false. For a limit, only the use is
+observed. True means that the use lies below the limit, not that anything enforces the limit.
 """
 
 import math
@@ -61,9 +61,10 @@ MEMORY_ONLY = "by the memory of its instances: telemetry does not tell their sli
 
 
 class IsolationExpectation(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The isolation that a scheduler relies on.
+    """The isolation of one GPU that a scheduler relies on. A field that is None is not checked.
 
-    mig_profile: such as `1g.10gb`. jobs: the only jobs that may hold the GPU. cpu_pinning: CPUs.
+    mig_profile: such as `1g.10gb`. jobs: the only jobs that may hold the GPU. cpu_pinning: a list of
+    CPUs.
     """
 
     mig: bool | None = None
@@ -80,7 +81,7 @@ class IsolationExpectation(msgspec.Struct, forbid_unknown_fields=True, omit_defa
 
 
 class IsolationReport(msgspec.Struct):
-    """The document of the section `doc.isolation`."""
+    """The document of the board section `doc.isolation`."""
 
     mig: dict[str, dict[str, float | None]]
     holders: dict[str, list[str]]
@@ -88,7 +89,7 @@ class IsolationReport(msgspec.Struct):
 
 
 class ObservedGpu(msgspec.Struct):
-    """The observations of one GPU, NaN if unknown.
+    """The observations of one GPU. Readings are NaN if unknown.
 
     somewhere: jobs on its node for which no event names the GPUs.
     """
@@ -101,17 +102,17 @@ class ObservedGpu(msgspec.Struct):
 
     @property
     def heard(self) -> bool:
-        """Return whether telemetry or a job reported this GPU. If not, it cannot be observed to be empty."""
+        """Whether telemetry or a job reported this GPU. If not, it cannot be known to be empty."""
         return bool(self.holders) or self.measured
 
     @property
     def measured(self) -> bool:
-        """Return whether telemetry reported this GPU. Jobs do not say whether a GPU is divided."""
+        """Whether telemetry reported this GPU. Jobs do not say whether a GPU is divided."""
         return bool(self.mig) or any(map(math.isfinite, self.readings.values()))
 
 
 def make_isolation_sections(tick: Tick) -> list[Section]:
-    """Return the sections with the readings of every GPU, and with the jobs and instances on it."""
+    """Return the board sections with the readings of every GPU, and with its jobs and MIG instances."""
     running = tick.events.running
     network = np.full(len(tick.topology), np.nan, np.float32)
     if len(tick.frames.node.values):
@@ -131,7 +132,7 @@ def make_isolation_sections(tick: Tick) -> list[Section]:
 
 
 def stack_gpu_readings(tick: Tick) -> NDArray[np.float32]:
-    """Return (n, g, OBSERVED) the readings of a tick, NaN if unknown."""
+    """Return (n, g, OBSERVED) float32 readings of a tick, NaN if unknown."""
     return np.stack([tick.read_gpu_feature(name) for name in OBSERVED], axis=-1).astype(np.float32)
 
 
@@ -159,7 +160,7 @@ def _find_unnamed_gpu_jobs(running: Sequence[JobAttempt]) -> dict[str, list[str]
 
 
 def checks(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms: int) -> list[IsolationCheck]:
-    """Return a row for each field that the scheduler expects, in the order of the fields."""
+    """Check each field that the scheduler expects. Return one row a field, in the order of the fields."""
     found = []
     for field, wanted in msgspec.structs.asdict(expected).items():
         if wanted is not None:
@@ -169,7 +170,10 @@ def checks(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms: int) ->
 
 
 def _reason(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
-    """Return why a field is unknown, or how far the evidence for a confirmed field reaches."""
+    """Return why a field is unknown, or the limits of the evidence for a confirmed field.
+
+    Returns None if the answer needs no explanation.
+    """
     if ok is None and field == "jobs" and sight.somewhere:
         return f"no event names the GPUs of {', '.join(sight.somewhere[:3])} on this node; {TELLS[field]} would tell"
     if ok is None:
@@ -180,7 +184,7 @@ def _reason(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
 
 
 def verdict(rows: Sequence[IsolationCheck]) -> bool | None:
-    """Return False if a field is violated. Else return None if a field cannot be observed, else True."""
+    """Return False if a field is violated, else None if a field cannot be observed, else True."""
     answers = [row.ok for row in rows]
     return False if False in answers else None if None in answers else True
 
@@ -236,7 +240,7 @@ def parse_profile_gib(profile: str) -> float | None:
 
 
 def _profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, bool | None]:
-    """Return the instances' sizes, and whether one of them has the memory of the profile.
+    """Return the instances' sizes as text, and whether one of them has the memory of the profile.
 
     Telemetry shows the memory of instances, not their slices.
     """

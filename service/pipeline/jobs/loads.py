@@ -1,6 +1,6 @@
-"""Loads of running jobs on racks, power domains, rail groups and stores, for `/v1/spikes`.
+"""The loads of running jobs on racks, power domains, rail groups and stores, for `/v1/spikes`.
 
-They are computed from the windows of the jobs.
+They are computed from the windows of the jobs' readings.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 
 def shares_of(attempt: JobAttempt, topology: Topology, rows: Mapping[str, int]) -> dict[Domain, float]:
-    """Return domain -> share of an attempt's nodes that lie in it. rows: node name -> row."""
+    """Return domain -> the share of an attempt's nodes that lie in it. rows: node name -> row."""
     found: dict[Domain, float] = {}
     hosts = [rows[host] for host in attempt.hosts if host in rows]
     for row in hosts:
@@ -50,8 +50,8 @@ def _domains(topology: Topology, row: int) -> list[Domain]:
 def load_of(attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domain, float], now_ms: int) -> JobLoad:
     """Return the load of one attempt: its readings and its next checkpoint.
 
-    The readings are those of ten minutes, shifted to their present level. window: the readings of the whole
-    job.
+    The readings are those of the last RECENT_S seconds, shifted to their present level. window: the
+    readings of the whole job.
     """
     readings = {}
     if window is not None:
@@ -64,7 +64,7 @@ def load_of(attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domai
 
 
 def _burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
-    """Return the job's next checkpoint, written by all ranks.
+    """Predict the burst of writes of the job's next checkpoint, by all ranks together.
 
     Returns None if its time, its duration or its bytes are unknown.
     """
@@ -80,7 +80,7 @@ def _burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
 
 
 def sum_rail_capacity(topology: Topology) -> dict[Domain, float]:
-    """Return rail group -> bytes/s that its adapters can send together.
+    """Return rail group -> bytes/s that its network adapters can send together.
 
     A group is left out if the speed of one of its adapters is unknown.
     """
@@ -98,16 +98,17 @@ def sum_rail_capacity(topology: Topology) -> dict[Domain, float]:
 
 
 def series_of(window: JobWindow) -> dict[str, Array]:
-    """Return METRICS → (slot,) values of the whole job.
+    """Return metric in METRICS → (slot,) values of the whole job.
 
-    Power and NVLink are the mean of the GPUs that reported, times all GPUs that the job holds.
+    Power and NVLink are the mean of the GPUs that reported, times the number of GPUs that the job
+    holds.
     """
     means = {name: window.mean(name) * window.gpus for name in METRICS[:2]}
     return {**means, "ib_tx_bytes_per_s": window.sent.astype(np.float64)}
 
 
 def forecast_readings(window: JobWindow, period_s: float | None) -> list[ExpectedReading]:
-    """Return the expected reading of each metric at each horizon, not the peak until then.
+    """Forecast the reading of each metric at each horizon. It is the value then, not the peak until then.
 
     period_s: None if the job has no period, so that the level is expected to stay.
     """

@@ -1,4 +1,4 @@
-"""Verdicts on what slowed each job, as last judged. They outlive the job."""
+"""The last verdicts on what slowed each job. They outlive the job."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -23,9 +23,9 @@ Verdict = dict[str, Any]  # body of `/jobs/{id}/stragglers` with `attempt` and `
 class Verdicts(Capability, Stateful):
     """The last verdict on each job.
 
-    Verdicts on ended jobs stay for an hour, and those on slow jobs for a month. Beyond MAX_REMEMBERED ended jobs,
-    those that were not slow are dropped first, then the oldest. `sections`, `dump` and `move` are never
-    called at the same time.
+    Verdicts on ended jobs stay for an hour, and those on slow jobs for a month. Beyond MAX_REMEMBERED
+    ended jobs, those that were not slow are dropped first, then the oldest. `sections`, `dump` and
+    `move` must not run at the same time.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Verdicts(Capability, Stateful):
         self._shown: bytes | None = None
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        """Fold a tick. Returns the section if it has changed, else nothing."""
+        """Record the verdicts of a tick. Return the section if it has changed, else an empty tuple."""
         before, attempts = self._live, {attempt.job: attempt.attempt for attempt in tick.events.running}
         verdicts = {job: body for job, body in tick.fleet.stragglers.items() if job in attempts}
         self._live = {
@@ -54,7 +54,7 @@ class Verdicts(Capability, Stateful):
         return (Section(SECTION, self._shown, tick.now_ms),)
 
     def _forget(self, now_ms: int) -> bool:
-        """Drop verdicts that are too old or too many. Return whether any was dropped."""
+        """Drop old verdicts, and those beyond MAX_REMEMBERED. Return whether any was dropped."""
         young = {job: row for job, row in self._ended.items() if row["judged_ms"] >= now_ms - _choose_retention_ms(row)}
         too_many = max(0, len(young) - MAX_REMEMBERED)
         going = set(islice(sorted(young, key=lambda job: bool(young[job].get("slow"))), too_many))
@@ -63,17 +63,20 @@ class Verdicts(Capability, Stateful):
         return dropped
 
     def dump(self) -> Dump:
-        """Return all verdicts, packed at once."""
+        """Return all verdicts, packed as one array."""
         return None, {"verdicts": np.frombuffer(msgspec.msgpack.encode([self._live, self._ended]), np.uint8)}
 
     def load(self, about: None, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the result of `dump` into an empty object. Raises msgspec.MsgspecError."""
+        """Restore the result of `dump` into an empty object.
+
+        Raises msgspec.MsgspecError if it is not valid.
+        """
         self._live, self._ended = msgspec.msgpack.decode(
             arrays["verdicts"].tobytes(), type=tuple[dict[str, Verdict], dict[str, Verdict]]
         )
 
     def move(self, by_ms: int) -> None:
-        """Move the verdicts on running jobs along with a clock that was set. Those on ended jobs stay."""
+        """Shift the times of verdicts on running jobs after the clock was set. Those on ended jobs stay."""
         for row in self._live.values():
             row["judged_ms"] += by_ms
 

@@ -2,8 +2,8 @@
 
     loop      features of new attempts, in slices          thread    predict all rows at once           loop   publish
 
-As in training, a run time is forecast from the facts known at submission, and the time left from the
-facts known now.
+As in training, a run time is forecast from the facts known at submission, and the time left from
+the facts known at that moment.
 """
 
 import asyncio
@@ -63,7 +63,10 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """An attempt without a forecast. closed: its run, if it has ended since."""
+    """An attempt without a forecast, with the features of one.
+
+    closed: its run, if it has already ended.
+    """
 
     key: Attempt
     shape: JobShape
@@ -74,7 +77,7 @@ class New:
 
 @dataclass(frozen=True, slots=True)
 class ForecastInputs:
-    """The inputs of one pass.
+    """The inputs of one forecasting pass.
 
     kinds: features of `due`, one shape for each kind. old: features of `aging`, the running attempts.
     """
@@ -90,8 +93,8 @@ class ForecastInputs:
 class RunForecasts(Capability):
     """The run-time forecasts of a pipeline.
 
-    `issued` is for the tick, `latest` for the board, and `recent` for the model monitor. Hold `free` to use
-    the record.
+    `issued` is for the tick, `latest` for the board, and `recent` for the model monitor. Hold the lock
+    `free` to use the record.
     """
 
     def __init__(self, record: RunTimeRecord, model: ServedRunModel, clock: Clock, peaks: JobPeaks) -> None:
@@ -159,7 +162,7 @@ class RunForecasts(Capability):
             self.recent = Recent() if self.model.name == BASELINE else record.recent()
 
     def _table(self, now_ms: int) -> list[Section]:
-        """Return the sections of run times by kind. Returns no section before the first forecast."""
+        """Return the sections of run times by job kind. Returns no section before the first forecast."""
         keys, run_s, runs = self.record.table()
         if not len(keys):
             return []
@@ -175,9 +178,9 @@ class RunForecasts(Capability):
         return retained
 
     def _make_forecast_inputs(self, state: FleetState, row: JobAttempt, features: Array | None, now_ms: int) -> New:
-        """Make the forecast's inputs from a waiting or running attempt.
+        """Make the inputs for a forecast of a waiting or running attempt.
 
-        features: as of its submission, if known.
+        features: those at its submission, None if unknown.
         """
         shape = shape_of(row)
         self.record.mark_kinds_due(shape)
@@ -188,7 +191,7 @@ class RunForecasts(Capability):
     def _is_in_time(self, shape: JobShape) -> bool:
         """Return whether the job was submitted since the last poll. Only such forecasts are scored.
 
-        Their features know nothing of later events, and short runs count too.
+        Their features contain no later events, and short runs are not missed.
         """
         return shape.submitted_ms >= self._polled_ms - LATE_S * 1000
 
@@ -222,7 +225,11 @@ class RunForecasts(Capability):
     def _issue(
         self, inputs: ForecastInputs, retained: Mapping[Attempt, IssuedRunTime], now_ms: int
     ) -> tuple[Array, dict[Attempt, IssuedRunTime]]:
-        """Return (kind, LEVELS) run times that no limit caps, and the issued forecasts. Runs in a thread."""
+        """Issue the forecasts of one pass. Runs in a thread.
+
+        Returns (kind, LEVELS) float32 run times of kinds in seconds, not capped by limits, and all issued
+        forecasts.
+        """
         self.model.refresh()
         new, features = inputs.new, _stacked([*(row.features for row in inputs.new), *inputs.kinds])
         similar = features[:, _SIMILAR].astype(np.float64)
@@ -248,9 +255,9 @@ class RunForecasts(Capability):
         return run_s[len(new) :], issued | update_remaining_times(issued, keys, left_s, now_ms)
 
     def _left_s(self, features: Array, elapsed_s: Floats, issued_s: Floats, ended_s: Floats) -> Array:
-        """Return (attempt, LEVELS) seconds from now, at most the time left to the limit.
+        """Return (attempt, LEVELS) float32 seconds from now, at most the time left to the limit.
 
-        issued_s, ended_s: seconds of the whole run.
+        issued_s, ended_s: seconds of the whole run, by the issued forecast and by finished jobs.
         """
         left_s = self.model.remaining_s(features, elapsed_s, LEVELS)
         if self.model.name == BASELINE:
@@ -263,7 +270,7 @@ class RunForecasts(Capability):
 
 
 def _find_finished_run_times(ended: Mapping[str, Any], gpus: int) -> Sequence[float]:
-    """Return (LEVELS,) run times of finished jobs of this size, NaN if there are none.
+    """Return (LEVELS,) run times of finished jobs of this size in seconds, NaN if there are none.
 
     If few jobs of this size have finished, return those of all jobs.
     """
@@ -275,7 +282,8 @@ def _find_finished_run_times(ended: Mapping[str, Any], gpus: int) -> Sequence[fl
 def young(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
     """Return (attempt, LEVELS) seconds left, corrected for young runs.
 
-    Models are not fitted on runs younger than YOUNG_S, so these runs are weighted towards `issued_s`.
+    Models are not fitted on runs younger than YOUNG_S. The younger a run, the more weight `issued_s`
+    has.
     """
     rows = np.flatnonzero((elapsed_s < YOUNG_S) & np.isfinite(issued_s).all(axis=1))
     if not len(rows):
@@ -289,13 +297,13 @@ def young(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
 
 
 def _find_features(state: FleetState, row: JobAttempt, now_ms: int) -> Array:
-    """Return the features of a waiting or running attempt, even if its submission never arrived."""
+    """Return (feature,) the features of a waiting or running attempt, even without its submission."""
     found = state.runs.compute_job_features(*_key(row), now_ms)
     return state.runs.features(shape_of(row), now_ms) if found is None else found
 
 
 async def _process_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
-    """Return `make` of each row. Events are folded in between."""
+    """Return the results of `make` for all rows. Events are folded between slices of rows."""
     made = []
     for at, row in enumerate(rows):
         made.append(make(row))
@@ -305,12 +313,12 @@ async def _process_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> li
 
 
 def _stacked(rows: Sequence[Array]) -> Array:
-    """Stack rows into (row, feature)."""
+    """Stack rows of features into (row, feature) float32."""
     return np.array(rows, np.float32).reshape(len(rows), len(FEATURES))
 
 
 def peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
-    """Return the sections with the peaks of jobs by kind, including those of this tick."""
+    """Record the peaks of jobs at this tick, and return the sections with the peaks by job kind."""
     peaks.finish(tick.events.ended)
     memory, power = tick.frames.gpu.column("fb_used_bytes"), tick.frames.gpu.column("power_w")
     readings = tick.occupancy.holder, tick.gpu_rows, memory, power
@@ -319,7 +327,7 @@ def peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
 
 
 def make_run_page(record: RunTimeRecord, model: ServedRunModel, now_ms: int) -> bytes:
-    """Return the metrics of run times: how often bounds held, and which model forecasts."""
+    """Make the metrics page of run times: how often bounds were right, and which model forecasts."""
     page = Page()
     page.gauge(
         "duration_coverage_ratio",

@@ -33,8 +33,8 @@ Features = NDArray[np.float32]
 class RunModel(Protocol):
     """A model of run times.
 
-    features: (job, feature). Answers are (job, level) and never fall along the levels. `log_run` is in log
-    seconds, and no limit caps it.
+    features: (job, feature). Its results are (job, level) and never fall along the levels. `log_run` is
+    in log seconds, and no limit caps it.
     """
 
     def log_run(self, features: Features) -> Array: ...
@@ -45,7 +45,7 @@ class RunModel(Protocol):
 class ServedRunModel:
     """The run-time model of a pipeline.
 
-    It has one reader: `refresh` and the forecasts may run in a thread, one at a time.
+    `refresh` and the forecasts may run in a thread, but only one call at a time.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -58,9 +58,9 @@ class ServedRunModel:
         self._version: str | None = None
 
     def refresh(self) -> bool:
-        """Load the version that serves.
+        """Load the version that should serve, and return whether it has changed.
 
-        Return whether the version has changed. Blocks.
+        This blocks on files.
         """
         try:
             version = self._registry.current_version(KIND)
@@ -90,7 +90,7 @@ class ServedRunModel:
             logger.info("run times: %s serves", self.name)
 
     def log_run(self, features: Features) -> Array:
-        """Return (job, LEVELS) logarithms of seconds from the start, NaN if nothing is known.
+        """Return (job, LEVELS) logarithms of run times in seconds, NaN if nothing is known.
 
         No limit caps them.
         """
@@ -101,7 +101,11 @@ class ServedRunModel:
         return self._checked(lambda model: model.remaining_s(features, elapsed_s, levels), features, len(levels), 0.0)
 
     def _checked(self, ask: "_Ask", features: Features, levels: int, least: float) -> Array:
-        """Return the model's answer. If it is missing or implausible, the baseline answers from now on."""
+        """Return (job, level) the model's answer if it is plausible.
+
+        If it is missing or implausible, the baseline answers from now on. levels: number of levels. least:
+        the smallest plausible value.
+        """
         jobs = len(features)
         if not jobs:
             return np.zeros((0, levels))
@@ -129,7 +133,7 @@ class ServedRunModel:
 
 
 def _make_non_decreasing(answer: Array) -> Array:
-    """Return (job, level) values, each raised to the highest value at a lower level."""
+    """Return (job, level) values, each at least as high as those at lower levels."""
     sorted_up: Array = np.maximum.accumulate(answer, axis=1)
     return sorted_up
 
@@ -139,5 +143,5 @@ class _Ask(Protocol):
 
 
 def load_model(folder: Path) -> RunModel:
-    """Load the model of a version's folder. LightGBM is loaded with it. Raises ModelError if it is unusable."""
+    """Load the model from a version's folder, and with it LightGBM. Raises ModelError if it is unusable."""
     return DurationModel.load(folder)

@@ -1,4 +1,4 @@
-"""Run-time forecasts by attempt and by job kind, with their hit rate."""
+"""The record of run-time forecasts by attempt and by job kind, with their hit rate."""
 
 import math
 from collections import deque
@@ -35,7 +35,7 @@ Array = NDArray[np.float32]
 
 
 class IssuedRunTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The forecast of one attempt, made at its submission. It is replaced, never changed."""
+    """The run-time forecast of one attempt, made at its submission. It is replaced, never changed."""
 
     run_s: Array  # (LEVELS,) seconds, not capped by limit_s, NaN unknown
     similar_s: Array  # the same by similar jobs alone
@@ -49,21 +49,21 @@ class IssuedRunTime(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool = False
 
     def remaining(self, now_ms: int) -> RemainingTime | None:
-        """Return p50 and p90 of the remaining time, in seconds. Returns None if it is unknown."""
+        """Return p50 and p90 of the remaining time in seconds, or None if it is unknown."""
         if self.left is None:
             return None
         since_s = (now_ms - self.left_ms) / 1000
         return RemainingTime(*(float(round(max(0.0, left_s - since_s))) for left_s in self.left))
 
     def over(self) -> "IssuedRunTime":
-        """Return the same forecast without its remaining time, for a job that has ended."""
+        """Return a copy of the forecast without its remaining time, for a job that has ended."""
         return msgspec.structs.replace(self, left_s=None, left=None, left_ms=0, is_over=True)
 
 
 def issue_run_time(
     run_s: Array, similar_s: Array, limit_s: float | None, model: str, in_time: bool, is_over: bool = False
 ) -> IssuedRunTime:
-    """Issue a forecast. run_s, similar_s: (LEVELS,)."""
+    """Make the forecast of one attempt. run_s, similar_s: (LEVELS,) seconds."""
     quantiles = round_run_quantiles(np.minimum(run_s, limit_s or np.inf)) if np.isfinite(run_s).all() else None
     return IssuedRunTime(
         run_s=run_s,
@@ -77,10 +77,11 @@ def issue_run_time(
 
 
 class Outcome(NamedTuple):
-    """The outcome of one forecast.
+    """The outcome of one run-time forecast.
 
-    loss, similar_loss: mean pinball loss of log seconds over LEVELS. similar_loss is None if there were no
-    similar jobs.
+    below_p50, below_p90, below_p99: whether the run lasted no longer than that bound. in_80: whether it
+    lay within the 80 % band. loss, similar_loss: mean pinball loss of log seconds over LEVELS.
+    similar_loss is None if there were no similar jobs.
     """
 
     model: str
@@ -93,9 +94,9 @@ class Outcome(NamedTuple):
 
 
 class RunTimeRecord(Stateful):
-    """The record of run-time forecasts. It has one writer.
+    """The record of run-time forecasts. Only one thread writes it at a time.
 
-    `issued` is replaced as a whole, so that a thread may keep reading the old one.
+    `issued` is replaced as a whole, so that another thread may continue to read the old one.
     """
 
     def __init__(self) -> None:
@@ -110,14 +111,15 @@ class RunTimeRecord(Stateful):
         self._due: dict[int, None] = {}
 
     def coverage(self) -> dict[str, float]:
-        """Return the share of the last runs that lasted no longer than each bound. Empty before the first run."""
+        """Return bound → share of the last runs that lasted no longer than it. Empty before the first run."""
         shares = np.mean([row[1:4] for row in self.outcomes], axis=0).tolist() if self.outcomes else []
         return dict(zip(SCORED, shares, strict=False))
 
     def recent(self) -> Recent:
         """Return the recent outcomes of the model in use.
 
-        They are the coverage of the 80 % band, and the loss relative to that of similar jobs.
+        They are the coverage of the 80 % band, the loss relative to that of similar jobs, and the number of
+        runs.
         """
         rows = [row for row in self.outcomes if row.model == self.model]
         if not rows:
@@ -127,13 +129,13 @@ class RunTimeRecord(Stateful):
         return Recent(sum(row.in_80 for row in rows) / len(rows), ours / theirs if theirs > 0 else None, len(rows))
 
     def use_model(self, model: str) -> None:
-        """Set the model in use. Another model begins without learnt errors, and all kinds become due."""
+        """Set the model in use. A new model starts without learnt errors, and all kinds become due."""
         if model != self.model:
             self.model, self.tracker = model, RunTracker()
             self._due = dict.fromkeys(self._shapes)
 
     def score(self, issued: IssuedRunTime, shape: JobShape, run_s: float, ended_ms: int) -> None:
-        """Record whether an ended run lay within its bounds. Later forecasts move a little towards it."""
+        """Record whether an ended run lay within its bounds, and adapt later forecasts a little to it."""
         if issued.quantiles is None or not issued.in_time:
             return
         limit_s = issued.limit_s or np.inf
@@ -168,18 +170,21 @@ class RunTimeRecord(Stateful):
                     one_table.pop(oldest, None)
 
     def due(self, most: int) -> list[tuple[int, JobShape]]:
-        """Return kinds to forecast, longest waiting first. They are no longer due afterwards."""
+        """Return at most `most` kinds that are due, longest waiting first. They are no longer due afterwards."""
         keys = [key for key, _ in zip(self._due, range(most), strict=False)]
         for key in keys:
             del self._due[key]
         return [(key, self._shapes[key]) for key in keys]
 
     def update_kinds(self, keys: Sequence[int], run_s: Array) -> None:
-        """Record the run times of kinds. run_s: (kind, LEVELS)."""
+        """Record the forecast run times of kinds. run_s: (kind, LEVELS) seconds."""
         self._run_s.update((key, row) for key, row in zip(keys, run_s, strict=True) if key in self._shapes)
 
     def table(self) -> tuple[NDArray[np.uint64], Array, NDArray[np.uint32]]:
-        """Return keys (k,), sorted, run times (k, LEVELS) and ended runs (k,) of the known kinds."""
+        """Return the known kinds as columns, sorted by key.
+
+        They are (k,) uint64 keys, (k, LEVELS) run times in seconds, and (k,) uint32 numbers of ended runs.
+        """
         known = sorted(key for key, row in self._run_s.items() if np.isfinite(row).all())
         values = np.array([self._run_s[key] for key in known], np.float32).reshape(-1, len(LEVELS))
         return np.array(known, np.uint64), values, np.array([self._runs.get(key, 0) for key in known], np.uint32)
@@ -230,7 +235,7 @@ class RunTimeRecord(Stateful):
 def update_remaining_times(
     issued: Mapping[Attempt, IssuedRunTime], keys: Iterable[Attempt], left_s: Array, now_ms: int
 ) -> dict[Attempt, IssuedRunTime]:
-    """Return the forecasts with new remaining times. left_s: (attempt, LEVELS)."""
+    """Return the forecasts of `keys` with new remaining times. left_s: (attempt, LEVELS) seconds."""
     known = np.isfinite(left_s.sum(axis=1)).tolist()
     bounds = left_s[:, [P50, P90]].tolist()
     return {
@@ -240,13 +245,13 @@ def update_remaining_times(
 
 
 def _loss(issued: NDArray[np.float64], log_run: float) -> float:
-    """Return the mean pinball loss over LEVELS. issued: (LEVELS,) logarithms."""
+    """Return the mean pinball loss over LEVELS. issued: (LEVELS,) log seconds. log_run: the outcome."""
     error = log_run - issued
     return float(np.maximum(_levels * error, (_levels - 1) * error).mean())
 
 
 def _drop_unshared_fields(shape: JobShape, kind: Kind, before: JobShape | None) -> JobShape:
-    """Return the newest job of a kind, without the fields that the kind's jobs do not share.
+    """Return the newest job of a kind, without the fields in which the kind's jobs differ.
 
     before: the previous shape of the kind. The limits of several users differ widely, so the kind has a
     typical limit: their geometric mean, in which the newest weighs most.
